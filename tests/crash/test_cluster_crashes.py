@@ -26,7 +26,7 @@ from support.stored_logs import batch_positions, flip
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 
-QUICK = {"session": "5s", "lag_max": "2s"}
+QUICK = {"lag_max": "2s"}
 WHOLE_EACH = 20
 """After so many rounds every copy is read from its begin."""
 ANY = "any fault"

@@ -27,7 +27,7 @@ from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
-from liftlog.errors import CorruptRange, OffsetOutOfRange
+from liftlog.errors import CorruptRange, OffsetOutOfRange, StreamNotFound
 from liftlog.records.decode import Record
 from liftlog.server.replication.kv_store import make_store
 from liftlog.settings import NatsSettings
@@ -235,10 +235,15 @@ class Cluster:
             time.sleep(0.02)
 
     def wait_all_in_sync(self) -> None:
-        """Until each stream has all its replicas in sync, and a leader among them that is up."""
+        """Until each stream has all its replicas in sync, and a leader among them that is up, as
+        each node knows it: one that hung knows what was before."""
+        for name in self.up():
+            self._wait_in_sync_by(name)
+
+    def _wait_in_sync_by(self, name: str) -> None:
         up = self.up()
         deadline = time.monotonic() + PATIENCE
-        with connect_sync(self.nodes[up[0]].pull_address) as client:
+        with connect_sync(self.nodes[name].pull_address) as client:
             while True:
                 found = client.cluster().replicated
                 lacking = [
@@ -281,6 +286,7 @@ class Cluster:
         assert end is not None, f"{node} has no copy of {stream}"
         records: list[Stored] = []
         damaged: list[tuple[int, int]] = []
+        deadline = time.monotonic() + PATIENCE
         with connect_sync(self.nodes[node].pull_address) as client:
             place = start
             while True:
@@ -291,6 +297,9 @@ class Cluster:
                 except CorruptRange as damage:
                     damaged.append((damage.first_offset, damage.next_offset))
                     place = damage.next_offset
+                except StreamNotFound:  # it opens its copy again, in another role
+                    assert time.monotonic() < deadline, f"{node} has no copy of {stream}"
+                    time.sleep(0.05)
                 except OffsetOutOfRange as behind:
                     # Retention overtook the reader: what is left begins here.
                     start = place = int(behind.details["log_start_offset"])
