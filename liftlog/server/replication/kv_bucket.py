@@ -26,8 +26,10 @@ _MAX_MESSAGE_BYTES = MAX_VALUE_BYTES + 2048  # JetStream counts the headers too
 _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 _NANOSECONDS = 1_000_000_000
 
-WRONG_SEQUENCE = (10071, 10164)
-"""JetStream's codes for a failed comparison."""
+WRONG_SEQUENCE = 10071
+"""The comparison has failed, and the description ends with the sequence that was found."""
+IN_PROCESS = (10164, 10158)
+"""Another write of the key, or this one, is under way."""
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 NO_JETSTREAM = (10039, 10076)
@@ -65,6 +67,13 @@ class Refused(MetaStoreError):
         super().__init__(f"{description} ({code})")
         self.status = status
         self.code = code
+        self.description = description
+
+    @property
+    def found_sequence(self) -> int | None:
+        """What a comparison has found instead of the expected sequence."""
+        last = self.description.rpartition(" ")[2]
+        return int(last) if self.code == WRONG_SEQUENCE and last.isdecimal() else None
 
     @property
     def is_certain(self) -> bool:
@@ -189,13 +198,14 @@ class Bucket:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _strange(payload) from error
 
-    def revision(self, payload: bytes) -> int | None:
-        """The answer to a write; None if another service gave it, such as a stream of liftlog that
-        records the subject. Raises Refused."""
+    def revision(self, payload: bytes) -> tuple[int, bool] | None:
+        """The answer to a write, and whether it was made now; None if another service gave it,
+        such as a stream of liftlog that records the subject. Raises Refused."""
         try:
             if json.loads(payload)["stream"] != self.stream:
                 return None
-            return int(_answer(payload)["seq"])
+            answer = _answer(payload)
+            return int(answer["seq"]), answer.get("duplicate") is not True
         except (StoreUnavailable, KeyError, TypeError, ValueError, RecursionError):
             return None
 

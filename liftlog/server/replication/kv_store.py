@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -19,12 +20,14 @@ from liftlog.cluster.store import (
     CasLost,
     CasUnknown,
     Entry,
+    MetaStoreError,
     OnChange,
     StoreUnavailable,
     check_size,
 )
 from liftlog.errors import ConfigError, MetadataUnavailable
 from liftlog.server.replication.kv_bucket import (
+    IN_PROCESS,
     MARKER_SECONDS,
     NO_CLUSTER,
     NO_JETSTREAM,
@@ -74,6 +77,14 @@ Headers = Sequence[tuple[str, str]]
 
 class BucketMissing(StoreUnavailable):
     """JetStream knows no such bucket. It was deleted, or never made."""
+
+
+class _Doubtful(MetaStoreError):
+    """A server refuses a write because of what it knows of a key. `found` is the sequence there."""
+
+    def __init__(self, message: str, found: int | None) -> None:
+        super().__init__(message)
+        self.found = found
 
 
 class NotEnoughServers(ConfigError):
@@ -239,22 +250,14 @@ class NatsKvMetaStore:
 
     async def get_newest(self, key: str) -> Entry | None:
         """JetStream writes the barrier only if the key is still at the sequence that was read."""
-        subject = self.bucket.subject(key)
         for _ in range(_ATTEMPTS):
             found = await self._find(key)
-            headers = [
-                (_SEQUENCE, str(found.sequence)),
-                (_OF_SUBJECT, subject),
-                (_TTL, str(MARKER_SECONDS)),
-            ]
             try:
-                await self._write(self._barrier, b"{}", headers)
-            except CasLost:  # it has changed, or the server that answered the read lags
-                await asyncio.sleep(_LAG_SECONDS)
-                continue
+                if await self._is_at(key, found.sequence):
+                    return found.entry
             except CasUnknown as error:
                 raise StoreUnavailable(f"{key} was read and not confirmed: {error}") from error
-            return found.entry
+            await asyncio.sleep(_LAG_SECONDS)  # it has changed, or the server that answered lags
         raise StoreUnavailable(f"{key} changes all the time, or a NATS server that lags answers")
 
     async def scan(self, prefix: str) -> dict[str, Entry]:
@@ -271,7 +274,7 @@ class NatsKvMetaStore:
 
     async def delete(self, key: str, revision: int) -> None:
         marker = [("KV-Operation", "DEL"), (_TTL, str(MARKER_SECONDS))]
-        await self._write(key, b"", [(_SEQUENCE, str(revision)), *marker])
+        await self._compare_and_set(key, b"", revision, marker)
 
     async def watch(self, prefix: str, on_change: OnChange) -> None:
         if self._looking is None:
@@ -297,7 +300,7 @@ class NatsKvMetaStore:
         expected = revision
         for _ in range(_ATTEMPTS):
             try:
-                return await self._write(key, value, [(_SEQUENCE, str(expected)), *headers])
+                return await self._compare_and_set(key, value, expected, headers)
             except CasLost:
                 if revision:
                     raise
@@ -308,11 +311,58 @@ class NatsKvMetaStore:
                 expected = found.sequence
         raise CasLost(f"{key} comes and goes all the time")
 
+    async def _compare_and_set(
+        self, key: str, value: bytes, expected: int, headers: Headers = ()
+    ) -> int:
+        """Returns the new sequence. Raises CasLost, CasUnknown, StoreUnavailable.
+
+        While NATS changes its leader, the old and the new one may get the same write, and the
+        refusal of the one may arrive before the ack of the other. So each write has an id, by which
+        JetStream knows it again, and a refusal counts only from a server that has something newer
+        than expected, which is then not this write. Otherwise the write is sent once more: it can
+        be made only once.
+        """
+        conditions = [
+            (_SEQUENCE, str(expected)),
+            ("Nats-Msg-Id", secrets.token_hex(12)),
+            *headers,
+        ]
+        is_unknown = False
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._write(key, value, conditions)
+            except _Doubtful as doubt:
+                if doubt.found is not None and doubt.found > expected:
+                    raise CasLost(f"{key} is at another revision: {doubt}") from doubt
+                await asyncio.sleep(_LAG_SECONDS * (attempt + 1) / 2)
+                found = doubt.found
+            except StoreUnavailable as error:
+                if not is_unknown:
+                    raise
+                raise CasUnknown(f"it is not known whether {key} was written: {error}") from error
+            is_unknown = True
+        if found is not None and await self._is_at(key, found):
+            raise CasLost(f"{key} is at revision {found}, not {expected}")
+        raise CasUnknown(f"it is not known whether {key} was written: servers disagree")
+
+    async def _is_at(self, key: str, sequence: int) -> bool:
+        """Whether the key is at this sequence now. Raises CasUnknown, StoreUnavailable."""
+        headers = [
+            (_SEQUENCE, str(sequence)),
+            (_OF_SUBJECT, self.bucket.subject(key)),
+            (_TTL, str(MARKER_SECONDS)),
+        ]
+        try:
+            await self._write(self._barrier, b"{}", headers)
+        except _Doubtful:
+            return False
+        return True
+
     async def _write(self, key: str, value: bytes, headers: Headers) -> int:
-        """Returns the new sequence. Raises CasLost, CasUnknown, StoreUnavailable."""
+        """Returns the new sequence. Raises _Doubtful, CasUnknown, StoreUnavailable."""
         newest = max(self._written, self._view.highest)
         try:
-            revision = await self._link.ask(
+            revision, is_new = await self._link.ask(
                 self.bucket.subject(key),
                 value,
                 self.bucket.revision,
@@ -320,14 +370,14 @@ class NatsKvMetaStore:
                 seconds=_ANSWER_SECONDS,
             )
         except Refused as error:
-            if error.code in WRONG_SEQUENCE:
-                raise CasLost(f"{key} is at another revision: {error}") from error
+            if error.code == WRONG_SEQUENCE or error.code in IN_PROCESS:
+                raise _Doubtful(str(error), error.found_sequence) from error
             if not error.is_certain:
                 raise CasUnknown(f"JetStream failed to write {key}: {error}") from error
             raise StoreUnavailable(f"JetStream refused to write {key}: {error}") from error
         except Unanswered as error:
             raise CasUnknown(f"it is not known whether {key} was written: {error}") from error
-        if revision <= newest:
+        if is_new and revision <= newest:
             self._has_gone_back(revision, newest)
         self._written = max(self._written, revision)
         return revision

@@ -108,7 +108,11 @@ def test_what_a_key_holds() -> None:
 
 def test_acks_of_others_are_not_ours() -> None:
     """A stream of liftlog that records `>` answers too, and so may anyone."""
-    assert BUCKET.revision(b'{"stream":"KV_liftlog_prod","seq":5}') == 5
+    assert BUCKET.revision(b'{"stream":"KV_liftlog_prod","seq":5}') == (5, True)
+    again = b'{"stream":"KV_liftlog_prod","seq":5,"duplicate":true}'
+    assert BUCKET.revision(again) == (5, False)
+    assert Refused(400, 10071, "wrong last sequence: 12").found_sequence == 12
+    assert Refused(400, 10164, "wrong last sequence").found_sequence is None
     for other in (
         b'{"stream":"orders","seq":5}',
         refusal(10071, stream="orders"),
