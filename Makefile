@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate lint type bench bench-cluster bench-spark jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate lint type bench bench-cluster bench-spark jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ $(INSTALLED): pyproject.toml
 
 demo: setup ## Run the main job end to end: publish, ack, kill -9, restart, read back
 	$(BIN)/liftlog demo
+
+demo-cluster: setup ## Three daemons that replicate: publish, kill the leader, show that nothing is missing
+	$(BIN)/liftlog demo-cluster
 
 demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with a chart (needs Java)
 	$(BIN)/liftlog demo-spark --chart build/orders.png

@@ -25,7 +25,7 @@ errors              ls, lookup
 export              a stream as a table; export_run does the work; export_job/ is for spark-submit
 completion          scripts for the shell
 
-`demo` and `demo-spark` are in liftlog/demo/.
+`demo`, `demo-cluster` and `demo-spark` are in liftlog/demo/.
 
 `liftlog --help` and completion import no command: the table in `root` has their short helps. A
 command's module imports at its top what its help and its output need. The client, the settings,

@@ -62,6 +62,10 @@ COMMANDS = {
         "liftlog.demo.command:demo",
         "See it work: publish, ack, kill -9, restart, read back.",
     ),
+    "demo-cluster": Listed(
+        "liftlog.demo.command:demo_cluster",
+        "See a cluster work: kill the leader, lose nothing.",
+    ),
     "demo-spark": Listed(
         "liftlog.demo.command:demo_spark",
         "See it work with Spark: from NATS into a lake, and SQL.",

@@ -147,6 +147,10 @@ class DemoDaemon:
         assert self._process is not None, "the daemon is not running"
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
         """Start the daemon; returns when it is ready. Raises Problem."""
         self._addresses_path.unlink(missing_ok=True)  # a killed daemon leaves its file behind
@@ -197,19 +201,20 @@ class DemoDaemon:
 
     async def stop(self) -> int | None:
         """SIGTERM, then SIGKILL if it takes too long. None if the daemon is not running."""
-        if self._process is None or self._process.returncode is not None:
+        process = self._process
+        if process is None or not self.is_running:
             return None
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(_STOP_SECONDS):
-                return await self._process.wait()
+                return await process.wait()
         except (TimeoutError, asyncio.CancelledError):
             self.kill()
-            await self._process.wait()
+            await process.wait()
             raise
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 

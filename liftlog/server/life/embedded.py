@@ -89,13 +89,21 @@ class EmbeddedNats:
     server is killed when the thread that started it ends.
     """
 
-    def __init__(self, directory: Path, *, wanted_port: int | None = None) -> None:
-        """`directory` holds the configuration, the ports file and the server's log.
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        wanted_port: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`directory` holds the configuration, the ports file and the server's log. `extra` goes
+        into the configuration.
 
         The server listens on the port that it used last (known as long as `directory` is kept),
         else on `wanted_port`; if both are taken or unknown, the kernel chooses.
         """
         self._directory = directory
+        self._extra = extra or {}
         self._wanted_port = wanted_port
         self._port: int | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -124,13 +132,14 @@ class EmbeddedNats:
             raise RuntimeError("the embedded nats-server was started already")
         binary = find_nats_server()
         self._directory.mkdir(parents=True, exist_ok=True)
-        log_settings = {
+        settings = {
             "log_file": str(self.log_path.absolute()),
             "logfile_size_limit": 16 << 20,
             "logfile_max_num": 2,
+            **self._extra,
         }
         port = self._free_port() if self._port is None else self._port
-        config = write_config(self._directory.absolute(), port=port, extra=log_settings)
+        config = write_config(self._directory.absolute(), port=port, extra=settings)
         self._process = await asyncio.create_subprocess_exec(
             *tied_to_parent([str(binary.absolute()), "-c", str(config)]),
             stdin=asyncio.subprocess.DEVNULL,
