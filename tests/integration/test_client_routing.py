@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from support.cluster import Cluster
-from support.ingesting import publish
+from support.ingesting import publish, publish_until_acked
 from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block
+from support.raw_nats import RawNats
 
 from liftlog.client import connect, connect_sync
 from liftlog.errors import StreamNotFound
@@ -50,7 +50,7 @@ async def test_reads_go_to_the_leader_and_follow_it(cluster: Cluster, server: Na
             for _ in range(COUNT):
                 await anext(reader)
         await asyncio.to_thread(cluster.kill, leader)
-        await asyncio.to_thread(publish_until_acked, server.port)
+        await asyncio.to_thread(publish_more, server.port)
         for reader in readers:
             record = await anext(reader)
             assert (record.offset, record.value) == (COUNT + 1, b"more")
@@ -61,11 +61,6 @@ async def test_reads_go_to_the_leader_and_follow_it(cluster: Cluster, server: Na
         assert len(list(again.read(STREAM, until="end"))) == COUNT + 1
 
 
-def publish_until_acked(port: int) -> None:
-    """With an id, so that it is stored once."""
+def publish_more(port: int) -> None:
     with RawNats(port, timeout=60) as raw:
-        for _ in range(1000):
-            answer = raw.request("in.x", b"more", headers=header_block({"Nats-Msg-Id": "more"}))
-            if answer.payload and b"error" not in answer.payload:
-                return
-    raise AssertionError("no ack")
+        publish_until_acked(raw, "in.x", b"more", "more")

@@ -13,6 +13,7 @@ import pytest
 from support.cluster import NODES, PATIENCE, Cluster
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+from support.raw_pull import RawPull
 
 from acl.tokens import hash_token
 from liftlog.client import connect_sync
@@ -82,15 +83,24 @@ def test_settings_reach_every_node_and_outlive_the_leader(cluster: Cluster, lead
         assert setting(cluster, name, "paused") is True
 
 
-def test_only_the_leader_changes_a_stream(cluster: Cluster, leader: str) -> None:
+async def test_only_the_leader_changes_a_stream(cluster: Cluster, leader: str) -> None:
+    other = next(name for name in NODES if name != leader)
+    async with await RawPull.connect(cluster.nodes[other].pull_address) as peer:
+        for number, kind in enumerate(("pause", "fetch"), 1):
+            peer.send({"k": kind, "i": number, "s": STREAM})
+            answer = await peer.receive()
+            assert (answer["k"], answer["n"]) == ("error", NotLeader.name)
+            assert answer["d"]["leader"] == leader
+            assert answer["d"]["address"] == cluster.nodes[leader].pull_address
+
+
+def test_a_client_of_another_node_is_led_to_the_leader(cluster: Cluster, leader: str) -> None:
     other = next(name for name in NODES if name != leader)
     with connect_sync(cluster.nodes[other].pull_address) as client:
-        with pytest.raises(NotLeader) as caught:
-            client.pause_stream(STREAM)
-        assert caught.value.details["leader"] == leader
-        assert caught.value.details["address"] == cluster.nodes[leader].pull_address
-        with pytest.raises(NotLeader):
-            list(client.read(STREAM, until="end"))
+        client.pause_stream(STREAM)
+        assert setting(cluster, leader, "paused") is True
+        client.resume_stream(STREAM)
+        assert list(client.read(STREAM, until="end")) == []
 
 
 def test_what_is_truncated_does_not_come_back(

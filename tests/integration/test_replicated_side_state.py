@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.cluster import NODES, Cluster
 from support.compacted import Compacted
-from support.ingesting import publish, until
+from support.ingesting import publish, publish_until_acked, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
@@ -105,7 +105,7 @@ def test_a_lease_outlives_its_leader(cluster: Cluster, raw: RawNats) -> None:
         until(lambda former=former: cluster.leader("leased") != former, 60)  # type: ignore[misc]
         leader = cluster.leader("leased")
         for number in range(5):
-            publish(raw, "leased", b"%d" % number)
+            publish_until_acked(raw, "leased", b"%d" % number, f"{former}-{number}")
         with connect_sync(cluster.nodes[leader].pull_address) as client:
             client.renew_lease("leased", lease.lease_id, ttl=600)
             assert client.describe_stream("leased").log_start_offset == first

@@ -65,6 +65,19 @@ def publish(client: RawNats, subject: str, payload: bytes = b"", **headers: str)
     return ack_of(client.request(subject, payload, headers=block if headers else b""))
 
 
+def publish_until_acked(client: RawNats, subject: str, payload: bytes, message_id: str) -> None:
+    """Until a leader is there to store it: while none is, NATS says that no one hears the subject.
+    With an id, so that it is stored once."""
+    block = header_block({"Nats-Msg-Id": message_id})
+    deadline = time.monotonic() + 60
+    while True:
+        answer = client.request(subject, payload, headers=block)
+        if answer.payload and b"error" not in answer.payload:
+            return
+        assert time.monotonic() < deadline, f"no ack but {answer}"
+        time.sleep(0.02)
+
+
 def numbered(number: int, size_bytes: int = 0) -> bytes:
     """A value that bears a number, padded; two of three end in zeros."""
     text = b"%d" % number
