@@ -190,10 +190,10 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
     assert spark.sql("SELECT count(*) FROM by_jar").collect()[0][0] == len(everything)
     # Another file system, as far as Hadoop knows.
     hadoop: Any = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
-    hadoop.set("fs.elsewhere.impl", "org.apache.hadoop.fs.LocalFileSystem")
-    assert jar_rows(spark, path=f"elsewhere://{where['path']}") == everything
+    hadoop.set("fs.viewfs.mounttable.elsewhere.link./logs", tmp_path.as_uri())
+    assert jar_rows(spark, path="viewfs://elsewhere/logs/orders") == everything
     with pytest.raises(Exception, match=r"INVALID_ARGUMENT.*is not a directory on this host"):
-        jar_rows(spark, path=f"elsewhere://{where['path']}/none")
+        jar_rows(spark, path="viewfs://elsewhere/logs/none")
     assert frame.selectExpr("count(value)").collect()[0][0] == sum(
         row["value"] is not None for row in everything
     )
