@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter
 from itertools import pairwise
@@ -18,7 +16,7 @@ from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.problems import Problem
 from liftlog.client import ClusterStream, Record, connect
 from liftlog.client.publisher import Publisher
-from liftlog.demo.running import DemoDaemon, Story, conclude, until_signal
+from liftlog.demo.running import DemoDaemon, Story, conclude, run_in_directory
 from liftlog.errors import LiftlogError
 from liftlog.server.life.embedded import EmbeddedNats
 
@@ -41,14 +39,7 @@ streams:
 
 def run_demo(messages: int, *, keep: bool) -> ExitCode:
     """The whole demo. Raises Problem, ConfigError or another LiftlogError if it cannot continue."""
-    directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-"))
-    try:
-        return asyncio.run(until_signal(lambda stack: _Demo(directory, messages, stack).run()))
-    finally:
-        if keep:
-            Story().tell(f"The files are kept in {directory}")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
+    return run_in_directory(lambda where, stack: _Demo(where, messages, stack).run(), keep=keep)
 
 
 class _Demo:

@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -98,6 +100,20 @@ class Story:
                 kept.append(line if coloured else click.unstyle(line))
             self._after_blank = not line
         write_lines(kept)
+
+
+def run_in_directory(
+    run: Callable[[Path, contextlib.AsyncExitStack], Awaitable[ExitCode]], *, keep: bool
+) -> ExitCode:
+    """Run a demo in a temporary directory, which is deleted at its end unless `keep`."""
+    directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-"))
+    try:
+        return asyncio.run(until_signal(lambda stack: run(directory, stack)))
+    finally:
+        if keep:
+            Story().tell(f"The files are kept in {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 async def until_signal(run: Callable[[contextlib.AsyncExitStack], Awaitable[ExitCode]]) -> ExitCode:

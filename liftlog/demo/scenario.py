@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import time
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from liftlog.demo.publishing import (
     introduce,
     show_ack,
 )
-from liftlog.demo.running import DemoDaemon, Story, conclude, until_signal
+from liftlog.demo.running import DemoDaemon, Story, conclude, run_in_directory
 from liftlog.log.offline.files import find_streams
 from liftlog.log.offline.verify import KNOWN, NOTE, verify_stream
 from liftlog.server.life.embedded import EmbeddedNats
@@ -48,14 +46,7 @@ streams:
 
 def run_demo(burst_size: int, *, keep: bool) -> ExitCode:
     """The whole demo. Raises Problem, ConfigError or another LiftlogError if it cannot continue."""
-    directory = Path(tempfile.mkdtemp(prefix="liftlog-demo-"))
-    try:
-        return asyncio.run(until_signal(lambda stack: _Demo(directory, burst_size, stack).run()))
-    finally:
-        if keep:
-            Story().tell(f"The files are kept in {directory}")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
+    return run_in_directory(lambda where, stack: _Demo(where, burst_size, stack).run(), keep=keep)
 
 
 class _Demo:
