@@ -454,6 +454,22 @@ class Log:
             lineage=lineage,
         )
 
+    def mend_segment(
+        self, old_file: str, new: Sequence[SegmentEntry], *, lineage: str | None = None
+    ) -> int:
+        """Put a segment that was written again from another replica in the place of a damaged one;
+        returns how many damaged ranges end with that. Durable.
+
+        `new` as for `replace_segments`, and verified to its end: whatever was quarantined in the
+        old file is readable. Compaction looks again at the offsets from there on, since the other
+        replica may have kept what was removed here.
+
+        Raises SegmentsChanged when the file is not listed any more or holds what is not committed:
+        discard the new files. Raises ValueError when `new` cannot stand in for it, StorageError,
+        DiskFull.
+        """
+        return structure.mend_segment(self._state, old_file, new, lineage=lineage)
+
     def discard_files(self, names: Sequence[str]) -> None:
         """Unlink segment files, and their indexes, that a job wrote and the manifest does not list.
 

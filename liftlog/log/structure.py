@@ -93,15 +93,10 @@ def replace_segments(
     with state.lock, storage_errors(f"replacing segments of {state.name}"):
         view = state.view
         manifest = view.manifest
-        # A job that began before a truncation has read records that are no longer in the log.
-        if lineage is not None and lineage != manifest.lineage:
-            raise SegmentsChanged(f"{state.name} was truncated meanwhile")
-        at, old = _listed(state, old_files)
+        at, old = _listed(state, old_files, lineage)
+        if damaged := view.damaged_files.intersection(old_files):
+            raise SegmentsChanged(f"{', '.join(sorted(damaged))} holds quarantined bytes")
         _check_replacement(state, old, new)
-        # What is not committed may still be truncated: at a batch boundary of the old file.
-        if old and view.committed.offset < old[-1].next_offset:
-            name = old[-1].path.name
-            raise SegmentsChanged(f"{name} holds records that are not committed yet")
         fresh = [Segment(state.directory, entry, sealed=True) for entry in new]
         segments = [*view.segments[:at], *fresh, *view.segments[at + len(old) :]]
         for i, segment in enumerate(segments):
@@ -128,8 +123,47 @@ def replace_segments(
         return freed - sum(segment.size_bytes for segment in fresh)
 
 
-def _listed(state: LogState, files: Sequence[str]) -> tuple[int, Sequence[Segment]]:
+def mend_segment(
+    state: LogState, old_file: str, new: Sequence[SegmentEntry], *, lineage: str | None
+) -> int:
+    """See `Log.mend_segment`."""
+    with state.lock, storage_errors(f"mending a segment of {state.name}"):
+        view = state.view
+        manifest = view.manifest
+        at, old = _listed(state, [old_file], lineage)
+        _check_replacement(state, old, new)
+        fresh = [Segment(state.directory, entry, sealed=True) for entry in new]
+        ended = [
+            bad
+            for bad in manifest.quarantined
+            if bad.segment == old_file and not lies_behind(bad, old[0])
+        ]
+        kept = [bad for bad in manifest.quarantined if bad not in ended]
+        # A stop before this leaves the damaged file and what is known of it, a stop after it the
+        # new one: as in `replace_segments`. A file that is missing is in neither.
+        state.store(
+            manifest.with_changes(
+                segments=tuple(
+                    segment.entry()
+                    for segment in (*view.segments[:at], *fresh, *view.segments[at + 1 :])
+                ),
+                high_watermark=view.committed.offset,
+                quarantined=_moved(kept, old, new),
+                cleaned_below=min([manifest.cleaned_below, *(bad.first_offset for bad in ended)]),
+            ),
+            (*view.segments[:at], *fresh, *view.segments[at + 1 :]),
+        )
+        state.remove_files(old[0])
+        return len(ended)
+
+
+def _listed(
+    state: LogState, files: Sequence[str], lineage: str | None
+) -> tuple[int, Sequence[Segment]]:
     """The sealed segments of these files and where they stand. Raises SegmentsChanged."""
+    # A job that began before a truncation has read records that are no longer in the log.
+    if lineage is not None and lineage != state.view.manifest.lineage:
+        raise SegmentsChanged(f"{state.name} was truncated meanwhile")
     segments = state.view.segments
     if not files:
         return 0, ()
@@ -143,9 +177,6 @@ def _listed(state: LogState, files: Sequence[str]) -> tuple[int, Sequence[Segmen
 def _check_replacement(
     state: LogState, old: Sequence[Segment], new: Sequence[SegmentEntry]
 ) -> None:
-    names = [segment.path.name for segment in old]
-    if damaged := state.view.damaged_files.intersection(names):
-        raise SegmentsChanged(f"{', '.join(sorted(damaged))} holds quarantined bytes")
     if bool(old) != bool(new):
         raise ValueError("segments can only be replaced by segments")
     for one in (old, new):
@@ -153,6 +184,10 @@ def _check_replacement(
             raise ValueError("the segments do not follow each other without a gap")
     if not old:
         return
+    # What is not committed may still be truncated: at a batch boundary of the old file.
+    if state.view.committed.offset < old[-1].next_offset:
+        name = old[-1].path.name
+        raise SegmentsChanged(f"{name} holds records that are not committed yet")
     if (old[0].base_offset, old[-1].next_offset) != (new[0].base_offset, new[-1].next_offset):
         raise ValueError("the new segments stand for other offsets than the old ones")
     if min(entry.generation for entry in new) <= max(segment.generation for segment in old):

@@ -170,21 +170,27 @@ def encode_columns(
 
 
 def cut_front(batch: RecordBatch, offset: int) -> bytearray | memoryview:
-    """The part of a verified batch that begins at `offset`, as a batch of its own.
+    """`cut_out` of all from `offset` on."""
+    return cut_out(batch, offset, batch.header.next_offset)
 
-    It stands for [offset, next_offset) and may be without records. Records keep their offsets and
-    stamps, the batch its leader epoch, commit group and codec. Raises ValueError when nothing of
-    the batch lies at or past `offset`, CorruptBatch.
+
+def cut_out(batch: RecordBatch, first: int, end: int) -> bytearray | memoryview:
+    """The part of a verified batch in [first, end), as a batch of its own; as it is if that is all
+    of it.
+
+    It stands for the offsets of the batch in that range and may be without records. Records keep
+    their offsets and stamps, the batch its leader epoch, commit group and codec. Raises ValueError
+    when no offset of the batch lies in the range, CorruptBatch.
     """
     header = batch.header
-    if offset <= header.base_offset:
+    first, end = max(first, header.base_offset), min(end, header.next_offset)
+    if (first, end) == (header.base_offset, header.next_offset):
         return batch.stored
     columns = decode_columns(batch)
-    first = int(np.searchsorted(columns.offsets, offset))
     raw = encode_columns(
-        columns.part(first, len(columns)),
-        base_offset=offset,
-        last_offset=header.last_offset,
+        columns.part(*(int(one) for one in np.searchsorted(columns.offsets, (first, end)))),
+        base_offset=first,
+        last_offset=end - 1,
         leader_epoch=header.leader_epoch,
         commit_group=header.commit_group,
     )

@@ -4,6 +4,7 @@
     compact    keeps the newest record of each key
     rebatch    joins small batches
     scrub      verifies a segment
+    mend       puts what another replica has in the place of what is damaged
     batches    what is handled in one step; the records that stay, in new batches
     segments   reads sealed segments, every checksum verified; writes new ones
 
@@ -15,6 +16,9 @@ from liftlog.log.rewrite.compact import compact
 from liftlog.log.rewrite.job import (
     CompactJob,
     CompactResult,
+    MendJob,
+    MendResult,
+    Piece,
     Progress,
     RebatchJob,
     RebatchResult,
@@ -22,10 +26,12 @@ from liftlog.log.rewrite.job import (
     ScrubResult,
     Swap,
     apply_compaction,
+    apply_mending,
     apply_rebatch,
     leftover_files,
     remove_files,
 )
+from liftlog.log.rewrite.mend import PatchDamaged, mend
 from liftlog.log.rewrite.rebatch import needs_rebatch, rebatch
 from liftlog.log.rewrite.scrub import scrub
 from liftlog.log.rewrite.segments import SourceDamaged
@@ -33,6 +39,10 @@ from liftlog.log.rewrite.segments import SourceDamaged
 __all__ = [
     "CompactJob",
     "CompactResult",
+    "MendJob",
+    "MendResult",
+    "PatchDamaged",
+    "Piece",
     "Progress",
     "RebatchJob",
     "RebatchResult",
@@ -41,9 +51,11 @@ __all__ = [
     "SourceDamaged",
     "Swap",
     "apply_compaction",
+    "apply_mending",
     "apply_rebatch",
     "compact",
     "leftover_files",
+    "mend",
     "needs_rebatch",
     "rebatch",
     "remove_files",

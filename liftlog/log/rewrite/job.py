@@ -121,6 +121,32 @@ class ScrubJob(_CrossesProcesses):
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Where in a patch the batches for [first_offset, next_offset) lie."""
+
+    first_offset: int
+    next_offset: int
+    position: int
+    end_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class MendJob(_CrossesProcesses):
+    """Write one sealed segment again, with what another replica has in the place of what is
+    damaged: the `pieces` of the file `patch`, which lies beside the segment."""
+
+    directory: str
+    source: SegmentEntry
+    patch: str
+    pieces: tuple[Piece, ...]
+    epochs: Epochs = ()
+
+    @property
+    def generation(self) -> int:
+        return _next_generation([self.source])
+
+
+@dataclass(frozen=True, slots=True)
 class Swap:
     """Files that give way, consecutive in the manifest, and the segments in their place."""
 
@@ -168,6 +194,20 @@ class RebatchResult(_CrossesProcesses):
     records: int
     batches_in: int
     batches_out: int
+    bytes_in: int
+    bytes_out: int
+
+    @property
+    def new_files(self) -> tuple[str, ...]:
+        return tuple(name for swap in self.swaps for name in swap.new_files)
+
+
+@dataclass(frozen=True, slots=True)
+class MendResult(_CrossesProcesses):
+    """`mended` are the ranges of offsets that came from the patch."""
+
+    swaps: tuple[Swap, ...]
+    mended: tuple[tuple[int, int], ...]
     bytes_in: int
     bytes_out: int
 
@@ -237,7 +277,12 @@ def apply_rebatch(log: Log, result: RebatchResult, lineage: str | None = None) -
     return sum(log.replace_segments(swap.old, swap.new, lineage=lineage) for swap in result.swaps)
 
 
-def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob) -> list[str]:
+def apply_mending(log: Log, result: MendResult, lineage: str | None = None) -> int:
+    """Swap in what `mend` wrote; returns how many damaged ranges are readable again."""
+    return sum(log.mend_segment(swap.old[0], swap.new, lineage=lineage) for swap in result.swaps)
+
+
+def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> list[str]:
     """Names of the segment files that a job wrote which was killed before it could answer.
 
     For `Log.discard_files`; only while the sources are still listed, and the job is over.

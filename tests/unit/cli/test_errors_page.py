@@ -19,6 +19,7 @@ ELSEWHERE = {
     "LocalProtocolError": "a mistake in liftlog itself",
     "Problem": "what a command finds out by itself, in words and exit codes of its own",
     "SourceDamaged": "a worker process tells its daemon",
+    "PatchDamaged": "a worker process tells its daemon",
     "NotEnoughServers": "a ConfigError, told by `liftlog cluster init`",
     "NoRecord": "docs/reference/http.md",
     "BodyTooLarge": "docs/reference/http.md",
