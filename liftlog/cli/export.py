@@ -139,7 +139,7 @@ def export(
 
     check_installed(delta=format_name == "delta", java=not dry_run)
     from liftlog.cli import export_run
-    from liftlog.spark.export.request import ExportRequest
+    from liftlog.spark.export.planning import ExportRequest
 
     request = ExportRequest(
         stream=stream,

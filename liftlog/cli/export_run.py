@@ -19,7 +19,7 @@ from liftlog.cli.text import plural, printable, show_size
 from liftlog.errors import InvalidArgument, LeaseGone
 from liftlog.settings.units import parse_size
 from liftlog.spark.export.job import ExportJob, Summary
-from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.export.session import is_local, open_session
 from liftlog.spark.export.tasks import Engine
 from liftlog.spark.options import parse_options

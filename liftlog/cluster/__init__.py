@@ -8,10 +8,9 @@ There is no controller. Each stream has one record, which any entitled node chan
 function and commits by compare-and-set. Clocks and sessions only decide when a change is tried;
 safety follows from epochs and from the rules below.
 
-record        the metadata of one stream
+record        the metadata of one stream, and the role of a node that follows from it
 transitions   every change of a record: from the old one to the new one
 store         what is asked of the store that holds the records
-roles         what a node does for a stream, by the record
 epochs        the table by which two logs find out where they part
 side_state    versions of what followers copy beside the log
 leading       the leader: what is committed, what followers get, who is in sync

@@ -14,7 +14,7 @@ With numpy, for those who work on many records at a time:
     small_batches         many small batches, checked and held together
     positions, many       many batches as one set of columns, or as records
     selection             which records are selected, and which columns
-    arrow, arrow_rows     one batch, or many, for Arrow
+    arrow                 one batch, or many, for Arrow
 """
 
 from liftlog.records.decode import Record, RecordBatch, decode_batch, iter_batches

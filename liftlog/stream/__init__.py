@@ -7,9 +7,8 @@ judging     what of a message is judged by itself
 columns     the same for a whole run, by column; header_columns has the keys and ids of headers,
             opened the fields of envelopes
 control, enveloped, liftbridge   what headers and envelopes ask for
-dedupe      message ids seen within the window
+dedupe      message ids seen within the window; marks, which stand for text of publishers
 subject_sequences   the last offset of each subject
-marks       what both remember of text that publishers choose
 group       what one write and one fsync make durable, and who is to be told
 acks, ack_subjects, refusals     what is answered, and where that may go
 config      what of a stream's settings matters here

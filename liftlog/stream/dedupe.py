@@ -6,8 +6,10 @@ those found in the log have the age that their record stamps say.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from itertools import accumulate, chain, compress, islice, repeat
 from operator import eq, not_, sub
 from typing import Any, NamedTuple
@@ -16,11 +18,29 @@ from liftlog.records.decode import RecordBatch
 from liftlog.records.message_headers import first_value
 from liftlog.stream.control import MESSAGE_ID
 from liftlog.stream.header_columns import header_columns
-from liftlog.stream.marks import Marks
 
 KEPT_BYTES = 47
 """An id of at most so many bytes is its own mark: as an object it takes 80 bytes of memory where a
 hash takes 64, and needs no time."""
+_MARK_BYTES = 16
+
+
+class Marks:
+    """What is remembered of text that publishers choose: 16 bytes, however long it is.
+
+    A hash with a secret key: publishers, who do not know the key, cannot search for two texts with
+    one mark. By chance, among a million texts, the next one meets a mark with a probability of
+    3e-33.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self.key = secrets.token_bytes(_MARK_BYTES) if key is None else key
+        self._keyed = blake2b(digest_size=_MARK_BYTES, key=self.key)
+
+    def of(self, text: bytes) -> bytes:
+        hashed = self._keyed.copy()
+        hashed.update(text)
+        return hashed.digest()
 
 
 class AddedRun(NamedTuple):

@@ -11,7 +11,7 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import Any
 
-from liftlog.stream.marks import Marks
+from liftlog.stream.dedupe import Marks
 
 _BY_OFFSET = itemgetter(1)
 

@@ -24,7 +24,7 @@ from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptBatch, CorruptRange, SyncFailed
 from liftlog.log import ActiveState, Gap, LogConfig, RecoveryReport
-from liftlog.server.commits.group_writing import compressed
+from liftlog.server.commits.writing import compressed
 
 FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 fractions = st.floats(0, 1, exclude_max=True)

@@ -15,7 +15,7 @@ from liftlog.client.batches import ArrivingBatches, DamagedHeader, take_records
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records import Place, RecordBatch, decode_batch, encode_batch, small_batches
-from liftlog.records.arrow_rows import ROWS_SCHEMA, rows_of
+from liftlog.records.arrow import ROWS_SCHEMA, rows_of
 from liftlog.records.codecs import codec_named, compress_batch
 from liftlog.records.decode import iter_batches
 from liftlog.records.many import decode_many

@@ -24,7 +24,7 @@ from liftlog.server.vitals.child_processes import tied_to_parent
 from liftlog.spark.columns import schema_of
 from liftlog.spark.export import newest, read
 from liftlog.spark.export.job import ExportJob, Summary
-from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.options import parse_options
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from liftlog.server.pull import PullServer
 from liftlog.spark.export import paths
 from liftlog.spark.export.job import ExportJob, Summary
 from liftlog.spark.export.opening import open_table
-from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.export.snapshot import Snapshot
 from liftlog.spark.options import parse_options
 from liftlog.stream import MessageRun

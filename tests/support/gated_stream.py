@@ -18,11 +18,10 @@ from support.simfs import SimFileSystem
 
 from liftlog.errors import LiftlogError
 from liftlog.log import EncodedBatch, Log
-from liftlog.server.commits.budget import InlineBudget
 from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.gate import CommitGate, LedStream
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.commits.writer_pool import CommitJob
+from liftlog.server.commits.writing import CommitJob, InlineBudget
 from liftlog.server.streams.making import make_sequencer
 from liftlog.settings import StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects, MessageRun

@@ -22,7 +22,7 @@ from compaction import CompactionPolicy
 from liftlog.errors import CorruptBatch, CorruptRange, DiskFull, StorageError, SyncFailed
 from liftlog.log import ActiveState, Log
 from liftlog.records import decode_batch, parse_header
-from liftlog.server.commits.group_writing import compressed
+from liftlog.server.commits.writing import compressed
 
 records = st.tuples(st.sampled_from([None, b"a", b"b", b"c\0", b"\0"]), st.booleans())
 groups = st.lists(st.lists(records, min_size=1, max_size=5), min_size=1, max_size=3)

@@ -39,8 +39,7 @@ from liftlog.cluster.following import (
     Truncate,
 )
 from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
-from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.roles import Follow, Lead, Leave, Register, role_of
+from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamRecord, role_of
 from liftlog.errors import Conflict, InvalidArgument
 
 FORGET_AFTER = 30.0

@@ -23,7 +23,7 @@ from liftlog.log.rewrite import (
     rebatch,
 )
 from liftlog.records import RecordBatch, encode_batch, iter_batches
-from liftlog.server.commits.group_writing import compressed
+from liftlog.server.commits.writing import compressed
 
 MINUTE_NS = 60 * 1_000_000_000
 ROLL_ON_DEMAND = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)

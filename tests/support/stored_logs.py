@@ -12,7 +12,7 @@ from liftlog.log.environment import SystemClock
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import BatchHeader, parse_header
-from liftlog.server.commits.group_writing import compressed
+from liftlog.server.commits.writing import compressed
 
 STREAM = "orders"
 FIRST_SEGMENT = f"{1:020d}.log"

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.log import DataDir, Log, LogEnvironment, OsFileSystem, SystemClock
-from liftlog.server.commits.budget import InlineBudget
 from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.commits.writer_pool import WriterPool
+from liftlog.server.commits.writing import InlineBudget, WriterPool
 from liftlog.server.streams.making import make_sequencer
 from liftlog.settings import parse_stream_settings
 from liftlog.stream import AckSubjects, MessageRun

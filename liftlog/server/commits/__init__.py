@@ -7,9 +7,8 @@ committing     groups of judged messages: joined in one sync, answered; held unt
 gate           when what is stored here counts as committed
 replicated_gate   the same with followers, as `liftlog.cluster` decides it; holds no answers
 turns          one job at a time on a log: commits, flushes, exclusive calls
-group_writing  a group encoded, compressed and appended, for `committing`
-budget         whether a commit may run inside the event loop
-writer_pool    ... or gets a thread
+writing        a group encoded, compressed and appended, for `committing`: inside the event loop
+               within a budget, else in a thread of the pool
 waiting        readers and the daemon's own records that wait for a commit
 observations   what is counted, how long acks take
 configs        settings of a stream in the terms of its log and its sequencer

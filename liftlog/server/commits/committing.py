@@ -22,14 +22,12 @@ from typing import Protocol
 
 from liftlog.errors import DiskFull, LiftlogError, SyncFailed
 from liftlog.log import Log
-from liftlog.server.commits.budget import InlineBudget
 from liftlog.server.commits.gate import CommitGate
-from liftlog.server.commits.group_writing import GroupWriter
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.commits.subjects import SubjectUpkeep
 from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, WatermarkWaiters
-from liftlog.server.commits.writer_pool import WriterPool
+from liftlog.server.commits.writing import GroupWriter, InlineBudget, WriterPool
 from liftlog.settings import StreamSettings
 from liftlog.stream import CommitGroup, Sequencer
 from liftlog.stream.refusals import DISK_FULL, STORE_FAILED, RefusalReason

@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from liftlog.errors import StreamUnavailable
-from liftlog.server.commits.writer_pool import CommitJob, WriterPool
+from liftlog.server.commits.writing import CommitJob, WriterPool
 
 logger = logging.getLogger("liftlog.server.stream")
 

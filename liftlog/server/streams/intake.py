@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from liftlog.log import Clock
-from liftlog.server.commits.budget import InlineBudget
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.commits.writer_pool import WriterPool
+from liftlog.server.commits.writing import InlineBudget, WriterPool
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.settings import CommitSettings
 from liftlog.stream import MessageRun

@@ -18,8 +18,7 @@ from liftlog.cluster import side_state, transitions
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.epochs import last_epoch
 from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.roles import Lead, Leave, Register, role_of
+from liftlog.cluster.record import Lead, Leave, Register, StreamRecord, role_of
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import DataDir, Log
 from liftlog.server.cleaning.compaction import compaction_of

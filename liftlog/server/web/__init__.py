@@ -9,7 +9,6 @@ pages        the views: overview and health, stream, records with their form, on
 actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second
 history      the last minutes and hours of each stream and of the daemon, in bounded memory
-charts       series drawn as lines, with axes
 browsing     records for a page, found in a thread
 walking      the wanted records of a log, a bounded step at a time, forwards or backwards
 conditions   a text, a JSON field or an expression in values

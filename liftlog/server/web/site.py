@@ -17,8 +17,7 @@ from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
 from liftlog.server.web.pages.charts import daemon_charts, stream_charts
-from liftlog.server.web.pages.consumers import consumers
-from liftlog.server.web.pages.moving import move, moving
+from liftlog.server.web.pages.consumers import consumers, move, moving
 from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.record import record, value
 from liftlog.server.web.pages.records import records

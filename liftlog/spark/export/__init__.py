@@ -1,6 +1,6 @@
 """Streams as tables: `liftlog export`, and how its result is read.
 
-    request, planning      what is requested, and where a run begins: pure
+    planning               what is requested, and where a run begins: pure
     snapshot               the content of the table after a run; the bytes of a manifest: pure
     store                  files in a directory, or at a URL
     table, manifests       snapshots that are committed by one link()
@@ -11,7 +11,7 @@
     scanning               one range of the log -> files
     merging                which files are rewritten, and one bucket of keys -> a file
     packing                which small files become one, and their rows -> a file
-    files, staging         the files of the table, and those between the phases
+    files                  the files of the table, and those between the phases
     buckets                which keys belong to which merge task
     engine                 runs the tasks on Spark: the only module that imports pyspark at its top
     session                a Spark session, or an error that names what is not installed

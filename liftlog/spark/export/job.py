@@ -22,19 +22,19 @@ from liftlog.client import SyncClient
 from liftlog.errors import Conflict, CorruptMetadata, LeaseGone, LiftlogError, StorageError
 from liftlog.spark.daemon_transport import connect
 from liftlog.spark.export.buckets import BUCKET_BYTES
+from liftlog.spark.export.files import STAGED
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
 from liftlog.spark.export.opening import open_table, rows_in_doubt
 from liftlog.spark.export.packing import PackWork, can_be_packed, plan_packing
 from liftlog.spark.export.planning import (
+    ExportRequest,
     check_full_keeps_rows,
     check_replaces_unknown,
     is_up_to_date,
 )
-from liftlog.spark.export.request import ExportRequest
 from liftlog.spark.export.run_plan import RunPlan, dry_plan, plan_under_lease
 from liftlog.spark.export.scanning import ScanTask, ScanWork
 from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot, merged_losses
-from liftlog.spark.export.staging import STAGED
 from liftlog.spark.export.store import join
 from liftlog.spark.export.table import Table, another_was_quicker
 from liftlog.spark.export.tasks import Engine, Task, TaskResult, Tell

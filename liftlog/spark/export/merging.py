@@ -18,9 +18,15 @@ import pyarrow.compute as pc
 
 from liftlog.spark.columns import KEY, OFFSET, VALUE, schema_of
 from liftlog.spark.export.buckets import Bucket, buckets_for, numbers_of
-from liftlog.spark.export.files import PartWriter, read_rows, split_by_key
+from liftlog.spark.export.files import (
+    PartWriter,
+    StagedFile,
+    StagedPart,
+    read_part,
+    read_rows,
+    split_by_key,
+)
 from liftlog.spark.export.snapshot import DataFile
-from liftlog.spark.export.staging import StagedFile, StagedPart, read_part
 from liftlog.spark.export.store import Store, open_store
 from liftlog.spark.export.tasks import TaskResult
 from liftlog.spark.newest import Flags, newest_of_each

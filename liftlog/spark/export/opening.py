@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from liftlog.spark.columns import KEY, OFFSET, schema_of
 from liftlog.spark.export.files import read_rows
 from liftlog.spark.export.manifests import ManifestTable
-from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.export.snapshot import Snapshot
 from liftlog.spark.export.store import (
     LocalStore,

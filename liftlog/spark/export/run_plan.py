@@ -8,8 +8,7 @@ from liftlog.client import LeaseInfo, StreamInfo, SyncClient
 from liftlog.errors import CorruptRange, Diverged, Forbidden, OffsetOutOfRange
 from liftlog.log.measuring import Extent
 from liftlog.spark.daemon_transport import measured
-from liftlog.spark.export.planning import Beginning, StreamView, decide
-from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.planning import Beginning, ExportRequest, StreamView, decide
 from liftlog.spark.export.snapshot import Lost, Snapshot, merged_losses
 from liftlog.spark.planning import split, step_of
 from liftlog.spark.transport import ScanRange, StreamState

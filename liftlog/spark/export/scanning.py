@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from liftlog.spark.columns import KEY, schema_of
-from liftlog.spark.export.files import PartWriter, split_by_key
+from liftlog.spark.export.files import STAGED, PartWriter, StagedWriter, split_by_key
 from liftlog.spark.export.snapshot import Lost, Mode
-from liftlog.spark.export.staging import STAGED, StagedWriter
 from liftlog.spark.export.store import join, open_store
 from liftlog.spark.export.tasks import TaskResult
 from liftlog.spark.options import ScanOptions

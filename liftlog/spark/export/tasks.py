@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from liftlog import errors
 from liftlog.errors import LiftlogError, StorageError
+from liftlog.spark.export.files import StagedFile
 from liftlog.spark.export.snapshot import DataFile, Lost, file_from
-from liftlog.spark.export.staging import StagedFile
 
 Tell = Callable[[str, int, int], None]
 """Reports progress: phase ("scan", "merge", "optimize"), tasks that are done, all tasks."""

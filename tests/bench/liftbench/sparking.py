@@ -20,7 +20,7 @@ from support.processes import cpu_seconds
 from support.spark import spark_environment, spark_settings
 from support.spark_jar import JarOfSession
 
-from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.options import parse_options
 
 from .figures import FILES, JAR, JAR_FILES, PARQUET, TUPLES, UNIX, WINDOW, Measurements

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from liftlog.cluster import transitions as t
-from liftlog.cluster.roles import Follow, Lead, Leave, Register, Role, Wait, role_of
+from liftlog.cluster.record import Follow, Lead, Leave, Register, Role, Wait, role_of
 
 RECORD = t.create("s", "i", {}, "abc", starts={"a": 1, "b": 1, "c": 1, "o": 1}, observers="o")
 

@@ -12,7 +12,7 @@ from support.stream_harness import Harness, failing_once, seqs
 
 from liftlog.errors import DiskFull, SyncFailed
 from liftlog.log import SystemClock
-from liftlog.server.commits.group_writing import GroupWriter
+from liftlog.server.commits.writing import GroupWriter
 from liftlog.stream import MessageRun
 
 

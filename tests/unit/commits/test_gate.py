@@ -10,8 +10,8 @@ import pytest
 from support.gated_stream import GatedStream
 
 import envelope
-from liftlog.server.commits import writer_pool
-from liftlog.server.commits.writer_pool import CommitJob, WriterPool
+from liftlog.server.commits import writing
+from liftlog.server.commits.writing import CommitJob, WriterPool
 from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING, OVERLOADED, STORE_FAILED
 
 
@@ -191,7 +191,7 @@ def test_followers_are_woken_between_the_writes_and_the_syncs() -> None:
         )
 
     jobs = [job("a"), job("b", fails=True), CommitJob(lambda: None, None, lambda error: None)]
-    writer_pool._run_batch(jobs)
+    writing._run_batch(jobs)
     assert order == ["write a", "write b", "wake a", "sync a", "done a", "done b"]
 
 

@@ -14,7 +14,7 @@ from support.values import binary
 
 from liftlog.errors import CorruptBatch, InvalidArgument
 from liftlog.records import RecordBatch, decode_batch, encode_batch, positions
-from liftlog.records.arrow_rows import ROWS_SCHEMA, rows_of
+from liftlog.records.arrow import ROWS_SCHEMA, rows_of
 from liftlog.records.encode import fill_header
 from liftlog.records.format import HEADER_SIZE
 

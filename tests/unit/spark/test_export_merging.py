@@ -18,7 +18,7 @@ from support.values import binary
 
 from liftlog.errors import StorageError
 from liftlog.spark.columns import schema_of
-from liftlog.spark.export import files, staging
+from liftlog.spark.export import files
 from liftlog.spark.export.buckets import (
     ALL_KEYS,
     MOST_BUCKETS,
@@ -26,11 +26,10 @@ from liftlog.spark.export.buckets import (
     buckets_for,
     numbers_of,
 )
-from liftlog.spark.export.files import read_rows
+from liftlog.spark.export.files import STAGED, StagedWriter, read_part, read_rows
 from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
 from liftlog.spark.export.scanning import ScanTask, ScanWork
 from liftlog.spark.export.snapshot import DataFile, file_name, parse_file_name
-from liftlog.spark.export.staging import STAGED, StagedWriter, read_part
 from liftlog.spark.export.store import LocalStore
 from liftlog.spark.options import parse_options
 from liftlog.spark.transport import ScanRange
@@ -116,7 +115,7 @@ def test_runs_with_any_number_of_buckets(tmp_path_factory: Any, runs: Any, porti
     model: list[Row] = []
     start = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "_PORTION_BYTES", portion)
+        patch.setattr(files, "_PORTION_BYTES", portion)
         patch.setattr(files, "_ROW_GROUP_BYTES", portion)
         patch.setattr(files, "_READ_BYTES", portion)
         for sent, bucket_bytes, removed in runs:
@@ -198,7 +197,7 @@ def test_a_file_of_another_tool(lake: Lake) -> None:
 
 def test_rows_are_read_in_portions(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_READ_BYTES", 4000)
-    monkeypatch.setattr(staging, "_PORTION_BYTES", 4000)
+    monkeypatch.setattr(files, "_PORTION_BYTES", 4000)
     rows = [(n, b"k%d" % n, b"v" * 400) for n in range(100)]
     lake.store.make_directory("s")
     with StagedWriter(lake.store, "s", SCHEMA, 4) as writer:

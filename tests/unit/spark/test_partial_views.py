@@ -14,7 +14,7 @@ from acl.policy import Policy
 from liftlog.client import connect_sync
 from liftlog.errors import Forbidden
 from liftlog.spark.export.job import ExportJob
-from liftlog.spark.export.request import ExportRequest
+from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.options import parse_options
 from liftlog.spark.scan import plan, read
 

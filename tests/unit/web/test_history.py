@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram, quantile
-from liftlog.server.web.charts import (
+from liftlog.server.web.history import MAX_LONG, SPANS, History, Points, Reading
+from liftlog.server.web.pages.charts import (
     DAEMON_CHARTS,
     HEIGHT,
     STREAM_CHARTS,
@@ -20,7 +21,6 @@ from liftlog.server.web.charts import (
     drawn,
     time_labels,
 )
-from liftlog.server.web.history import MAX_LONG, SPANS, History, Points, Reading
 
 KEPT = SPANS["5m"].kept
 

@@ -1,18 +1,170 @@
-"""Charts of one stream, and of the daemon: the last minutes or hours."""
+"""Charts of one stream, and of the daemon: the last minutes or hours.
+
+They are lines in a box of WIDTH x HEIGHT, with round numbers at their axes. The page sets the texts
+beside the drawing, so that they do not shrink with it.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from liftlog.errors import Forbidden
+from liftlog.server.web import formats
 from liftlog.server.web.asking import Asked, Shown
-from liftlog.server.web.charts import DAEMON_CHARTS, STREAM_CHARTS, Chart, drawn, time_labels
-from liftlog.server.web.history import DAEMON, SPANS
+from liftlog.server.web.history import DAEMON, SPANS, Points, Span
 
+WIDTH, HEIGHT = 600.0, 120.0
+_TIME_LABELS = 5
 _DIGITS = 6
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{formats.rate(seconds * 1000)} ms" if seconds < 1 else formats.duration(seconds)
+
+
+class Unit(NamedTuple):
+    """`base` is the ratio of two prefixes; `least` the smallest top of an axis."""
+
+    text: Callable[[float], str]
+    base: int
+    least: float
+
+
+RATE = Unit(lambda value: f"{formats.rate(value)}/s", 10, 1.0)
+BYTES = Unit(lambda value: f"{formats.size(value)}/s", 1024, 1.0)
+SECONDS = Unit(_milliseconds, 10, 0.0001)
+COUNT = Unit(formats.count, 10, 2.0)
+
+
+class Chart(NamedTuple):
+    """`lines`: label and name of the series. Several lines share the axis."""
+
+    title: str
+    unit: Unit
+    lines: tuple[tuple[str, str], ...]
+
+
+STREAM_CHARTS = (
+    Chart("Records stored", RATE, (("stored", "records"),)),
+    Chart("Bytes received", BYTES, (("received", "received_bytes"),)),
+    Chart("Time to ack", SECONDS, (("median", "ack_p50"), ("99%", "ack_p99"))),
+    Chart("Largest lag of a consumer", COUNT, (("records", "lag"),)),
+    Chart("Messages refused", COUNT, (("refused", "refused"),)),
+    Chart("Possible losses", COUNT, (("events", "possible_losses"),)),
+)
+DAEMON_CHARTS = (
+    Chart("Records", RATE, (("stored", "records"), ("read", "read_records"))),
+    Chart("Bytes", BYTES, (("received", "received_bytes"), ("read", "read_bytes"))),
+    Chart("fsync", SECONDS, (("median", "fsync_p50"), ("99%", "fsync_p99"))),
+    Chart("Delay of the event loop", SECONDS, (("median", "loop_p50"), ("99%", "loop_p99"))),
+    Chart("Messages refused", COUNT, (("refused", "refused"),)),
+)
+
+
+def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any]:
+    """What the template needs of one chart. `now`: seconds since 1970, the right edge."""
+    begin = now - span.seconds * span.kept
+    columns = [points.values.get(name, ()) for _, name in chart.lines]
+    known = [value for column in columns for value in column if value == value]  # not NaN
+    top = _round_top(max(known, default=0.0), chart.unit)
+    places = [round(WIDTH * (at - begin) / (now - begin), 1) for at in points.times]
+    labels = [label for label, _ in chart.lines]
+    latest = [next((v for v in reversed(column) if v == v), None) for column in columns]
+    texts = [
+        label if len(labels) == 1 and value is None else f"{label} {_text(chart.unit, value)}"
+        for label, value in zip(labels, latest, strict=True)
+    ]
+    return {
+        "title": chart.title,
+        "summary": f"{chart.title}: "
+        + (
+            f"now {', '.join(texts)}; highest {chart.unit.text(max(known))}" if known else "no data"
+        ),
+        "top": chart.unit.text(top),
+        "middle": chart.unit.text(top / 2),
+        "lines": [
+            {"label": text, "paths": list(_paths(places, column, top))}
+            for text, column in zip(texts, columns, strict=True)
+        ],
+        "spots": list(_spots(chart, points.times, places, columns)) if known else [],
+    }
+
+
+def _text(unit: Unit, value: float | None) -> str:
+    return "none" if value is None or value != value else unit.text(value)
+
+
+def _round_top(highest: float, unit: Unit) -> float:
+    """The next round number whose half is round, too."""
+    if highest <= unit.least:
+        return unit.least
+    if unit.base == 1024:
+        return float(2 ** math.ceil(math.log2(highest)))
+    power = 10.0 ** math.floor(math.log10(highest))
+    return next(power * step for step in (1, 2, 4, 10, 20) if power * step >= highest)
+
+
+def _paths(places: Sequence[float], column: Sequence[float], top: float) -> Iterable[str]:
+    """The `points` of a polyline for each stretch that was measured."""
+    stretch: list[str] = []
+    for x, value in zip(places, column, strict=False):
+        if value == value:
+            stretch.append(f"{x:g},{_height(value, top):g}")
+        elif stretch:
+            yield _joined(stretch)
+            stretch = []
+    if stretch:
+        yield _joined(stretch)
+
+
+def _joined(stretch: list[str]) -> str:
+    """A single point is drawn as a short line."""
+    if len(stretch) == 1:
+        x, _, y = stretch[0].partition(",")
+        stretch = [f"{float(x) - 1:g},{y}", f"{float(x) + 1:g},{y}"]
+    return " ".join(stretch)
+
+
+def _height(value: float, top: float) -> float:
+    return round(HEIGHT * (1 - value / top), 1)
+
+
+def _spots(
+    chart: Chart,
+    times: Sequence[float],
+    places: Sequence[float],
+    columns: Sequence[Sequence[float]],
+) -> Iterable[dict[str, Any]]:
+    """Where the pointer finds the values of one moment."""
+    left = 2 * places[0] - places[1] if len(places) > 1 else places[0] - 2
+    for i, (at, x) in enumerate(zip(times, places, strict=True)):
+        values = [column[i] for column in columns if i < len(column)]
+        said = ", ".join(
+            _text(chart.unit, value) if len(columns) == 1 else f"{label} {_text(chart.unit, value)}"
+            for (label, _), value in zip(chart.lines, values, strict=False)
+        )
+        begin, left = max(left, 0.0), x
+        yield {"x": begin, "width": round(x - begin, 1), "text": f"{clock(at, 5)}: {said}"}
+
+
+def clock(at: float, step: float) -> str:
+    """The time of day, UTC; with seconds where labels are less than a minute apart."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S" if step < 60 else "%H:%M")
+
+
+def time_labels(span: Span, now: float) -> list[str]:
+    """From the left edge to the right one, evenly spaced."""
+    whole = span.seconds * span.kept
+    step = whole / (_TIME_LABELS - 1)
+    # Seconds are shown where the labels are not whole minutes apart.
+    return [
+        clock(now - whole + step * i, step if step % 60 == 0 else 1) for i in range(_TIME_LABELS)
+    ]
 
 
 async def stream_charts(asked: Asked) -> Shown:

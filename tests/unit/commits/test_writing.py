@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftlog.server.commits.budget import InlineBudget
+from liftlog.server.commits.writing import InlineBudget
 
 FAST, SLOW, STALLED = 0.0001, 0.003, 0.2
 

@@ -1,0 +1,209 @@
+"""How a commit group reaches the disk, and in which thread.
+
+`GroupWriter` lays it out as batches, compresses and appends them. That runs inside the event loop
+if `InlineBudget` allows it, and otherwise in a thread of the `WriterPool`.
+
+A small group that is synced inline is acked without two handovers between threads, which are most
+of a lone publisher's latency. The loop must not wait for a slow disk, so this is allowed only while
+recent syncs were fast, and only for a small share of the time: at most the budget for each chunk
+that is read.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftlog.log import EncodedBatch, Log
+from liftlog.records.codecs import codec_named, compress_batch
+from liftlog.settings import StreamSettings
+from liftlog.stream import CommitGroup
+
+_INLINE_BYTES = 64 * 1024
+"""A group larger than this is compressed in a writer thread, not on the event loop."""
+
+_FAST_SYNC_SECONDS = 0.001
+_STALLED_SYNC_SECONDS = 0.05
+_REMEMBERED_SYNCS = 15
+_MAX_JOBS_AT_ONCE = 64
+
+
+def compressed(batches: list[EncodedBatch], compression: str) -> list[EncodedBatch]:
+    """Each batch compressed, or unchanged if compression would not make it smaller.
+
+    Runs at about 100 MB/s and releases the GIL.
+    """
+    codec = codec_named(compression)
+    if codec is None:
+        return batches
+    return [batch._replace(data=compress_batch(batch.data, codec)) for batch in batches]
+
+
+class GroupWriter:
+    """Made again when the settings change. Its methods use only the log, so `write` may run in a
+    thread."""
+
+    def __init__(self, log: Log, settings: StreamSettings) -> None:
+        self._log = log
+        self._settings = settings
+        self._acks_early = settings.durability != "fsync"
+        self.written: list[EncodedBatch] = []
+        """What the last `write` appended."""
+
+    def encode(self, group: CommitGroup) -> list[EncodedBatch]:
+        batch = self._settings.batch
+        encoded = group.encode(
+            leader_epoch=self._log.leader_epoch,
+            commit_group=self._log.commit_group,
+            max_records=batch.max_records,
+            max_bytes=batch.max_bytes,
+        )
+        return list(map(EncodedBatch._make, encoded))
+
+    def takes_long(self, size_bytes: int) -> bool:
+        """Whether compressing so much would block the event loop for too long."""
+        return self._settings.compression != "none" and size_bytes > _INLINE_BYTES
+
+    def must_sync(self, unsynced: int) -> bool:
+        """Whether a group is synced that brings the records without a sync to `unsynced`."""
+        if self._settings.durability == "interval":
+            return unsynced >= self._settings.flush.messages
+        return self._settings.durability == "fsync"
+
+    def write(self, batches: list[EncodedBatch]) -> None:
+        """Append them; they are not synced."""
+        batches = compressed(batches, self._settings.compression)
+        if self._acks_early:
+            # The acks of this group may leave before it is durable; the manifest must say so first.
+            self._log.admit_early_acks()
+        self._log.append(batches)
+        self.written = batches
+
+
+class InlineBudget:
+    """When a commit may run inside the event loop. Shared by all streams of a daemon."""
+
+    def __init__(self, max_messages: int, budget_seconds: float) -> None:
+        self.max_messages = max_messages
+        self._budget_seconds = budget_seconds
+        self._left_seconds = budget_seconds
+        self._recent_slow: deque[bool] = deque(
+            [False] * _REMEMBERED_SYNCS, maxlen=_REMEMBERED_SYNCS
+        )
+        self._slow_count = 0
+
+    def allows(self, messages: int) -> bool:
+        return (
+            messages <= self.max_messages
+            and self._left_seconds > 0
+            and self._slow_count <= _REMEMBERED_SYNCS // 2
+        )
+
+    def observe(self, sync_seconds: float) -> None:
+        """A sync, inline or in a thread, took this long.
+
+        The median decides: one slow sync does not end inline commits, and one lucky sync does not
+        bring them back. A stall is the exception, as the loop has stalled with the disk: it ends
+        inline commits at once, until enough fast syncs in threads have made the median fast again.
+        """
+        if sync_seconds > _STALLED_SYNC_SECONDS:
+            self._recent_slow.extend([True] * _REMEMBERED_SYNCS)
+            self._slow_count = _REMEMBERED_SYNCS
+            return
+        slow = sync_seconds > _FAST_SYNC_SECONDS
+        self._slow_count += slow - self._recent_slow[0]
+        self._recent_slow.append(slow)
+
+    def spent(self, seconds: float) -> None:
+        """An inline commit took this long of the present chunk's share."""
+        self._left_seconds -= seconds
+
+    def begin_chunk(self) -> None:
+        """A chunk is read: inline commits have their full share of time again."""
+        self._left_seconds = self._budget_seconds
+
+
+@dataclass(slots=True, eq=False)
+class CommitJob:
+    """`write`, `written` and `sync` run in a writer thread, in this order; `done` gets the first
+    error, or None, in that thread. After a failed `write` there is nothing but `done`. `written`
+    comes when all jobs of a batch have written, and never raises."""
+
+    write: Callable[[], object]
+    sync: Callable[[], object] | None
+    done: Callable[[Exception | None], None]
+    written: Callable[[], object] | None = None
+    error: Exception | None = None
+
+
+class WriterPool:
+    """A bounded number of threads over one queue, so that a slow disk never stops the event loop.
+
+    A thread takes the jobs that wait, and does all writes before all syncs: the first sync then
+    makes the file system's journal commit what the others need as well.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._jobs: queue.SimpleQueue[CommitJob | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"liftlog-writer-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: CommitJob) -> None:
+        self._jobs.put(job)
+
+    @property
+    def waiting_jobs(self) -> int:
+        """Jobs that no thread has taken yet."""
+        return self._jobs.qsize()
+
+    def close(self) -> None:
+        """Finish what was submitted, then end the threads."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            job = self._jobs.get()
+            if job is None:
+                return
+            batch = [job]
+            # Leave the rest to the other threads, which may be idle.
+            limit = max(1, min(_MAX_JOBS_AT_ONCE, self._jobs.qsize() // len(self._threads)))
+            while len(batch) < limit:
+                try:
+                    job = self._jobs.get_nowait()
+                except queue.Empty:
+                    break
+                if job is None:
+                    last = True
+                    break
+                batch.append(job)
+            _run_batch(batch)
+
+
+def _run_batch(batch: list[CommitJob]) -> None:
+    for job in batch:
+        try:
+            job.write()
+        except Exception as error:  # noqa: BLE001  # a supervisor: the owner of the job decides
+            job.error = error
+    for job in batch:
+        if job.written is not None and job.error is None:
+            job.written()
+    for job in batch:
+        if job.error is None and job.sync is not None:
+            try:
+                job.sync()
+            except Exception as error:  # noqa: BLE001  # as above
+                job.error = error
+        job.done(job.error)
