@@ -13,7 +13,7 @@ from support.exporting import ExportedStreams, Put
 from support.loop_thread import LoopThread
 from support.nkey_seeds import seed_of
 from support.served_logs import ServedLogs
-from support.spark import patiently
+from support.spark import run_to_end
 from support.spark_jar import ALL_COLUMNS, JarOfSession, jar_rows, python_rows
 from support.stored_logs import batch_positions, flip
 
@@ -183,25 +183,6 @@ def test_the_lease_of_a_read_ends_with_its_job(spark: SparkSession, tmp_path: Pa
         assert len(spark.read.format("liftlog").options(**options).load().collect()) == 7
 
 
-def run_to_end(spark: SparkSession, logs: ServedLogs, target: Path, **options: str) -> list[int]:
-    """A query over all that is there; returns the rows of its micro-batches."""
-    query = (
-        spark.readStream.format("liftlog")
-        .options(server=logs.server, stream="orders", **options)
-        .load()
-        .writeStream.format("parquet")
-        .option("path", str(target / "lake"))
-        .option("checkpointLocation", str(target / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    try:
-        assert query.awaitTermination(300), "the query does not end"
-        return [one.numInputRows for one in query.recentProgress if one.numInputRows]
-    finally:
-        query.stop()
-
-
 def add(logs: ServedLogs, batches: int) -> None:
     for _ in range(batches):
         logs.append("orders", [b"value"] * 10)
@@ -232,7 +213,7 @@ def test_either_source_continues_the_query_of_the_other(
     assert run_to_end(spark, logs, tmp_path) == [20]
     add(logs, 3)
     with jar.unused():
-        assert patiently(lambda: run_to_end(spark, logs, tmp_path)) == [30]
+        assert run_to_end(spark, logs, tmp_path) == [30]
     add(logs, 1)
     assert run_to_end(spark, logs, tmp_path) == [10]
     lake: Any = spark.read.parquet(str(tmp_path / "lake")).select("offset").toArrow()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.served_logs import ServedLogs
-from support.spark import patiently, spark_environment
+from support.spark import patiently, run_to_end, spark_environment
 
 from liftlog.server.vitals.child_processes import tied_to_parent
 
@@ -24,29 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(400)
 
 JOB = Path(__file__).with_name("streaming_job.py")
-
-
-def run_to_end(spark: SparkSession, logs: ServedLogs, directory: Path, **options: str) -> Any:
-    """A query over all that is there; returns its progress."""
-
-    def run() -> Any:
-        query = (
-            spark.readStream.format("liftlog")
-            .options(server=logs.server, stream="orders", **options)
-            .load()
-            .writeStream.format("parquet")
-            .option("path", str(directory / "lake"))
-            .option("checkpointLocation", str(directory / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            assert query.awaitTermination(250), "the query does not end"
-            return [one.numInputRows for one in query.recentProgress if one.numInputRows]
-        finally:
-            query.stop()
-
-    return patiently(run)
 
 
 def lake(spark: SparkSession, directory: Path) -> list[int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
@@ -78,3 +81,12 @@ class Window:
     def close(self) -> None:
         self.context.close()
         assert self.wrong == []
+
+
+NewWindow = Callable[..., Window]
+
+
+def run_apart(work: Coroutine[Any, Any, None]) -> None:
+    """In a thread: Playwright has a loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()

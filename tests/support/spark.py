@@ -16,6 +16,7 @@ from support.repository import REPOSITORY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from support.served_logs import ServedLogs
 
 T = TypeVar("T")
 
@@ -108,3 +109,26 @@ def patiently(run: Callable[[], T]) -> T:
             if "Python worker failed to connect back" not in str(error):
                 raise
     return run()
+
+
+def run_to_end(spark: SparkSession, logs: ServedLogs, directory: Path, **options: str) -> list[int]:
+    """A query over all that is there; returns the rows of its micro-batches."""
+
+    def run() -> list[int]:
+        query = (
+            spark.readStream.format("liftlog")
+            .options(server=logs.server, stream="orders", **options)
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(directory / "lake"))
+            .option("checkpointLocation", str(directory / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(250), "the query does not end"
+            return [one.numInputRows for one in query.recentProgress if one.numInputRows]
+        finally:
+            query.stop()
+
+    return patiently(run)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 from support.accessibility import check_accessible, is_as_wide_as_its_window
-from support.browser import Window, chromium, find_chromium
+from support.browser import NewWindow, run_apart
 from support.daemon import Daemon
 from support.nats_server import NatsServer
 
@@ -25,9 +23,6 @@ from liftlog.client import connect_sync
 pytestmark = pytest.mark.integration
 
 BAD = "<script>top.hit=1</script>\"'><img/src=x/onerror=top.hit=2><svg/onload=top.hit=3>"
-MANY = 500
-MILLION = 1_000_000
-DOCUMENTS = 200_000
 SECRET = "0123456789abcdefghijklmnop-"
 ACL = """
 principals:
@@ -43,12 +38,8 @@ STREAMS: dict[str, Any] = {
     "orders": {"subject": "orders.>", "segment": {"max_bytes": "64KiB"},
                "compaction": {"min_lag": "0s"}},
     "hostile": {"subject": "hostile.>"},
-    "large": {"subject": "large.>", "acks": "off"},
-    "documents": {"subject": "documents.>", "acks": "off"},
     LONG: {"subject": "plant.eu-central-1.line-42.machine.*.temperature.and.vibration.>"},
 }  # fmt: skip
-
-NewWindow = Callable[..., Window]
 
 
 async def _publish(url: str, messages: list[tuple[str, bytes, dict[str, str] | None]]) -> None:
@@ -57,12 +48,6 @@ async def _publish(url: str, messages: list[tuple[str, bytes, dict[str, str] | N
         await connection.publish(subject, payload, headers=headers)
     await connection.flush()
     await connection.close()
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """In a thread: Playwright has a loop in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, work).result()
 
 
 def fill(server: NatsServer, daemon: Daemon, count: int = 600) -> None:
@@ -80,7 +65,7 @@ def fill(server: NatsServer, daemon: Daemon, count: int = 600) -> None:
     messages += [
         (f"hostile.{text}", value, {"Liftlog-Key": BAD, "X-Note": BAD}) for value in values
     ]
-    run(_publish(server.url, messages))
+    run_apart(_publish(server.url, messages))
     deadline = time.monotonic() + 20
     while daemon.metric("liftlog_records_total") < len(messages):
         assert time.monotonic() < deadline
@@ -89,19 +74,6 @@ def fill(server: NatsServer, daemon: Daemon, count: int = 600) -> None:
 
 def _packed(text: str) -> bytes:
     return b"\xd9" + bytes([len(text)]) + text.encode()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    find_chromium()
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -123,24 +95,11 @@ def guarded(server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def fill_orders_only(server: NatsServer, daemon: Daemon) -> None:
-    run(_publish(server.url, [(f"orders.{w}.new", b"v", None) for w in ("eu", "us")]))
+    run_apart(_publish(server.url, [(f"orders.{w}.new", b"v", None) for w in ("eu", "us")]))
     deadline = time.monotonic() + 20
     while daemon.metric("liftlog_records_total", stream="orders") < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-@pytest.fixture
-def window(browser: Browser) -> Iterator[NewWindow]:
-    opened: list[Window] = []
-
-    def open_window(daemon: Daemon, **options: Any) -> Window:
-        opened.append(Window(browser, f"http://{daemon.http_address}", **options))
-        return opened[-1]
-
-    yield open_window
-    for one in opened:
-        one.close()
 
 
 PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
@@ -299,9 +258,11 @@ def test_following_a_stream(daemon: Daemon, server: NatsServer, window: NewWindo
     rows = page.locator("table.records tbody tr")
     follow = page.get_by_role("button", name="Follow")
     follow.click()
-    run(_publish(server.url, [("hostile.tail", b"one", None), ("hostile.other", b"no", None)]))
+    run_apart(
+        _publish(server.url, [("hostile.tail", b"one", None), ("hostile.other", b"no", None)])
+    )
     expect(rows).to_have_count(1)
-    run(_publish(server.url, [("hostile.tail", b"two", None)] * 2))
+    run_apart(_publish(server.url, [("hostile.tail", b"two", None)] * 2))
     expect(rows).to_have_count(3)
     expect(rows.first).to_contain_text("two")
     expect(rows.last).to_contain_text("one")
@@ -309,7 +270,7 @@ def test_following_a_stream(daemon: Daemon, server: NatsServer, window: NewWindo
     expect(page.locator("[data-tail] [role=status]")).to_have_text("Paused")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    run(_publish(server.url, [("hostile.tail", b"three", None)]))
+    run_apart(_publish(server.url, [("hostile.tail", b"three", None)]))
     page.wait_for_timeout(1500)
     assert asked == []
     follow.click()
@@ -327,7 +288,7 @@ def test_it_lives(daemon: Daemon, server: NatsServer, window: NewWindow) -> None
     page.goto("/ui/streams/orders")
     mark = page.locator("[data-count=high_watermark]")
     before = int(mark.inner_text().replace(",", ""))
-    run(_publish(server.url, [("orders.eu.new", b"{}", None)] * 7))
+    run_apart(_publish(server.url, [("orders.eu.new", b"{}", None)] * 7))
     expect(mark).to_have_text(f"{before + 7:,}")
     # Another shape: a consumer appears, and what was opened stays open.
     page.get_by_text("As a table").click()
@@ -336,7 +297,7 @@ def test_it_lives(daemon: Daemon, server: NatsServer, window: NewWindow) -> None
     expect(page.get_by_role("rowheader", name="billing")).to_be_visible()
     assert page.get_by_role("region", name="Segments, a table").is_visible()
     page.get_by_role("button", name="Live").click()
-    run(_publish(server.url, [("orders.eu.new", b"{}", None)]))
+    run_apart(_publish(server.url, [("orders.eu.new", b"{}", None)]))
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(2500)
@@ -372,7 +333,7 @@ def test_consumers_of_all_streams(daemon: Daemon, server: NatsServer, window: Ne
     expect(rows).to_have_count(2)
     lag = rows.filter(has_text="orders").locator("[data-count=lag]")
     before = int(lag.inner_text().replace(",", ""))
-    run(_publish(server.url, [("orders.eu.new", b"{}", None)] * 2))
+    run_apart(_publish(server.url, [("orders.eu.new", b"{}", None)] * 2))
     expect(lag).to_have_text(f"{before + 2:,}")
     expect(rows.filter(has_text="orders").locator("[data-duration]")).to_have_text(
         re.compile(r"\d (s|min|h)")
@@ -384,7 +345,7 @@ def test_charts_are_read_with_pointer_and_keys(
 ) -> None:
     page = window(daemon).page
     page.goto("/ui/streams/orders/charts")
-    run(_publish(server.url, [("orders.eu.new", b"{}", None)] * 10))
+    run_apart(_publish(server.url, [("orders.eu.new", b"{}", None)] * 10))
     chart = page.get_by_label(re.compile(r"^Records stored: now stored [\d.,]+/s; highest [1-9]"))
     expect(chart).to_be_visible(timeout=30_000)  # the page has updated itself
     said = chart.locator("output")
@@ -536,118 +497,3 @@ def test_a_page_of_somebody_else_can_do_nothing(
     assert arrived.value.status in (303, 403)
     assert "attached" in page.goto("/ui/streams/orders").text()
     other.close()
-
-
-@pytest.fixture(scope="module")
-def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    streams = {f"plant-{n:03d}": {"subject": f"plant.{n}.>"} for n in range(MANY)}
-    with NatsServer() as server, Daemon(server.url, {"streams": streams}) as daemon:
-        yield daemon
-
-
-def test_five_hundred_streams(crowded: Daemon, window: NewWindow) -> None:
-    page = window(crowded).page
-    page.goto("/ui/streams?page=10")
-    started = time.monotonic()
-    page.goto("/ui/streams")
-    assert time.monotonic() - started < 3
-    expect(page.locator("[data-count=streams]")).to_have_text(str(MANY))
-    assert page.locator("table.streams tbody tr").count() == 50
-    page.get_by_role("link", name="Next").click()
-    expect(page.get_by_text("Page 2 of 10")).to_be_visible()
-    page.get_by_label("Name or subject").fill("plant.499")
-    page.get_by_role("button", name="Find").click()
-    assert page.locator("table.streams tbody tr").count() == 1
-    # Looking at them all again and again does not hold the event loop, on which commits run.
-    before = crowded.cpu_seconds
-    for _ in range(20):
-        assert crowded.get("/ui/streams.json?sort=size")[0] == 200
-    assert crowded.cpu_seconds - before < 2
-    samples = crowded.get("/metrics")[1].splitlines()
-    late = [int(line.split()[-1]) for line in samples if "event_loop_lag_seconds_bucket" in line
-            and ('le="0.1"' in line or 'le="+Inf"' in line)]  # fmt: skip
-    assert late[1] - late[0] <= 2, "looks at which the loop was later than 0.1 s"
-
-
-def test_a_million_records(daemon: Daemon, server: NatsServer, window: NewWindow) -> None:
-    run(_publish_many(server.url, MILLION))
-    deadline = time.monotonic() + 60
-    while daemon.metric("liftlog_high_watermark", stream="large") <= MILLION:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    page = window(daemon).page
-    for offset in (1, 500_000, 999_960):
-        started = time.monotonic()
-        page.goto(f"/ui/streams/large/records?offset={offset}")
-        assert time.monotonic() - started < 2, offset
-        assert page.locator("table.records tbody tr").first.inner_text().startswith(f"{offset:,}")
-    _search_a_million(page)
-    page.goto("/ui/streams/large/records")
-    expect(page.get_by_role("rowheader", name="1,000,000")).to_be_visible()
-    below = page.get_by_role("navigation", name="More records", exact=True)
-    below.get_by_role("link", name="Older").click()
-    expect(page.get_by_role("rowheader", name="999,901")).to_be_visible()
-    started = time.monotonic()
-    page.goto("/ui/streams/large/records?subject=large.rare")
-    assert time.monotonic() - started < 4
-    reached = page.get_by_text("Continue search").or_(page.get_by_text("Start of the stream"))
-    expect(reached.first).to_be_visible()
-
-
-def _search_a_million(page: Page) -> None:
-    """The first hit comes within a second, wherever the search begins; a search for what is not
-    there shows how far it is, ends, and can be stopped."""
-    for question in ("value=VALUE", "value=^v.*e$&kind=regex", "value=value&order=oldest"):
-        started = time.monotonic()
-        page.goto(f"/ui/streams/large/records?limit=25&{question}")
-        rows = page.locator("table.records tbody tr")
-        expect(rows.first).to_be_visible()
-        assert time.monotonic() - started < 2, question
-        expect(rows).to_have_count(25)  # a page of a slow machine continues its search
-    page.goto("/ui/streams/large/records?value=absent.*&kind=regex")
-    expect(page.get_by_text("No records match.")).to_be_visible()
-
-
-def test_a_long_search_shows_how_far_it_is(
-    daemon: Daemon, server: NatsServer, window: NewWindow
-) -> None:
-    # A backslash: so no document can be passed over without parsing it.
-    document = b'{"name": "\\u0061", "numbers": [%s]}' % b",".join([b"1"] * 150)
-    run(_publish_many(server.url, DOCUMENTS, b"documents.x", document))
-    deadline = time.monotonic() + 60
-    while daemon.metric("liftlog_high_watermark", stream="documents") <= DOCUMENTS:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    page = window(daemon).page
-    held: list[object] = []
-    page.route("**/records?*offset=*", lambda route: held.append(route))
-    page.goto("/ui/streams/documents/records?value=absent&kind=json")
-    bar = page.get_by_label("Part of the stream that was searched")
-    assert 0 < bar.evaluate("one => one.value") < 1
-    check_accessible(page)
-    page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("Stopped")).to_be_visible()
-    expect(page.get_by_role("link", name="Continue search")).to_be_visible()
-    page.unroute("**/records?*offset=*")
-    page.goto("/ui/streams/documents/records?value=absent&kind=json")
-    expect(page.get_by_text("All was searched")).to_be_visible(timeout=60_000)
-    expect(page.get_by_text("No records match.")).to_be_visible()
-    assert bar.evaluate("one => one.value") == 1
-
-
-async def _publish_many(
-    url: str, count: int, subject: bytes = b"large.x", value: bytes = b"value"
-) -> None:
-    """On a raw socket: the client would take a minute."""
-    host, port = url.removeprefix("nats://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
-    chunk = b"PUB %s %d\r\n%s\r\n" % (subject, len(value), value) * 1000
-    for _ in range(count // 1000):
-        writer.write(chunk)
-        await writer.drain()
-    writer.write(b"PING\r\n")
-    while b"PONG" not in await reader.readline():
-        pass
-    writer.close()
-    await writer.wait_closed()
