@@ -4,8 +4,8 @@ host           the log, the settings, who writes and who waits; refuses messages
                many bytes wait for the disk
 committing     groups of judged messages: joined in one sync, answered; held until the gate says
                that they are committed; or taken back
-gate           when what is stored here counts as committed
-replicated_gate   the same with followers, as `liftlog.cluster` decides it; holds no answers
+gate           when what is stored here counts as committed; with followers `liftlog.cluster`
+               decides it
 turns          one job at a time on a log: commits, flushes, exclusive calls
 writing        a group encoded, compressed and appended, for `committing`: inside the event loop
                within a budget, else in a thread of the pool

@@ -28,7 +28,7 @@ from liftlog.errors import (
 from liftlog.log import EncodedBatch, Log, LogSlice
 from liftlog.log.reading import Gap
 from liftlog.protocol.replication import MAX_PARKED_MS, Replica, Replicate
-from liftlog.server.commits.replicated_gate import ReplicatedGate
+from liftlog.server.commits.gate import ReplicatedGate
 
 logger = logging.getLogger("liftlog.server.replication")
 

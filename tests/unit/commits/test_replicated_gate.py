@@ -12,7 +12,7 @@ from support.simfs import Fault
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import FetchRequest, Kind, Leader, Verdict
-from liftlog.server.commits.replicated_gate import ReplicatedGate
+from liftlog.server.commits.gate import ReplicatedGate
 from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING
 
 EPOCH = 5
