@@ -4,10 +4,10 @@
     transport              where batches come from: a daemon (`daemon_transport`) or segment files
                            (`file_transport`); what a read does about records that are gone
     leases                 how a read is protected from compaction and retention
-    planning               which offsets, and how they are divided among tasks
     decoder, newest        batches of the log -> Arrow batches with Spark's columns; only the newest
                            record of each key
-    scan                   combines these: plans a read, reads one range
+    scan                   combines these: plans a read, divides its offsets among tasks, reads one
+                           range
     source, batch, streaming   what Spark calls: the only modules here that import pyspark
     export/                streams as tables: `liftlog export`
     jars/                  the same data source in Java, compiled from `spark-connector/`: Spark

@@ -27,8 +27,7 @@ from pyspark.sql.streaming.datasource import (
 from liftlog.errors import Diverged, LiftlogError, StaleIncarnation
 from liftlog.spark.batch import RangePartition, read_partition
 from liftlog.spark.options import EARLIEST, ScanOptions
-from liftlog.spark.planning import limit_bytes, split, step_of
-from liftlog.spark.scan import first_offset, open_transport
+from liftlog.spark.scan import first_offset, limit_bytes, open_transport, split, step_of
 from liftlog.spark.transport import Losses, StreamState, Transport
 
 OFFSET, IDENTITY, EPOCH = "offset", "incarnation", "epoch"

@@ -3,9 +3,8 @@
 run         messages as they come from NATS
 sequencer   judges, numbers and groups them; then words acks or nacks
 tail        what is judged and not committed, and what is stored here and waits for other replicas
-judging     what of a message is judged by itself
-columns     the same for a whole run, by column; header_columns has the keys and ids of headers,
-            opened the fields of envelopes
+judging     what of a message is judged by itself, one at a time or for a whole run, by column;
+            header_columns has the keys and ids of headers, opened the fields of envelopes
 control, enveloped, liftbridge   what headers and envelopes ask for
 dedupe      message ids seen within the window; marks, which stand for text of publishers
 subject_sequences   the last offset of each subject

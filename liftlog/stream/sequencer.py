@@ -13,7 +13,6 @@ from operator import add, not_
 from acl.subjects import matches
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import Answer, Echo, publish_commands
-from liftlog.stream.columns import Columns, columns_of
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control
 from liftlog.stream.dedupe import AddedRun, DedupeWindow
@@ -22,6 +21,8 @@ from liftlog.stream.group import CommitGroup
 from liftlog.stream.judging import (
     FAST_BATCH_SUFFIX,
     MAX_HEADER_BYTES,
+    Columns,
+    columns_of,
     control_of,
     has_fast_batch,
     is_plain,

@@ -22,11 +22,11 @@ from itertools import chain
 from envelope.liftbridge import LEADER, Ack
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat, Answer, Asked, Echo, publish_commands
-from liftlog.stream.columns import Columns
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import Control
 from liftlog.stream.dedupe import DedupeWindow
 from liftlog.stream.group import CommitGroup, HeldGroup, Released
+from liftlog.stream.judging import Columns
 from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import RefusalReason
 from liftlog.stream.subject_sequences import Notes, SubjectSequences

@@ -10,7 +10,7 @@ from liftlog.log.measuring import Extent
 from liftlog.spark.daemon_transport import measured
 from liftlog.spark.export.planning import Beginning, ExportRequest, StreamView, decide
 from liftlog.spark.export.snapshot import Lost, Snapshot, merged_losses
-from liftlog.spark.planning import split, step_of
+from liftlog.spark.scan import split, step_of
 from liftlog.spark.transport import ScanRange, StreamState
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.log.measuring import Extent
-from liftlog.spark.planning import limit_bytes, split
+from liftlog.spark.scan import limit_bytes, split
 from liftlog.spark.transport import StreamState
 
 

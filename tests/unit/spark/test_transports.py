@@ -34,8 +34,7 @@ from liftlog.log.manifest import SKIPPED, QuarantinedRange
 from liftlog.records.positions import Batches
 from liftlog.spark import daemon_transport
 from liftlog.spark.options import ScanOptions, parse_options
-from liftlog.spark.planning import limit_bytes, step_of
-from liftlog.spark.scan import open_transport, plan, read
+from liftlog.spark.scan import limit_bytes, open_transport, plan, read, step_of
 
 NS = 1_700_000_000_000_000_000
 Options = Callable[..., ScanOptions]
