@@ -16,5 +16,6 @@ side_state    versions of what followers copy beside the log
 leading       the leader: what is committed, what followers get, who is in sync
 following     the follower: ask, append, cut, start again
 election      when a node takes over the lead of a stream, and when it gives it up
+handover      how the lead moves to another node while messages keep coming
 placement     which nodes get the replicas of a stream
 """

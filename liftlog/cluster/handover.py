@@ -1,0 +1,329 @@
+"""How the lead of a stream moves to another node while messages keep coming: none is lost, stored
+twice or refused.
+
+The leader (`Giver`) and the node that takes over (`Taker`) are both subscribed for a moment:
+
+    giver   --a--b--c--d|           unsubscribed; commits, tells, changes the record
+    taker         b--c--d--e--f-->  held; b, c and d are dropped, e and f are stored when it leads
+                  ^ subscribed    ^ told, and leads
+
+NATS does not number messages, so the giver tells what it has received by digests of their content.
+Each digest stands for one message: two equal messages are stored twice. In a queue group each
+message reaches only one of the two, so there is nothing to tell.
+
+None of this is needed for safety: that the taker has all that was acked follows from its place in
+the ISR (`transitions.transfer`). What fails is undone: the taker drops what it holds, the giver
+subscribes again, and a possible loss is reported where there may have been one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Generic, TypeVar
+
+from liftlog.cluster.record import StreamRecord
+
+DIGEST_BYTES = 8
+KEY_BYTES = 16
+
+SPREAD_SECONDS = 0.2
+"""NATS servers tell each other of a subscription within this time."""
+PREPARE_SECONDS = 60.0
+"""How long the taker may read message ids; the giver goes on as before meanwhile."""
+HAND_OVER_SECONDS = 5.0
+"""All that follows takes at most so long, or is undone."""
+HOLD_SECONDS = 2 * HAND_OVER_SECONDS
+"""The taker holds messages for longer than its giver tries: it never drops what it still needs."""
+LATE_SECONDS = 1.0
+"""So long after it leads, the taker may receive copies of what the giver has told."""
+MAX_HELD_BYTES = 64 * 1024 * 1024
+MAX_TOLD = 1_000_000
+"""Messages that a giver may receive between SUBSCRIBE and TELL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One handover. `key` tells it from all others, and makes its digests unforgeable."""
+
+    stream: str
+    incarnation: str
+    epoch: int
+    giver: str
+    key: bytes
+    is_attached: bool = True
+    """Whether the stream receives messages from NATS at all."""
+    is_shared: bool = False
+    """Whether each message reaches only one of the two: they are in a queue group."""
+
+
+class Step(enum.Enum):
+    """What the giver does next; the outcome is told by `done` or `failed`."""
+
+    PREPARE = "prepare"
+    """Have the taker learn the ids of the messages that are stored."""
+    SUBSCRIBE = "subscribe"
+    """Note what comes from now on; have the taker subscribe, and wait until NATS has confirmed."""
+    SPREAD = "spread"
+    """Wait until all NATS servers know the taker's subscription."""
+    UNSUBSCRIBE = "unsubscribe"
+    """And wait until NATS has confirmed: then all that was under way has been received."""
+    COMMIT = "commit"
+    """Wait until all that was received is committed and answered."""
+    TELL = "tell"
+    """Tell the taker what was received."""
+    TRANSFER = "transfer"
+    """Change the record."""
+    OVER = "over"
+
+
+_STEPS = (
+    Step.PREPARE,
+    Step.SUBSCRIBE,
+    Step.SPREAD,
+    Step.UNSUBSCRIBE,
+    Step.COMMIT,
+    Step.TELL,
+    Step.TRANSFER,
+    Step.OVER,
+)
+_OF_MESSAGES = frozenset((Step.SUBSCRIBE, Step.SPREAD, Step.UNSUBSCRIBE, Step.TELL))
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What brings back the state from before a handover that failed."""
+
+    drop: bool
+    """Tell the taker to unsubscribe and to drop what it holds."""
+    subscribe: bool
+    """The giver receives messages again, if it still leads."""
+    loss: str
+    """Why messages without reply may be missing; empty if none is."""
+
+
+class Giver:
+    """The leader's side of one handover. Times are monotonic seconds."""
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self.step = Step.OVER
+        self.has_moved = False
+        """Whether the record says that this epoch is over."""
+        self._deadline = 0.0
+        self._digests = bytearray()
+
+    def begin(self, now: float) -> Step:
+        self._enter(Step.PREPARE, now)
+        return self.step
+
+    def done(self, now: float) -> Step:
+        """The present step has succeeded. Returns the next one."""
+        position = _STEPS.index(self.step) + 1
+        while not self.offer.is_attached and _STEPS[position] in _OF_MESSAGES:
+            position += 1
+        self._enter(_STEPS[position], now)
+        return self.step
+
+    def _enter(self, step: Step, now: float) -> None:
+        if step is Step.PREPARE:
+            self._deadline = now + PREPARE_SECONDS
+        elif self.step is Step.PREPARE:
+            self._deadline = now + HAND_OVER_SECONDS
+        self.step = step
+
+    def seconds_left(self, now: float) -> float:
+        """How long the present step may still take."""
+        return max(0.0, self._deadline - now)
+
+    @property
+    def is_noting(self) -> bool:
+        """Whether `received` is to be told of each message. A little too early is right: what the
+        taker gets must be known here, but not the reverse."""
+        return not self.offer.is_shared and self.step in (
+            Step.SUBSCRIBE,
+            Step.SPREAD,
+            Step.UNSUBSCRIBE,
+        )
+
+    def received(self, digests: Sequence[bytes]) -> None:
+        """These messages will be stored, or refused, here."""
+        for one in digests:
+            self._digests += one
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much has come: the handover has to fail."""
+        return len(self._digests) > MAX_TOLD * DIGEST_BYTES
+
+    def told(self, max_count: int) -> list[bytes]:
+        """The digests of what was received, in pieces."""
+        piece = max_count * DIGEST_BYTES
+        told = bytes(self._digests)
+        return [told[start : start + piece] for start in range(0, len(told), piece)]
+
+    def failed(self) -> Undo:
+        """The present step has failed, or took too long. Ends the handover."""
+        at, self.step = _STEPS.index(self.step), Step.OVER
+        attached = self.offer.is_attached
+        asked = attached and at >= _STEPS.index(Step.SUBSCRIBE)
+        stopped = attached and at >= _STEPS.index(Step.UNSUBSCRIBE)
+        loss = ""
+        if stopped:
+            loss = "no node received messages for a moment"
+        elif asked and self.offer.is_shared:
+            loss = "another node received some messages and could not take over"
+        return Undo(at <= _STEPS.index(Step.TRANSFER), stopped, loss)
+
+    def saw(self, record: StreamRecord) -> bool:
+        """Whether a newer record says that this epoch is over. If so, the handover has ended:
+        nothing is undone, since another node leads."""
+        moved = (record.incarnation, record.leader_epoch) != (
+            self.offer.incarnation,
+            self.offer.epoch,
+        ) or record.leader != self.offer.giver
+        if moved:
+            self.step, self.has_moved = Step.OVER, True
+        return moved
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Held(Generic[T]):
+    item: T
+    digests: Sequence[bytes]
+    rows: list[int]
+
+
+class Taker(Generic[T]):
+    """The other side: a node in the ISR that is about to lead. `T` is a run of messages, whose rows
+    have a digest each. Times are monotonic seconds."""
+
+    def __init__(self, offer: Offer, max_held_bytes: int = MAX_HELD_BYTES) -> None:
+        self.offer = offer
+        self._max_held_bytes = max_held_bytes
+        self.problem = ""
+        """Why it cannot take over; empty if it can."""
+        self._since: float | None = None
+        self._held: list[_Held[T]] = []
+        self._held_bytes = 0
+        self._told: Counter[bytes] | None = None
+        self._end = 0
+        self._leads_since: float | None = None
+
+    def subscribed(self, now: float) -> None:
+        """NATS has confirmed the subscription."""
+        self._since = now
+
+    def wants_digests(self, now: float) -> bool:
+        """Whether `arrived` needs those of the messages that come now."""
+        if self._leads_since is None:
+            return not self.offer.is_shared
+        return bool(self._told) and now - self._leads_since <= LATE_SECONDS
+
+    @property
+    def leads(self) -> bool:
+        return self._leads_since is not None
+
+    def broken(self, problem: str) -> None:
+        """Messages may have been missed since it subscribed, or there is no room for more."""
+        if not self.leads:
+            self.problem = self.problem or problem
+            self._held.clear()
+            self._held_bytes = 0
+
+    def arrived(
+        self, item: T, count: int, digests: Sequence[bytes], size_bytes: int, now: float
+    ) -> Sequence[int]:
+        """`count` messages have come. Returns the rows to store now; the others are held, or are
+        copies of what the giver has stored."""
+        if self._leads_since is not None:
+            return self._without_copies(digests) if self.wants_digests(now) else range(count)
+        if self.problem:
+            return ()
+        self._held_bytes += size_bytes
+        rows = list(range(count)) if self._told is None else self._without_copies(digests)
+        self._held.append(_Held(item, digests, rows))
+        if self._held_bytes > self._max_held_bytes:
+            self.broken("too much has come to hold it")
+        return ()
+
+    def told(self, key: bytes, end: int, pieces: Iterable[bytes], now: float) -> None:
+        """The giver has received these since this node was to subscribe. What it has stored ends at
+        `end`, and is committed. If this node cannot take over, `problem` says why."""
+        if key != self.offer.key:
+            self.broken("this is another handover")
+        elif self._is_late(now):
+            self.broken("it took too long")
+        elif self.offer.is_attached and self._since is None:
+            self.broken("it has not subscribed")
+        if self.problem:
+            return
+        self._end = end
+        self._told = Counter(
+            piece[start : start + DIGEST_BYTES]
+            for piece in pieces
+            for start in range(0, len(piece), DIGEST_BYTES)
+        )
+        for held in self._held:
+            if held.digests:
+                held.rows = self._without_copies(held.digests)
+
+    def is_over(self, now: float) -> bool:
+        """Whether there is nothing more to do: it has failed, or has lasted too long."""
+        return not self.leads and (bool(self.problem) or self._is_late(now))
+
+    def take(self, log_end: int, now: float) -> list[tuple[T, Sequence[int]]] | None:
+        """This node leads, with a log that ends at `log_end`. Returns what it held, with the rows
+        to store, in the order of arrival. None when that cannot be used: it is not known which of
+        it is stored already, because the giver told nothing, or went on after it had told."""
+        if self._told is None:
+            self.broken("the giver has not told what it received")
+        elif log_end != self._end:
+            self.broken("more was stored after the giver had told")
+        elif self._is_late(now):
+            self.broken("it took too long")
+        if self.problem:
+            return None
+        self._leads_since = now
+        held, self._held = self._held, []
+        return [(one.item, one.rows) for one in held if one.rows]
+
+    def _is_late(self, now: float) -> bool:
+        return self._since is not None and now - self._since > HOLD_SECONDS
+
+    def _without_copies(self, digests: Sequence[bytes]) -> list[int]:
+        told = self._told
+        if not told:
+            return list(range(len(digests)))
+        rows = []
+        for row, digest in enumerate(digests):
+            left = told.get(digest, 0)
+            if not left:
+                rows.append(row)
+            elif left == 1:
+                del told[digest]
+            else:
+                told[digest] = left - 1
+        return rows
+
+
+def digests_of(
+    key: bytes,
+    subjects: Sequence[bytes],
+    replies: Sequence[bytes],
+    headers: Sequence[bytes],
+    payloads: Sequence[bytes],
+) -> list[bytes]:
+    """One digest for each message: equal messages have equal digests."""
+    found = []
+    for subject, reply, block, payload in zip(subjects, replies, headers, payloads, strict=True):
+        lengths = b"%d %d %d " % (len(subject), len(reply), len(block))
+        whole = b"".join((lengths, subject, reply, block, payload))
+        found.append(blake2b(whole, key=key, digest_size=DIGEST_BYTES).digest())
+    return found
