@@ -147,7 +147,11 @@ BROKEN: dict[str, dict[str, Any]] = {
     "a giver that went on does not matter": {"make_taker": TakesWhatWasStored, "trouble": UNDONE},
 }
 
-RARE = {"what is received need not be committed": 27, "a taker that was not told takes": 21}
+RARE = {
+    "what is received need not be committed": 91,
+    "a taker that was not told takes": 21,
+    "a giver that went on does not matter": 30,
+}
 """A seed that finds it, where to begin."""
 
 

@@ -229,7 +229,7 @@ class HandoverWorld:
             return
         self.logs[name].append(message)
         end = len(self.logs[name])
-        self.at(self.delay() + 0.001, lambda: self._commit(name, end))
+        self.at(4 * self.delay(), lambda: self._commit(name, end))
 
     def _commit(self, name: str, end: int) -> None:
         """The other node has it too, unless the epoch has ended."""

@@ -1,4 +1,4 @@
-"""Both sides of a handover, one event at a time; all orders of events: `property/test_handovers`."""
+"""Both sides of a handover, one event at a time; see `property/test_handovers` for all orders."""
 
 from __future__ import annotations
 
