@@ -38,7 +38,7 @@ What a crash can leave, and how it is recovered:
 """
 
 from liftlog.log.data_dir import DataDir
-from liftlog.log.environment import Clock, EncodedBatch, LogConfig, LogEnvironment, SystemClock
+from liftlog.log.environment import Clock, LogConfig, LogEnvironment, SystemClock
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.log.inventory import RecoveryReport
 from liftlog.log.log import Log
@@ -46,6 +46,7 @@ from liftlog.log.opening import open_log
 from liftlog.log.reading import Gap
 from liftlog.log.recovery import ActiveState
 from liftlog.log.slices import LogSlice
+from liftlog.records.encode import EncodedBatch
 
 __all__ = [
     "ActiveState",

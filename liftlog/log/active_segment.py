@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
-from liftlog.log.environment import EncodedBatch, LogEnvironment
+from liftlog.log.environment import LogEnvironment
 from liftlog.log.filesystem import File, write_all
 from liftlog.log.index import SparseIndex, write_index
 from liftlog.log.segment import Segment
 from liftlog.log.unreadable import is_unreadable
+from liftlog.records.encode import EncodedBatch
 
 logger = logging.getLogger("liftlog.log")
 
 _MIN_ALLOCATION = 64 * 1024
 _MAX_ALLOCATION = 16 * 1024 * 1024
 _MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
+_data_of = attrgetter("data")
 
 
 class LogEnd(NamedTuple):
@@ -84,7 +87,7 @@ class ActiveSegment:
             self._allocate(position + size_bytes, max_allocation)
         try:
             for i in range(0, len(batches), _MAX_BUFFERS):
-                buffers = [batch.data for batch in batches[i : i + _MAX_BUFFERS]]
+                buffers = list(map(_data_of, batches[i : i + _MAX_BUFFERS]))
                 position += write_all(self.file, buffers, position)
         except OSError as error:
             self.must_be_left = is_unreadable(error)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, index_path, read_index, write_index
@@ -223,14 +223,3 @@ class LogEnvironment:
     ) -> LogEnvironment:
         pool, indexes = FilePool(fs, max_open_files), IndexCache(fs, cached_indexes)
         return cls(fs, clock, pool, indexes, synced)
-
-
-class EncodedBatch(NamedTuple):
-    """A batch as `encode_batch` made it, with what the log must know of it."""
-
-    data: bytearray | memoryview
-    base_offset: int
-    next_offset: int
-    record_count: int
-    base_timestamp_ns: int
-    max_timestamp_ns: int

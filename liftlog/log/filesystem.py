@@ -178,10 +178,7 @@ def is_full(error: OSError) -> bool:
 
 
 class storage_errors:  # noqa: N801  # used as a function
-    """Map OSError to StorageError or DiskFull, once, at the border of the package.
-
-    A class and not a generator: it stands on the path of every append.
-    """
+    """Map OSError to StorageError or DiskFull, once, at the border of the package."""
 
     __slots__ = ("_what",)
 
@@ -197,11 +194,15 @@ class storage_errors:  # noqa: N801  # used as a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None or not isinstance(error, OSError):
-            return
-        if is_full(error):
-            raise DiskFull(f"{self._what}: the disk is full") from error
-        raise StorageError(f"{self._what}: {error.strerror or error}") from error
+        if error is not None and isinstance(error, OSError):
+            raise storage_error(self._what, error) from error
+
+
+def storage_error(what: str, error: OSError) -> StorageError | DiskFull:
+    """What an OSError becomes at the border of the package; see `storage_errors`."""
+    if is_full(error):
+        return DiskFull(f"{what}: the disk is full")
+    return StorageError(f"{what}: {error.strerror or error}")
 
 
 def write_all(file: File, buffers: Sequence[Buffer], position: int) -> int:

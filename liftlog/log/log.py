@@ -14,7 +14,7 @@ from typing import Any
 from liftlog.errors import DiskFull, StorageError
 from liftlog.log import reading, structure, truncation
 from liftlog.log.active_segment import LogEnd
-from liftlog.log.environment import EncodedBatch, LogConfig, LogEnvironment
+from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import Buffer, storage_errors
 from liftlog.log.leases import Leases
 from liftlog.log.manifest import (
@@ -59,7 +59,11 @@ class Log:
         self._state = state
         lineage = state.view.manifest.lineage
         slot = AckedSlot(environment.fs, state.directory, lineage, boot_id=boot_id)
-        self._writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
+        self._writer = writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
+        # See `LogWriter`. Publishers wait for these three, so they are not wrapped as the others.
+        self.append = writer.append
+        self.sync = writer.sync
+        self.commit_up_to = writer.commit_up_to
         self._counts = RecordCounts(environment.pool)
         self.leases = Leases(environment.fs, state.directory)
         try:
@@ -222,13 +226,6 @@ class Log:
 
     # --- writing: by the writer of the moment ---
 
-    def append(self, batches: Sequence[EncodedBatch]) -> None:
-        """Write batches at the end: all of them or, on an error, none.
-
-        Not durable before `sync`. Raises DiskFull, StorageError.
-        """
-        self._writer.append(batches)
-
     def append_raw(self, data: Buffer) -> None:
         """Append whole batches as another log stores them; their bytes stay as they are.
 
@@ -255,28 +252,6 @@ class Log:
         Raises ValueError when the log knows of a later epoch, StorageError, DiskFull.
         """
         self._writer.begin_epoch(epoch)
-
-    def sync(self) -> int:
-        """Make everything appended durable; returns the durable end offset.
-
-        When fdatasync fails, nothing past the last successful one can be trusted: the caller
-        must nack what waited for it and call `abandon_tail`. A replica that is found to hold less
-        after a start than this has returned is `incomplete`. Raises SyncFailed.
-        """
-        return self._writer.sync()
-
-    def commit_up_to(self, offset: int) -> int:
-        """Declare everything below `offset` committed: readers see it. Returns the high watermark.
-
-        It moves to the last end of an append at or below `offset`, which may be any offset, and it
-        never falls. Who decides lies outside the log: on one node its own fsync, with replicas what
-        all of them hold, and then never past what is durable here. With more than 4,096 appends to
-        commit some ends are forgotten, and the high watermark stops a little lower; the log end is
-        never forgotten. May be called beside an append or a sync in another thread, and by one
-        thread at a time. Raises StorageError, DiskFull, and then nothing changed, when the first
-        early ack cannot be admitted.
-        """
-        return self._writer.commit_up_to(offset)
 
     def advance_high_watermark(self, offset: int) -> None:
         """`commit_up_to` under its former name."""

@@ -9,8 +9,7 @@ from typing import Any
 
 from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
-from liftlog.log.environment import EncodedBatch
-from liftlog.log.filesystem import Buffer, storage_errors
+from liftlog.log.filesystem import Buffer, storage_error, storage_errors
 from liftlog.log.manifest import (
     RESERVE_STEP,
     SKIPPED,
@@ -23,6 +22,7 @@ from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState
 from liftlog.records.columns import cut_front
 from liftlog.records.decode import decode_batch
+from liftlog.records.encode import EncodedBatch
 from liftlog.records.header import parse_header, verify_body
 
 MAX_NOTED_ENDS = 4096
@@ -56,10 +56,12 @@ class LogWriter:
         end = state.active.end.offset
         self._acked_end = max(end, recovered.acked_end if recovered is not None else 0)
         slot.update(self._acked_end)
-        self._append_errors = storage_errors(f"appending to {state.name}")
 
     def append(self, batches: Sequence[EncodedBatch]) -> None:
-        """See `Log.append`."""
+        """Write batches at the end: all of them or, on an error, none.
+
+        Not durable before `sync`. Raises DiskFull, StorageError.
+        """
         state = self.state
         active = state.active
         if batches[0].base_offset != active.end.offset:
@@ -67,8 +69,10 @@ class LogWriter:
                 f"batch at offset {batches[0].base_offset}, the log ends at {active.end.offset}"
             )
         next_offset = batches[-1].next_offset
-        size = sum([len(batch.data) for batch in batches])
-        with self._append_errors:
+        size = 0
+        for batch in batches:
+            size += len(batch.data)
+        try:
             if state.manifest_in_doubt or active.has_leftovers or self.slot.in_doubt:
                 self._resolve_doubts()
             if self.must_roll(size, next_offset):
@@ -77,6 +81,8 @@ class LogWriter:
             if next_offset > state.view.manifest.reserved_offset:
                 self._reserve(next_offset)
             end = active.append(batches, size, state.config.segment_max_bytes)
+        except OSError as error:
+            raise storage_error(f"appending to {state.name}", error) from error
         self._appended.append(end)
         if len(self._appended) > MAX_NOTED_ENDS:
             self._forget_ends()
@@ -141,7 +147,12 @@ class LogWriter:
                 self.note_epochs((*epochs_below(manifest.epochs, end), (epoch, end)))
 
     def sync(self) -> int:
-        """See `Log.sync`."""
+        """Make everything appended durable; returns the durable end offset.
+
+        When fdatasync fails, nothing past the last successful one can be trusted: the caller
+        must nack what waited for it and call `abandon_tail`. A replica that is found to hold less
+        after a start than this has returned is `incomplete`. Raises SyncFailed.
+        """
         active = self.state.active
         end = active.end.offset
         if end == active.durable.offset:
@@ -164,7 +175,16 @@ class LogWriter:
     # --- commits and acks ---
 
     def commit_up_to(self, offset: int) -> int:
-        """See `Log.commit_up_to`."""
+        """Declare everything below `offset` committed: readers see it. Returns the high watermark.
+
+        It moves to the last end of an append at or below `offset`, which may be any offset, and it
+        never falls. Who decides lies outside the log: on one node its own fsync, with replicas what
+        all of them hold, and then never past what is durable here. With more than 4,096 appends to
+        commit some ends are forgotten, and the high watermark stops a little lower; the log end is
+        never forgotten. May be called beside an append or a sync in another thread, and by one
+        thread at a time. Raises StorageError, DiskFull, and then nothing changed, when the first
+        early ack cannot be admitted.
+        """
         state = self.state
         committed = state.view.committed
         appended = self._appended

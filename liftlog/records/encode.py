@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -27,6 +28,7 @@ from liftlog.records.format import (
     MAX_BATCH_RECORDS,
     MAX_TIMESTAMP_DELTA_US,
     OFFSET_DELTAS,
+    PADDING,
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
     TOMBSTONES,
@@ -40,6 +42,17 @@ StampRuns = Sequence[tuple[int, int]]
 _HEADER_PLACE = bytes(HEADER_SIZE)
 _ONE_SUBJECT = struct.Struct("<IIii")  # count, 0, offsets 0 and size
 _ONE_ITEM = struct.Struct("<ii")
+
+
+class EncodedBatch(NamedTuple):
+    """A batch as `encode_batch` made it, with what the log must know of it."""
+
+    data: bytearray | memoryview
+    base_offset: int
+    next_offset: int
+    record_count: int
+    base_timestamp_ns: int
+    max_timestamp_ns: int
 
 
 def encode_batch(
@@ -130,19 +143,21 @@ def encode_single(
     timestamp_ns: int,
     subject: bytes,
     value: bytes,
-) -> bytearray:
+) -> EncodedBatch:
     """The same batch as `encode_batch` makes of one record without key and headers.
 
     A publisher waits for each such record alone, so the time this takes is latency.
     """
     dictionary, attributes = _single_subject(subject)
     size = len(value)
-    body = b"".join((dictionary, _ONE_ITEM.pack(0, size), value, padding_for(size)))
+    body = b"".join((dictionary, _ONE_ITEM.pack(0, size), value, PADDING[-size & 7]))
     header = HEADER_WITHOUT_CRC.pack(
         MAGIC, HEADER_SIZE + len(body), base_offset, 0, 1, timestamp_ns, timestamp_ns,
         leader_epoch, attributes, commit_group, 0, crc32c(body),
     )  # fmt: skip
-    return bytearray().join((header, crc32c(header).to_bytes(4, "little"), body))
+    data = bytearray().join((header, crc32c(header).to_bytes(4, "little"), body))
+    fields = (data, base_offset, base_offset + 1, 1, timestamp_ns, timestamp_ns)
+    return tuple.__new__(EncodedBatch, fields)  # without a constructor in Python
 
 
 def fill_header(

@@ -10,7 +10,7 @@ from operator import add
 from typing import NamedTuple
 
 from envelope.liftbridge import Ack
-from liftlog.records.encode import encode_batch, encode_single
+from liftlog.records.encode import EncodedBatch, encode_batch, encode_single
 from liftlog.stream.acks import Echo
 from liftlog.stream.run import MESSAGE_OVERHEAD_BYTES
 from liftlog.stream.subject_sequences import Notes
@@ -113,13 +113,13 @@ class CommitGroup:
 
     def encode(
         self, *, leader_epoch: int, commit_group: int, max_records: int, max_bytes: int
-    ) -> list[tuple[bytearray, int, int, int, int, int]]:
-        """Batches as (bytes, base offset, next offset, record count, first and largest stamp)."""
+    ) -> list[EncodedBatch]:
+        """The records as batches within these limits, in the order of their offsets."""
         count = len(self.values)
         if count == 1 and self.headers is None and self.keys is None and not self.has_tombstones:
             (stamp, _), value = self.stamps[0], self.values[0]
             assert value is not None
-            data = encode_single(
+            batch = encode_single(
                 base_offset=self.base_offset,
                 leader_epoch=leader_epoch,
                 commit_group=commit_group,
@@ -127,7 +127,7 @@ class CommitGroup:
                 subject=self.subjects[0],
                 value=value,
             )
-            return [(data, self.base_offset, self.base_offset + 1, 1, stamp, stamp)]
+            return [batch]
         if self.headers is not None:
             self.pad_headers()
         if self.keys is not None:
@@ -135,7 +135,7 @@ class CommitGroup:
         overhead = _BATCH_OVERHEAD_BYTES + _RECORD_OVERHEAD_BYTES * count
         if count <= max_records and self.size_bytes + overhead <= max_bytes:
             encoded = self._encode_range(0, count, leader_epoch, commit_group)
-            if len(encoded[0]) <= max_bytes or count == 1:
+            if len(encoded.data) <= max_bytes or count == 1:
                 return [encoded]
             bounds = [(0, count)]
         else:
@@ -145,7 +145,7 @@ class CommitGroup:
         while bounds:
             lo, hi = bounds.pop()
             encoded = self._encode_range(lo, hi, leader_epoch, commit_group)
-            if len(encoded[0]) > max_bytes and hi - lo > 1:
+            if len(encoded.data) > max_bytes and hi - lo > 1:
                 # Long or escaped subjects, which are not counted before they are encoded.
                 middle = (lo + hi) // 2
                 bounds += [(middle, hi), (lo, middle)]
@@ -153,9 +153,7 @@ class CommitGroup:
                 batches.append(encoded)
         return batches
 
-    def _encode_range(
-        self, lo: int, hi: int, leader_epoch: int, commit_group: int
-    ) -> tuple[bytearray, int, int, int, int, int]:
+    def _encode_range(self, lo: int, hi: int, leader_epoch: int, commit_group: int) -> EncodedBatch:
         whole = lo == 0 and hi == len(self.values)
         stamps = self.stamps if whole else _slice_stamps(self.stamps, lo, hi)
         data = encode_batch(
@@ -171,7 +169,8 @@ class CommitGroup:
         )
         first = stamps[0][0]
         largest = first if len(stamps) == 1 else max(stamps)[0]
-        return data, self.base_offset + lo, self.base_offset + hi, hi - lo, first, largest
+        base = self.base_offset
+        return EncodedBatch(data, base + lo, base + hi, hi - lo, first, largest)
 
     def _split(self, max_records: int, max_bytes: int) -> list[tuple[int, int]]:
         """Where to cut so that no batch passes the limits, unless a single record does."""

@@ -17,7 +17,15 @@ class MessageRun:
     an envelope, but is never false when one is.
     """
 
-    __slots__ = ("has_cookie", "headers", "payloads", "replies", "size_bytes", "subjects")
+    __slots__ = (
+        "has_cookie",
+        "headers",
+        "memory_bytes",
+        "payloads",
+        "replies",
+        "size_bytes",
+        "subjects",
+    )
 
     def __init__(
         self,
@@ -36,11 +44,8 @@ class MessageRun:
         self.size_bytes = sum(map(len, payloads))
         if headers is not None:
             self.size_bytes += sum(map(len, headers))
-
-    @property
-    def memory_bytes(self) -> int:
+        self.memory_bytes = self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(payloads)
         """About what the run costs until it is committed."""
-        return self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(self.payloads)
 
     def __len__(self) -> int:
         return len(self.payloads)

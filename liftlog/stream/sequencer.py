@@ -88,25 +88,27 @@ class Sequencer(Tail):
 
     # --- judging ---
 
-    def judge(self, run: MessageRun, now_ns: int, steady_ns: int | None = None) -> None:
+    def judge(
+        self, run: MessageRun, now_ns: int, steady_clock: Callable[[], int] | None = None
+    ) -> None:
         """Number what is to be stored, word what is to be answered. Order is kept.
 
-        `now_ns` is for stamps. `steady_ns` is for the age of message ids: a clock that does not
-        step with the wall clock; without it they age by the stamps.
+        `now_ns` is for stamps. `steady_clock` (ns) is for the age of message ids: it does not step
+        with the wall clock; without it they age by the stamps.
         """
-        group = self._group_with_room()
+        group, count = self._group_with_room(), len(run.payloads)
         before = group.size_bytes
-        group.received += len(run)
+        group.received += count
         stamp = self._stamp(now_ns)
         by_row = self.too_few_copies is not None and (run.has_cookie or any(run.replies))
         if by_row or not (is_plain(self.config, run) and self._take_all(group, run, stamp)):
-            self._ids_seen_ns = stamp if steady_ns is None else steady_ns
+            self._ids_seen_ns = stamp if steady_clock is None else steady_clock()
             self.dedupe.expire(self._ids_seen_ns)
-            if by_row or len(run) < self.columns_from_rows:
-                self._judge_rows(group, run, 0, len(run), stamp)
+            if by_row or count < self.columns_from_rows:
+                self._judge_rows(group, run, 0, count, stamp)
             else:
                 self._judge_columns(group, run, stamp)
-        self.pending_bytes += group.size_bytes - before + MESSAGE_OVERHEAD_BYTES * len(run)
+        self.pending_bytes += group.size_bytes - before + MESSAGE_OVERHEAD_BYTES * count
 
     def store_own(
         self,
@@ -134,7 +136,7 @@ class Sequencer(Tail):
 
     def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> bool:
         """Store a run of plain messages; False, and nothing done, when a reply needs a look."""
-        count = len(run)
+        count = len(run.payloads)
         replies: Sequence[bytes] = [NO_REPLY] * count
         wants_acks = self.config.acks == "on" and any(run.replies)
         if wants_acks:

@@ -97,8 +97,8 @@ class GroupCommits:
     def commit(self, messages: int) -> bool:
         """Commit the next group of the `messages` that wait, or begin to. Call it while no job is
         under way. Returns whether more of them can be committed at once."""
-        long = self._writer.takes_long(self._sequencer.pending_bytes)
-        if self._shared.inline.allows(messages) and not long:
+        is_small = self._sequencer.pending_bytes <= self._writer.max_inline_bytes
+        if is_small and self._shared.inline.allows(messages):
             return self._commit_inline()
         self._commit_in_thread()
         return False
@@ -108,21 +108,21 @@ class GroupCommits:
         if group is None:
             return False
         error: Exception | None = None
-        started = time.perf_counter()
-        if len(group):
+        count, started = len(group.values), time.perf_counter()
+        if count:
             try:
                 self._writer.write(self._writer.encode(group))
                 if self._has_followers:
                     self._gate.written(self._writer.written)
                 # Before the sync, so that after it nothing is left but to send them.
                 self._sequencer.prepare_answers(group)
-                if self._writer.must_sync(self._unsynced + len(group)):
+                if self._unsynced + count >= self._writer.syncs_at:
                     self._log.sync()
             except Exception as caught:  # noqa: BLE001  # `_take_back` decides what it means
                 error = caught
         self._finish(group, error)
         self._observed.inline_commits += 1
-        if len(group):
+        if count:
             self._shared.inline.spent(time.perf_counter() - started)
             self._observe_sync()
         return self._sequencer.pending_messages > 0
@@ -140,7 +140,7 @@ class GroupCommits:
         except Exception as error:  # noqa: BLE001  # `_take_back` decides what it means
             self._take_back(group, error)
             return
-        must_sync = self._writer.must_sync(self._unsynced + len(group))
+        must_sync = self._unsynced + len(group) >= self._writer.syncs_at
         self._turns.begin(
             partial(self._writer.write, batches),
             self._log.sync if must_sync else None,

@@ -140,10 +140,10 @@ class StreamHost:
             if pending and pending + run.memory_bytes > self.settings.max_pending_bytes:
                 self._shared.send(self.sequencer.refuse_run(run, OVERLOADED))
                 return
-            self.observed.arrived(len(run))
+            self.observed.arrived(len(run.payloads))
             if self._gate.has_followers:
                 self.sequencer.too_few_copies = self._gate.refuses
-            self.sequencer.judge(run, self._shared.now_ns(), self._shared.steady_ns())
+            self.sequencer.judge(run, self._shared.now_ns(), self._shared.steady_ns)
         except Exception as error:  # noqa: BLE001  # a supervisor: one stream must not end the others
             self.fail(f"internal error while judging messages: {error!r}")
             return

@@ -11,6 +11,7 @@ that is read.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
@@ -48,34 +49,33 @@ class GroupWriter:
 
     def __init__(self, log: Log, settings: StreamSettings) -> None:
         self._log = log
-        self._settings = settings
+        self._batch = settings.batch
+        self._compression = settings.compression
         self._acks_early = settings.durability != "fsync"
+        self.max_inline_bytes = math.inf if self._compression == "none" else _INLINE_BYTES
+        """Compressing more would block the event loop for too long."""
+        self.syncs_at: float = 0
+        """A group is synced that brings the records without a sync to so many."""
+        if self._acks_early:
+            self.syncs_at = math.inf
+            if settings.durability == "interval":
+                self.syncs_at = settings.flush.messages
         self.written: list[EncodedBatch] = []
         """What the last `write` appended."""
 
     def encode(self, group: CommitGroup) -> list[EncodedBatch]:
-        batch = self._settings.batch
-        encoded = group.encode(
+        batch = self._batch
+        return group.encode(
             leader_epoch=self._log.leader_epoch,
             commit_group=self._log.commit_group,
             max_records=batch.max_records,
             max_bytes=batch.max_bytes,
         )
-        return list(map(EncodedBatch._make, encoded))
-
-    def takes_long(self, size_bytes: int) -> bool:
-        """Whether compressing so much would block the event loop for too long."""
-        return self._settings.compression != "none" and size_bytes > _INLINE_BYTES
-
-    def must_sync(self, unsynced: int) -> bool:
-        """Whether a group is synced that brings the records without a sync to `unsynced`."""
-        if self._settings.durability == "interval":
-            return unsynced >= self._settings.flush.messages
-        return self._settings.durability == "fsync"
 
     def write(self, batches: list[EncodedBatch]) -> None:
         """Append them; they are not synced."""
-        batches = compressed(batches, self._settings.compression)
+        if self._compression != "none":
+            batches = compressed(batches, self._compression)
         if self._acks_early:
             # The acks of this group may leave before it is durable; the manifest must say so first.
             self._log.admit_early_acks()

@@ -70,7 +70,7 @@ class NatsConnection:
         self._asked: dict[int, str] = {}
         """Subscriptions that wait for an answer; not empty: why NATS has refused it."""
         self._refused_unnamed = ""
-        self._on_chunk_end = on_chunk_end
+        self.chunk_end = on_chunk_end
         self._on_revoked = on_revoked
         self._on_publish_refused = on_publish_refused
         self._on_change = on_change
@@ -147,9 +147,6 @@ class NatsConnection:
         handler = self._handlers.get(sid)
         if handler is not None:
             handler(run)
-
-    def chunk_end(self) -> None:
-        self._on_chunk_end()
 
     # --- Owner of the client ---
 
@@ -229,7 +226,7 @@ class NatsConnection:
 
     def send(self, commands: bytes) -> bool:
         """Queue NATS commands; False if the connection has ended."""
-        return self.connected and bool(self._transport.send(commands))
+        return self.ending is None and self._transport.send(commands)
 
     # --- subscriptions ---
 

@@ -104,6 +104,8 @@ class WideTransport(TcpTransport):
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_live = is_live
         self._feed = feed
+        self._out: asyncio.WriteTransport | None = None
+        """Where acks are written: to the transport itself, for a publisher that waits for one."""
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         loop = asyncio.get_running_loop()
@@ -140,6 +142,7 @@ class WideTransport(TcpTransport):
         self._io_writer = asyncio.StreamWriter(
             transport, protocol, reader, asyncio.get_running_loop()
         )
+        self._out = transport
 
     async def read(self, buffer_size: int) -> bytes:
         data: bytes = await super().read(READ_BYTES)
@@ -159,9 +162,7 @@ class WideTransport(TcpTransport):
             await super().drain()  # type: ignore[no-untyped-call]
 
     def unsent_bytes(self) -> int:
-        if self._io_writer is None:
-            return 0
-        return int(self._io_writer.transport.get_write_buffer_size())
+        return 0 if self._out is None else self._out.get_write_buffer_size()
 
     def behind_bytes(self) -> int:
         """Bytes read recently without ever emptying the socket."""
@@ -178,12 +179,13 @@ class WideTransport(TcpTransport):
 
     def abort(self) -> None:
         """Close without waiting for unsent bytes."""
-        if self._io_writer is not None:
-            self._io_writer.transport.abort()
+        if self._out is not None:
+            self._out.abort()
 
     def send(self, data: bytes) -> bool:
         """Queue bytes for the server; False without a connection."""
-        if self._io_writer is None or self._io_writer.is_closing():
+        out = self._out
+        if out is None or out.is_closing():
             return False
-        self._io_writer.write(data)
+        out.write(data)
         return True

@@ -56,7 +56,8 @@ class Attachments:
 
     def set_link(self, link: NatsLink) -> None:
         """Streams are attached through this link from now on."""
-        self._link = self._intake.link = link
+        self._link = link
+        self._intake.send = link.send
         for host in self._hosts.values():
             self.want(host)
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from liftlog.log import Clock
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.writing import InlineBudget, WriterPool
-from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.settings import CommitSettings
 from liftlog.stream import MessageRun
 
@@ -39,7 +38,9 @@ class Intake:
         self.pool = WriterPool(commit.writer_threads)
         self.inline = InlineBudget(commit.inline_max_messages, commit.inline_budget_seconds)
         self.dirty: dict[StreamHost, None] = {}
-        self.link: NatsLink | None = None
+        self.send: Callable[[bytes], None] = lambda commands: None
+        """Where acks go: `NatsLink.send`, as soon as there is a link."""
+        self.now_ns = clock.now_ns
         self._hosts = hosts
         self._clock = clock
         self._start_ns = clock.now_ns() - clock.monotonic_ns()
@@ -51,13 +52,6 @@ class Intake:
         self._room = asyncio.Event()
 
     # --- commits ---
-
-    def send(self, commands: bytes) -> None:
-        if self.link is not None:
-            self.link.send(commands)
-
-    def now_ns(self) -> int:
-        return self._clock.now_ns()
 
     def steady_ns(self) -> int:
         return self._start_ns + self._clock.monotonic_ns()
