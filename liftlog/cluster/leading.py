@@ -247,6 +247,14 @@ class Leader:
         ]
         return 2 * (len(recent) + 1) > len(self.record.replicas)
 
+    def lags(self) -> dict[str, int]:
+        """How many records each other member lacks, of those that have asked in this epoch."""
+        return {
+            one.node: max(0, self.log_end - one.offset)
+            for one in self._followers.values()
+            if one.offset >= 0 and one.node in self._others
+        }
+
     def confirmed_by_all(self, now: float, forget_after: float, known: int) -> int:
         """Below this end every replica has everything durable, except those that did not ask for
         `forget_after` seconds: tombstones below it may be deleted. `known` is the last such end.

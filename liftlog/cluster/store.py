@@ -60,10 +60,16 @@ class NodeSession(Protocol):
     """A key that exists as long as its holder renews it."""
 
     @property
+    def renewed_at(self) -> float:
+        """When the last acknowledged renewal was sent, as `time.monotonic()` in seconds: the store
+        worked then."""
+        ...
+
+    @property
     def deadline(self) -> float:
-        """Until when no other process can see the key expire, as `time.monotonic()` in seconds: the
-        time at which the last acknowledged renewal was *sent*, plus 0.8 of the TTL. A session whose
-        key was taken over or cannot be renewed keeps its last deadline, which passes."""
+        """Until when no other process can see the key expire, as `time.monotonic()` in seconds:
+        `renewed_at` plus 0.8 of the TTL. A session whose key was taken over or cannot be renewed
+        keeps its last deadline, which passes."""
         ...
 
     async def close(self) -> None:

@@ -232,8 +232,15 @@ class Daemon:
         cleaner: Cleaner,
     ) -> tuple[Health, str | None]:
         disk = DiskProbe(self._data_dir.path)
-        watch = self._loop_watch
-        health = Health(broker, link, disk, self.reloads, lambda: watch.last_lag_seconds)
+        watch, cluster = self._loop_watch, self.settings.cluster
+        health = Health(
+            broker,
+            link,
+            disk,
+            self.reloads,
+            lambda: watch.last_lag_seconds,
+            ready_after_seconds=cluster.ready_after_seconds if cluster is not None else 0.0,
+        )
         guard = ConnectionGuard(
             max_connections=self.settings.http.max_connections,
             timeout_seconds=self.settings.http.timeout_seconds,

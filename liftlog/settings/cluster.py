@@ -103,3 +103,9 @@ class ClusterSettings(SettingsModel):
         description="Deletions of compacted streams are kept for a replica that is away for so "
         "long. One that comes back later copies such a stream from its begin.",
     )
+    ready_after_seconds: Duration = Field(
+        default=600.0,
+        alias="ready_after",
+        description="After a start `/readyz` answers 503 until the replicas here are in sync, but "
+        "no longer than this. So a rolling restart waits for each node.",
+    )

@@ -134,9 +134,9 @@ def test_creating_again_and_deleting(cluster: Cluster, leader: str) -> None:
 def test_metrics_of_replicas(cluster: Cluster, leader: str) -> None:
     cluster.wait_isr(STREAM)
 
-    def value(node: str, metric: str) -> str | None:
+    def value(node: str, metric: str, more: str = "") -> str | None:
         _, page = cluster.nodes[node].get("/metrics")
-        found = re.search(rf'^liftlog_{metric}{{stream="{STREAM}"}} (\S+)$', page, re.M)
+        found = re.search(rf'^liftlog_{metric}{{stream="{STREAM}"{more}}} (\S+)$', page, re.M)
         return None if found is None else found[1]
 
     others = [name for name in NODES if name != leader]
@@ -147,12 +147,17 @@ def test_metrics_of_replicas(cluster: Cluster, leader: str) -> None:
     ]
     assert value(leader, "stream_attached") == "1"
     for node in others:
-        assert (value(node, "leader"), value(node, "replica_lag")) == ("0", "0")
+        assert value(node, "leader") == "0"
+        wait(lambda node=node: value(leader, "replica_lag", f',node="{node}"') == "0")  # type: ignore[misc]
         assert value(node, "isr_size") is value(node, "stream_attached") is None
+        wait(lambda node=node: cluster.nodes[node].metric("liftlog_session_valid") == 1)  # type: ignore[misc]
+        assert cluster.nodes[node].metric("liftlog_metadata_age_seconds") > 0
         assert cluster.nodes[node].get("/readyz")[0] == 200
     cluster.kill(*others)
     wait(lambda: value(leader, "under_min_isr") == "1")
     assert value(leader, "under_replicated") == "1"
+    assert cluster.nodes[leader].metric("liftlog_isr_changes_total", stream=STREAM) > 0
+    assert cluster.nodes[leader].metric("liftlog_metadata_cas_total", result="stored") > 0
     cluster.start(*others)
     cluster.wait_isr(STREAM)
 

@@ -82,6 +82,7 @@ class Cluster:
                 "node": name,
                 "advertise": (advertised or {}).get(name, address),
                 "store": self.store.as_uri(),
+                "ready_after": 0,  # tests start nodes while others are down
             }
             self.nodes[name] = Daemon(
                 None,

@@ -348,6 +348,7 @@ def test_charts_are_read_with_pointer_and_keys(
     run_apart(_publish(server.url, [("orders.eu.new", b"{}", None)] * 10))
     chart = page.get_by_label(re.compile(r"^Records stored: now stored [\d.,]+/s; highest [1-9]"))
     expect(chart).to_be_visible(timeout=30_000)  # the page has updated itself
+    page.get_by_role("button", name="Live").click()  # the points stay where they are
     said = chart.locator("output")
     expect(said).to_be_hidden()
     spots = chart.locator(".spot")

@@ -95,7 +95,9 @@ def _search_a_million(page: Page) -> None:
         rows = page.locator("table.records tbody tr")
         expect(rows.first).to_be_visible()
         assert time.monotonic() - started < 2, question
-        expect(rows).to_have_count(25)  # a page of a slow machine continues its search
+        # A page of a slow machine continues its search, by whole pages.
+        expect(rows.nth(24)).to_be_visible()
+        assert rows.count() < 2 * 25
     page.goto("/ui/streams/large/records?value=absent.*&kind=regex")
     expect(page.get_by_text("No records match.")).to_be_visible()
 

@@ -37,6 +37,11 @@ class StreamObservations:
         """Messages came in. They will be answered with the groups to come, in this order."""
         self._arrivals.append((time.perf_counter(), messages))
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long the oldest message that is not answered yet has waited; 0.0 if there is none."""
+        return time.perf_counter() - self._arrivals[0][0] if self._arrivals else 0.0
+
     def answered(self, messages: int, records: int) -> None:
         """A group is committed and its acks are on their way."""
         self.commits += 1

@@ -16,6 +16,7 @@ from liftlog import __version__
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.vitals.disk import DiskProbe
 
 STALLED_SECONDS = 10.0
@@ -51,7 +52,11 @@ class Health:
         disk: DiskProbe,
         reloads: Reloads,
         loop_lag_seconds: Callable[[], float],
+        *,
+        ready_after_seconds: float = 0.0,
     ) -> None:
+        """After a start, replicas that are not in sync are waited for, until `ready_after_seconds`
+        have passed."""
         self.phase = Phase.RECOVERING
         self._broker = broker
         self._link = link
@@ -59,6 +64,8 @@ class Health:
         self._reloads = reloads
         self._loop_lag_seconds = loop_lag_seconds
         self._started = time.monotonic()
+        self._ready_after_seconds = ready_after_seconds
+        self._has_caught_up = False
 
     @property
     def is_serving(self) -> bool:
@@ -84,9 +91,12 @@ class Health:
             "disk": await self._writable(),
             "draining": self._draining(),
         }
+        if self._broker.replicated is not None:
+            checks["cluster"] = self._cluster(self._broker.replicated)
         problems = {name: check.detail for name, check in checks.items() if not check.ok}
         if "recovery" in problems:
             problems.pop("nats", None)  # no attempt was made yet
+            problems.pop("cluster", None)
         if "recovery" in problems or "nats" in problems:
             problems.pop("streams", None)  # a consequence of the above
         return not problems, {
@@ -126,6 +136,17 @@ class Health:
             return Check(False, state.problem)
         free, size = (f"{number / 2**30:,.1f}" for number in (state.free_bytes, state.size_bytes))
         return Check(True, f"writable, {free} of {size} GiB are free")
+
+    def _cluster(self, streams: ReplicatedStreams) -> Check:
+        now, session = time.monotonic(), streams.session
+        if session is None or now >= session.deadline:
+            return Check(False, "the metadata store does not renew this node's session")
+        if not self._has_caught_up and self.phase is not Phase.RECOVERING:
+            behind = streams.not_in_sync()
+            if behind and now - self._started < self._ready_after_seconds:
+                return Check(False, f"replicas here are not in sync yet: {_named(behind)}")
+            self._has_caught_up = True
+        return Check(True, f"node {streams.member.name} has a session")
 
     def _draining(self) -> Check:
         if self.phase is Phase.DRAINING:

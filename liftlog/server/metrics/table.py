@@ -59,6 +59,10 @@ STREAMS = _per(
         "commit_in_flight_seconds",
         "How long the commit that is under way waits for the disk; 0 when none is",
     ),
+    _gauge(
+        "ack_wait_seconds",
+        "How long the oldest message that is not answered yet has waited; 0 when there is none",
+    ),
     _gauge("stream_attached", "1 while NATS delivers to the stream"),
     _gauge("failed", "1 when the stream's storage failed"),
     _counter("records", "Records committed"),
@@ -239,16 +243,38 @@ PROCESS = (
     Metric("process_threads", "gauge", (), "Threads"),
 )
 
-REPLICATION = _per(
-    ("stream",),
-    _gauge("leader", "1 if this node leads the stream, 0 if it follows"),
-    _gauge("isr_size", "Replicas in sync; only from the leader"),
-    _gauge("under_replicated", "1 if a replica is not in sync; only from the leader"),
-    _gauge(
-        "under_min_isr",
-        "1 if too few replicas are in sync to commit what wants an ack; only from the leader",
+REPLICATION = (
+    *_per(
+        ("stream",),
+        _gauge("leader", "1 if this node leads the stream, 0 if it follows"),
+        _gauge("isr_size", "Replicas in sync; only from the leader"),
+        _gauge("under_replicated", "1 if a replica is not in sync; only from the leader"),
+        _gauge(
+            "under_min_isr",
+            "1 if too few replicas are in sync to commit what wants an ack; only from the leader",
+        ),
+        _gauge(
+            "replica_lag",
+            "Records that the leader has and this node has not, if it has asked in this epoch; "
+            "only from the leader",
+            "node",
+        ),
+        _counter("isr_changes", "Changes of the in-sync set while this node led the stream"),
     ),
-    _gauge("replica_lag", "Records that the leader has and this replica has not"),
+    _counter(
+        "elections",
+        "Elections that this node won, by `reason`: leader-lost (most replicas did not hear it) or "
+        "no-leader (it had given the lead up)",
+        "reason",
+    ),
+    _gauge("session_valid", "1 while this node's session in the metadata store holds"),
+    _gauge("metadata_age_seconds", "Time since the metadata store renewed this node's session"),
+    _counter(
+        "metadata_cas",
+        "Attempts to change a record of the metadata, by `result`: stored, lost (another node was "
+        "faster), unknown (no answer), unavailable",
+        "result",
+    ),
 )
 
 SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (

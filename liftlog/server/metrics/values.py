@@ -23,6 +23,7 @@ from liftlog.server.ingest.endings import Cause
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
+from liftlog.server.metrics.table import REPLICATION
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -40,6 +41,7 @@ STREAM_VALUES: dict[str, Callable[[StreamHost], float]] = {
     "liftlog_segments": lambda host: host.log.segment_count,
     "liftlog_pending_bytes": lambda host: host.sequencer.pending_bytes,
     "liftlog_commit_in_flight_seconds": lambda host: host.turns.taken_seconds,
+    "liftlog_ack_wait_seconds": lambda host: host.observed.wait_seconds,
     "liftlog_failed": lambda host: 1 if host.failure else 0,
     "liftlog_records_total": lambda host: host.observed.records,
     "liftlog_received_bytes_total": lambda host: host.observed.received_bytes,
@@ -169,8 +171,10 @@ def _replication_values(
     streams: ReplicatedStreams | None,
 ) -> dict[str, dict[tuple[str, ...], float]]:
     """Nothing of a daemon that belongs to no cluster."""
-    led = {} if streams is None else streams.led
-    followed = {} if streams is None else streams.followed
+    if streams is None:
+        return {metric.name: {} for metric in REPLICATION}
+    led, followed, session = streams.led, streams.followed, streams.session
+    now = time.monotonic()
     records = {name: one.leader.record for name, one in led.items()}
     leading: dict[tuple[str, ...], float] = {(name,): 1 for name in led}
     return {
@@ -182,7 +186,16 @@ def _replication_values(
         "liftlog_under_min_isr": {
             (name,): not record.can_commit for name, record in records.items()
         },
-        "liftlog_replica_lag": {(name,): one.lag for name, one in followed.items()},
+        "liftlog_replica_lag": {
+            (name, node): lag
+            for name, one in led.items()
+            for node, lag in one.leader.lags().items()
+        },
+        "liftlog_isr_changes_total": {(name,): n for name, n in streams.isr_changes.items()},
+        "liftlog_elections_total": {(reason,): n for reason, n in streams.elections.items()},
+        "liftlog_session_valid": {} if session is None else {(): now < session.deadline},
+        "liftlog_metadata_age_seconds": {} if session is None else {(): now - session.renewed_at},
+        "liftlog_metadata_cas_total": {(what,): n for what, n in streams.mirror.writes.items()},
     }
 
 

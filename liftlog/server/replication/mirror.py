@@ -53,6 +53,8 @@ class Mirror:
     ) -> None:
         self.directory = Directory()
         self.records: dict[str, StreamRecord] = {}
+        self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
+        """Attempts to change a record, by what came of them."""
         self._store = store
         self._revisions: dict[str, int] = {}
         self._on_record = on_record
@@ -183,9 +185,12 @@ class Mirror:
         try:
             stored = await self._store.cas(STREAM_PREFIX + record.name, record.to_json(), revision)
         except CasLost:
+            self.writes["lost"] += 1
             return False
         except (CasUnknown, StoreUnavailable) as error:
+            self.writes["unknown" if isinstance(error, CasUnknown) else "unavailable"] += 1
             raise MetadataUnavailable(str(error)) from error
+        self.writes["stored"] += 1
         self._note_record(record, stored)
         return True
 

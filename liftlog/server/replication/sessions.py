@@ -44,12 +44,16 @@ class RenewedKey:
         self._value = value
         self._ttl_seconds = ttl_seconds
         self._revision = 0
-        self._deadline = 0.0
+        self._renewed_at = float("-inf")
         self._renewing: asyncio.Task[None] | None = None
 
     @property
+    def renewed_at(self) -> float:
+        return self._renewed_at
+
+    @property
     def deadline(self) -> float:
-        return self._deadline
+        return self._renewed_at + _SAFE_PART_OF_TTL * self._ttl_seconds
 
     async def begin(self, revision: int | None = None) -> None:
         """Take the key if it is at `revision`, None: whatever it is at; and renew it from now on.
@@ -82,7 +86,7 @@ class RenewedKey:
         self._revision = await self._store.put_for(
             self._key, self._value, self._revision, self._ttl_seconds
         )
-        self._deadline = sent + _SAFE_PART_OF_TTL * self._ttl_seconds
+        self._renewed_at = sent
 
     async def _renew(self) -> None:
         pause = self._ttl_seconds / _RENEWALS_PER_TTL

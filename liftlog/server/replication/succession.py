@@ -27,6 +27,8 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 0.1
 _MAX_UNDER_WAY = 64
+ELECTION_REASONS = ("leader-lost", "no-leader")
+"""Most replicas heard the leader no longer; or it had given the lead up."""
 _MAX_TOLD = 10_000
 """An answer tells of no more copies than this."""
 
@@ -72,8 +74,8 @@ class Succession:
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()
         self._under_way: set[str] = set()
-        self.elected = 0
-        """Elections that this node has won."""
+        self.elections = dict.fromkeys(ELECTION_REASONS, 0)
+        """Those that this node has won, by reason."""
 
     async def run(self) -> None:
         while True:
@@ -159,7 +161,8 @@ class Succession:
                 return
             await self._mirror.commit(Change(record, after))
             if self._mirror.records[record.name] == after:
-                self.elected += 1
+                reason = "leader-lost" if record.leader in claim.dead else "no-leader"
+                self.elections[reason] += 1
                 logger.warning(
                     "elected stream=%s epoch=%d instead_of=%s dead=%s",
                     record.name,

@@ -99,6 +99,8 @@ class Replica:
         self._me = node.member.name
         self._log: Log | None = None
         """Open and without a role."""
+        self.isr_changes = 0
+        """Changes of the in-sync set while this node led."""
         self._resigned_epoch = 0
         self._is_whole = False
         """Whether the log, as it was opened, can have all that this node confirmed."""
@@ -187,6 +189,7 @@ class Replica:
             await self._register(record)
         elif isinstance(role, Lead):
             if self.led is not None and self.led.leader.epoch == role.epoch:
+                self.isr_changes += set(record.isr) != set(self.led.leader.record.isr)
                 self.led.adopt(record)
             else:
                 await self._lead(record)

@@ -67,6 +67,7 @@ class ReplicatedStreams:
             lag_max_seconds,
             self._spawn,
         )
+        self.session: NodeSession | None = None
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
         self._peers: dict[str, int] = {}
@@ -158,6 +159,7 @@ class ReplicatedStreams:
     def stand(self, session: NodeSession, patience: Patience) -> None:
         """From now on this node takes over streams that have lost their leader, and gives its own
         up when it has lost its `session`."""
+        self.session = session
         elections = Elections(
             self.member.name,
             self.member.start,
@@ -327,6 +329,21 @@ class ReplicatedStreams:
     def check_is_here(self, node: str) -> None:
         """Raises NotLeader unless `node` is this one."""
         cluster_view.check_is_here(self.member, self.mirror, node)
+
+    @property
+    def elections(self) -> Mapping[str, int]:
+        """Those that this node has won, by reason."""
+        return {} if self._succession is None else self._succession.elections
+
+    @property
+    def isr_changes(self) -> dict[str, int]:
+        """Changes of the in-sync set of each stream while this node led it."""
+        return {name: one.isr_changes for name, one in self._streams.items()}
+
+    def not_in_sync(self) -> list[str]:
+        """The streams that this node has a replica of which is not in sync."""
+        me, records = self.member.name, map(self.known, self._streams)
+        return [one.name for one in records if one and me in {*one.replicas} - {*one.isr}]
 
     @property
     def led(self) -> dict[str, ServedStream]:

@@ -43,6 +43,7 @@ class Parts:
             failed_streams=lambda: self.failed,
             troubles=lambda: self.troubles,
             stalled_streams=lambda seconds: self.stalled,
+            replicated=None,
         )
         self.reloads = Reloads()
         self.disk = DiskProbe(directory)
@@ -65,7 +66,8 @@ async def problems(parts: Parts) -> dict[str, str]:
         if name in found:
             assert not check["ok"]
             assert check["detail"] == found[name]
-    assert set(body["checks"]) == {"recovery", "nats", "streams", "disk", "draining"}
+    known = {"recovery", "nats", "streams", "disk", "draining"}
+    assert set(body["checks"]) == known | ({"cluster"} if parts.broker.replicated else set())
     assert body["checks"]["recovery"]["detail"].endswith("2 streams are open")
     return found
 
@@ -92,6 +94,48 @@ async def test_a_subject_that_nats_refuses(parts: Parts) -> None:
     parts.broker.attached = False
     parts.broker.nats_problem = "NATS refuses a (stream s): Permissions Violation"
     assert await problems(parts) == {"streams": parts.broker.nats_problem}
+
+
+class Node:
+    """Of a cluster, with a session that has just been renewed."""
+
+    def __init__(self) -> None:
+        self.member = SimpleNamespace(name="a")
+        self.session = SimpleNamespace(deadline=time.monotonic() + 1000)
+        self.behind: list[str] = []
+
+    def not_in_sync(self) -> list[str]:
+        return self.behind
+
+
+async def test_a_node_without_a_session(parts: Parts) -> None:
+    node = parts.broker.replicated = Node()
+    assert await problems(parts) == {}
+    node.session.deadline = time.monotonic() - 1
+    assert "metadata store" in (await problems(parts))["cluster"]
+    parts.health.phase = Phase.RECOVERING
+    assert set(await problems(parts)) == {"recovery"}
+
+
+async def test_a_node_that_starts_waits_for_its_replicas(parts: Parts) -> None:
+    parts.health = Health(
+        parts.broker, parts.link, parts.disk, parts.reloads, lambda: 0.25, ready_after_seconds=1000
+    )
+    node = parts.broker.replicated = Node()
+    node.behind = ["orders"]
+    assert set(await problems(parts)) == {"recovery"}, "no record was read yet"
+    parts.health.phase = Phase.SERVING
+    assert "not in sync yet: orders" in (await problems(parts))["cluster"]
+    node.behind = []
+    assert await problems(parts) == {}
+    node.behind = ["orders"]
+    assert await problems(parts) == {}, "once they were, it is no matter of the start"
+
+
+async def test_it_does_not_wait_for_replicas_for_ever(parts: Parts) -> None:
+    node = parts.broker.replicated = Node()
+    node.behind = ["orders"]
+    assert await problems(parts) == {}
 
 
 async def test_what_need_not_be_is_a_warning(parts: Parts) -> None:
