@@ -35,9 +35,15 @@ _SHORT_FRAME_BYTES = 512
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
+def encode_map(message: dict[str, Any]) -> bytes:
+    """The map of a frame, as `decode_map` reads it."""
+    data: bytes = _pack(message)
+    return data
+
+
 def encode_frame(message: dict[str, Any]) -> bytes:
     """One frame without its body."""
-    data: bytes = _pack(message)
+    data = encode_map(message)
     return LENGTH.pack(len(data)) + data
 
 

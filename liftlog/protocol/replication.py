@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from liftlog.protocol.described import Described
-from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, uint
+from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, raw, uint
 from liftlog.protocol.wire import wire as key
 
 PEER_MAX_IN_FLIGHT = 65_536
@@ -18,6 +18,8 @@ PEER_MAX_IN_FLIGHT = 65_536
 
 MAX_PARKED_MS = 30_000
 """A `replicate` that finds nothing new is answered after this time at the latest."""
+
+_MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the bound on frames is lower
 
 
 # --- requests -------------------------------------------------------------------
@@ -62,6 +64,19 @@ class Suspect(Message):
     KIND: ClassVar[str] = "suspect"
     REPEATABLE: ClassVar[bool] = True
     node: str = key("n", NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward(Message):
+    """A client's request that the leader of its stream is to answer; the answer is the leader's.
+
+    The node that sends it has judged it by its ACL. `request` is the map of the client's frame,
+    still encoded: so it may be as deep and have as many values as any. `principal` is the client's.
+    """
+
+    KIND: ClassVar[str] = "forward"
+    request: bytes = key("m", raw(1, _MAX_FORWARDED_BYTES))
+    principal: str | None = key("p", LABEL, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +201,5 @@ class ClusterAnswer(Message):
         return ClusterInfo.from_wire(self.cluster)
 
 
-REQUESTS: tuple[type[Message], ...] = (Peer, Replicate, Suspect, DescribeCluster)
+REQUESTS: tuple[type[Message], ...] = (Peer, Replicate, Suspect, Forward, DescribeCluster)
 ANSWERS: tuple[type[Message], ...] = (PeerAnswer, Replica, SuspectAnswer, ClusterAnswer)

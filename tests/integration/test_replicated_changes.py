@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ def server() -> Iterator[NatsServer]:
 
 @pytest.fixture(scope="module")
 def cluster(server: NatsServer) -> Iterator[Cluster]:
-    with Cluster(server.url) as cluster:
+    with Cluster(server.url, settings={"http": {"log_api": True}}) as cluster:
         yield cluster
         cluster.assert_sound()
 
@@ -83,15 +84,62 @@ def test_settings_reach_every_node_and_outlive_the_leader(cluster: Cluster, lead
         assert setting(cluster, name, "paused") is True
 
 
-async def test_only_the_leader_changes_a_stream(cluster: Cluster, leader: str) -> None:
+async def test_fetches_go_to_the_leader_and_all_else_through_any_node(
+    cluster: Cluster, server: NatsServer, leader: str
+) -> None:
     other = next(name for name in NODES if name != leader)
+    publish(server, 5)
     async with await RawPull.connect(cluster.nodes[other].pull_address) as peer:
-        for number, kind in enumerate(("pause", "fetch"), 1):
-            peer.send({"k": kind, "i": number, "s": STREAM})
+        peer.send({"k": "fetch", "i": 1, "s": STREAM})
+        answer = await peer.receive()
+        assert (answer["k"], answer["n"]) == ("error", NotLeader.name)
+        assert answer["d"]["leader"] == leader
+        assert answer["d"]["address"] == cluster.nodes[leader].pull_address
+        for number, request in enumerate(
+            (
+                {"k": "pause", "s": STREAM},
+                {"k": "update", "s": STREAM, "c": {"max_message_bytes": "2KiB"}},
+                {"k": "truncate", "s": STREAM, "o": 3},
+                {"k": "resume", "s": STREAM},
+                {"k": "lease", "s": STREAM, "o": 4, "t": 60_000},
+                {"k": "describe", "s": STREAM},
+                {"k": "extents", "s": STREAM, "o": 3, "z": 1024},
+            ),
+            2,
+        ):
+            peer.send({**request, "i": number})
             answer = await peer.receive()
-            assert (answer["k"], answer["n"]) == ("error", NotLeader.name)
-            assert answer["d"]["leader"] == leader
-            assert answer["d"]["address"] == cluster.nodes[leader].pull_address
+            assert answer["k"] != "error", (request, answer)
+            if request["k"] == "describe":
+                assert (answer["d"]["log_start_offset"], answer["d"]["state"]) == (3, "attached")
+                assert answer["d"]["settings"]["max_message_bytes"] == "2KiB"
+    page = cluster.nodes[other].get(f"/api/v1/streams/{STREAM}/bounds")[1]
+    assert json.loads(page)["high_watermark"] == 6
+
+
+def test_a_stream_of_one_replica_is_reached_through_every_node(cluster: Cluster) -> None:
+    """Most nodes have no copy of it."""
+    with connect_sync(cluster.nodes["a"].pull_address) as client:
+        client.create_stream("lone", "lone.>", replicas=1)
+    leader = cluster.leader("lone")
+    for name in NODES:
+        cluster.stream("lone", through=name)
+        with connect_sync(cluster.nodes[name].pull_address) as client:
+            assert client.describe_stream("lone").state == "attached"
+            assert "lone" in [one.name for one in client.list_streams()]
+            assert [one.name for one in client.streams_for("lone.x")] == ["lone"]
+            assert client.create_stream("lone", "lone.>", replicas=1).name == "lone"
+            assert client.pause_stream("lone").settings["paused"] is True
+            assert client.resume_stream("lone").settings["paused"] is False
+            assert list(client.read("lone", until="end")) == []
+        status, page = cluster.nodes[name].get("/ui/streams/lone.json")
+        assert (status, json.loads(page)["state"]) == (200, "attached")
+        status, page = cluster.nodes[name].get("/api/v1/streams/lone/records/1")
+        assert json.loads(page)["error"]["name"] == (
+            "NO_RECORD" if name == leader else "NOT_LEADER"
+        )
+    with connect_sync(cluster.nodes[NODES[0]].pull_address) as client:
+        client.delete_stream("lone")
 
 
 def test_a_client_of_another_node_is_led_to_the_leader(cluster: Cluster, leader: str) -> None:

@@ -185,6 +185,9 @@ class LogBroker:
     def led_stream(self, name: str) -> LoggedStream:
         return self.stream(name)
 
+    def readable_stream(self, name: str) -> LoggedStream:
+        return self.stream(name)
+
     def add(self, name: str, **settings: object) -> LoggedStream:
         log = Log.create(self.directory / name, self.environment, self.config)
         self.streams[name] = LoggedStream(name, log)

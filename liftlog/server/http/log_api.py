@@ -26,7 +26,10 @@ from liftlog.errors import (
     LimitExceeded,
     RequestTimeout,
 )
-from liftlog.protocol.messages import ANONYMOUS
+from liftlog.log import Log
+from liftlog.protocol.administration import TruncateStream
+from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.messages import ANONYMOUS, DescribeStream, Message, StreamAnswer
 from liftlog.records.json_form import Encoding
 from liftlog.server.http import bodies
 from liftlog.server.http.appending import Appender
@@ -35,6 +38,7 @@ from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying, require_place
 from liftlog.server.http.one_record import check_readable, read_record
 from liftlog.server.pull.fairness import SpreadWork
+from liftlog.server.pull.requests import Caller, ask_leader
 from liftlog.server.streams.broker import Broker
 
 _PREFIX = "/api/v1/streams/{stream}"
@@ -131,24 +135,31 @@ class LogApi:
 
     async def _bounds(self, request: web.Request, principal: str | None) -> web.Response:
         stream = self._authorize(request, principal, "read")
-        log = self._broker.stream(stream).log
+        answer = await self._ask_leader(request, principal, DescribeStream(stream))
+        known = answer or self._broker.stream(stream).log
         return _json(
             {
                 "stream": stream,
-                "incarnation": log.incarnation,
-                "leader_epoch": log.leader_epoch,
-                "log_start_offset": log.log_start_offset,
-                "high_watermark": log.high_watermark,
-                "log_end_offset": log.log_end_offset,
+                "incarnation": known.incarnation,
+                "leader_epoch": known.leader_epoch,
+                **_offsets(known),
             }
         )
+
+    async def _ask_leader(
+        self, request: web.Request, principal: str | None, message: Message
+    ) -> StreamInfo | None:
+        """What the leader of the stream answers; None when this node is it."""
+        caller = Caller(principal, self._callers.gate, self._broker, peer_of(request))
+        answer = await ask_leader(caller, message)
+        return answer.info if isinstance(answer, StreamAnswer) else None
 
     async def _read(self, request: web.Request, principal: str | None) -> web.Response:
         stream = self._authorize(request, principal, "read")
         form = _choice(request, "format", ("json", "raw"))
         encoding = _choice(request, "encoding", ("auto", "utf-8", "base64"))
         offset = bodies.parse_offset(request.match_info["offset"])
-        log = self._broker.stream(stream).log
+        log = self._broker.readable_stream(stream).log
         loop = asyncio.get_running_loop()
         record, block = await loop.run_in_executor(self._readers, read_record, log, offset)
         # Checked after the last await: the ACL may have changed since the first check.
@@ -219,16 +230,18 @@ class LogApi:
         if "before" not in request.query:
             raise InvalidArgument("before=OFFSET is missing", hint="records below it are deleted")
         offset = bodies.parse_offset(request.query["before"])
-        await self._truncate_prefix(stream, offset)
-        log = self._broker.stream(stream).log
-        return _json(
-            {
-                "stream": stream,
-                "log_start_offset": log.log_start_offset,
-                "high_watermark": log.high_watermark,
-                "log_end_offset": log.log_end_offset,
-            }
-        )
+        answer = await self._ask_leader(request, principal, TruncateStream(stream, offset))
+        if answer is None:
+            await self._truncate_prefix(stream, offset)
+        return _json({"stream": stream, **_offsets(answer or self._broker.stream(stream).log)})
+
+
+def _offsets(known: StreamInfo | Log) -> dict[str, int]:
+    return {
+        "log_start_offset": known.log_start_offset,
+        "high_watermark": known.high_watermark,
+        "log_end_offset": known.log_end_offset,
+    }
 
 
 def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:

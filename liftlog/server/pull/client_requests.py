@@ -4,13 +4,15 @@ answered in any order."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from functools import partial
 
 # Imported for the requests that it registers.
 import liftlog.server.pull.handlers  # noqa: F401
-from liftlog.errors import LiftlogError
+from liftlog.errors import Cancelled, LiftlogError
 from liftlog.protocol.messages import Cancel, Fetch, Message, Ping, Pong
-from liftlog.protocol.replication import Peer, Replicate, Suspect
+from liftlog.protocol.replication import Forward, Peer, Replicate, Suspect
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.peers import PeerRequests
@@ -41,14 +43,21 @@ class ClientRequests:
             if self._peer is not None:
                 self._peer.heard()
             self._answers.answer(request_id, Pong())
-        elif (starter := STARTERS.get(type(message))) is not None:
-            self._start(request_id, message, starter)
-        elif isinstance(message, Peer | Replicate | Suspect):
+        elif isinstance(message, Peer | Replicate | Suspect | Forward):
             self._begin_for_peer(request_id, message)
         else:
-            self._services.spawn(self._serve(request_id, message))
+            self._begin(request_id, message, self._caller)
 
-    def _begin_for_peer(self, request_id: int, message: Peer | Replicate | Suspect) -> None:
+    def _begin(self, request_id: int, message: Message, caller: Caller) -> None:
+        starter = STARTERS.get(type(message))
+        if starter is not None:
+            self._start(request_id, message, starter, caller)
+        else:
+            self._services.spawn(self._serve(request_id, message, caller))
+
+    def _begin_for_peer(
+        self, request_id: int, message: Peer | Replicate | Suspect | Forward
+    ) -> None:
         if self._peer is None:
             self._peer = PeerRequests(self._caller, self._answers)
         try:
@@ -56,6 +65,9 @@ class ClientRequests:
                 self._peer.introduce(request_id, message)
             elif isinstance(message, Suspect):
                 self._peer.suspect(request_id, message)
+            elif isinstance(message, Forward):
+                caller, asked = self._peer.forwarded(message)
+                self._begin(request_id, asked, caller)
             else:
                 self._peer.replicate(request_id, message)
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
@@ -93,9 +105,9 @@ class ClientRequests:
 
     # --- requests that are begun at once, and end later ---
 
-    def _start(self, request_id: int, message: Message, starter: Starter) -> None:
+    def _start(self, request_id: int, message: Message, starter: Starter, caller: Caller) -> None:
         try:
-            start(self._caller, message, starter, partial(self._told, request_id))
+            start(caller, message, starter, partial(self._told, request_id))
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self._answers.refuse(request_id, error)
 
@@ -108,21 +120,22 @@ class ClientRequests:
 
     # --- requests that wait for the daemon ---
 
-    async def _serve(self, request_id: int, message: Message) -> None:
+    async def _serve(self, request_id: int, message: Message, caller: Caller) -> None:
         """They run to their end even if the client disconnects."""
-        if not isinstance(message, QUESTIONS):
-            await self._perform(request_id, message)
-            return
-        # Each keeps the loop busy for as long as there are streams to describe. So one is answered
-        # per turn of the loop, and the connections take turns: a flood delays only its sender.
-        async with self._question, self._services.question:
-            await asyncio.sleep(0)  # nothing else would end this turn before the next one's
-            if self._answers.is_open:
-                await self._perform(request_id, message)
-
-    async def _perform(self, request_id: int, message: Message) -> None:
+        turn = self._turn if isinstance(message, QUESTIONS) else contextlib.nullcontext
         try:
-            self._answers.answer(request_id, await perform(self._caller, message))
+            self._answers.answer(request_id, await perform(caller, message, turn))
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self._answers.refuse(request_id, error)
         self._answers.settle()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Each question keeps the loop busy for as long as there are streams to describe. So one
+        is answered per turn of the loop, and the connections take turns: a flood delays only its
+        sender."""
+        async with self._question, self._services.question:
+            await asyncio.sleep(0)  # nothing else would end this turn before the next one's
+            if not self._answers.is_open:
+                raise Cancelled("the client has gone")
+            yield

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from liftlog.errors import Conflict
+from liftlog.errors import Conflict, NotLeader
 from liftlog.protocol.administration import (
     AcquireLease,
     DaemonAnswer,
@@ -27,7 +29,6 @@ from liftlog.protocol.administration import (
 )
 from liftlog.protocol.checkpoints import (
     PAGE_CHECKPOINTS,
-    Checkpoint,
     CheckpointAnswer,
     CheckpointsAnswer,
     CommitCheckpoint,
@@ -48,15 +49,26 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
 )
 from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeCluster
-from liftlog.server.pull.requests import Caller, Told, handles, starts
+from liftlog.server.pull.requests import Ask, At, Caller, Told, ask_leader, handles, starts
 
 # --- streams ---
+
+
+async def _created(caller: Caller, message: CreateStream) -> StreamInfo:
+    """Any node makes the record; the leader, which may be another one, then has the stream."""
+    try:
+        return await caller.broker.create_stream(message.stream, message.settings)
+    except NotLeader:
+        answer = await ask_leader(caller, message)
+        if not isinstance(answer, StreamAnswer):  # this node was to lead it, and does not yet
+            raise
+        return answer.info
 
 
 @handles(CreateStream, "create")
 async def _create(caller: Caller, message: CreateStream) -> Message:
     try:
-        created = await caller.broker.create_stream(message.stream, message.settings)
+        created = await _created(caller, message)
     except Conflict:
         if caller.may("read", message.stream):
             raise
@@ -71,17 +83,35 @@ async def _create(caller: Caller, message: CreateStream) -> Message:
     return StreamAnswer(created.to_wire())
 
 
-@handles(DescribeStream, "read")
+async def _relay_description(caller: Caller, message: DescribeStream, ask: Ask) -> Message:
+    answer = await ask(message)
+    assert isinstance(answer, StreamAnswer), "the answer to describe"
+    readable = caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer)
+    return StreamAnswer({**answer.stream, "readable_subjects": list(readable or ())})
+
+
+@handles(DescribeStream, "read", at=At.LEADER, relay=_relay_description)
 async def _describe(caller: Caller, message: DescribeStream) -> Message:
     info = await caller.broker.describe_stream(message.stream)
     readable = caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer)
     return StreamAnswer(replace(info, readable_subjects=list(readable or ())).to_wire())
 
 
-@handles(ListStreams, None)
+@handles(ListStreams, None, at=At.EVERYWHERE)
 async def _list(caller: Caller, _: ListStreams) -> Message:
-    infos = await caller.broker.list_streams()
-    return StreamsAnswer([one.to_wire() for one in infos if caller.may("read", one.name)])
+    return _shown(caller, await caller.broker.list_streams())
+
+
+def _shown(caller: Caller, infos: list[StreamInfo]) -> StreamsAnswer:
+    """To another node, only what it does not know better."""
+    streams = caller.broker.replicated if caller.is_forwarded else None
+    return StreamsAnswer(
+        [
+            one.to_wire()
+            for one in infos
+            if caller.may("read", one.name) and (streams is None or streams.leads(one.name))
+        ]
+    )
 
 
 @handles(DeleteStream, "delete")
@@ -90,12 +120,12 @@ async def _delete(caller: Caller, message: DeleteStream) -> Message:
     return Done()
 
 
-@handles(CompactStream, "admin")
+@handles(CompactStream, "admin", at=At.LEADER)
 async def _compact(caller: Caller, message: CompactStream) -> Message:
     return StreamAnswer((await caller.broker.compact_stream(message.stream)).to_wire())
 
 
-@handles(UpdateStream, "admin")
+@handles(UpdateStream, "admin", at=At.LEADER)
 async def _update(caller: Caller, message: UpdateStream) -> Message:
     update = await caller.broker.administration.update_stream(
         message.stream,
@@ -106,24 +136,24 @@ async def _update(caller: Caller, message: UpdateStream) -> Message:
     return update.to_answer()
 
 
-@handles(PauseStream, "admin")
+@handles(PauseStream, "admin", at=At.LEADER)
 async def _pause(caller: Caller, message: PauseStream) -> Message:
     return StreamAnswer((await caller.broker.administration.pause(message.stream)).to_wire())
 
 
-@handles(ResumeStream, "admin")
+@handles(ResumeStream, "admin", at=At.LEADER)
 async def _resume(caller: Caller, message: ResumeStream) -> Message:
     return StreamAnswer((await caller.broker.administration.resume(message.stream)).to_wire())
 
 
-@handles(SetReadOnly, "admin")
+@handles(SetReadOnly, "admin", at=At.LEADER)
 async def _read_only(caller: Caller, message: SetReadOnly) -> Message:
     administration = caller.broker.administration
     info = await administration.set_read_only(message.stream, message.read_only)
     return StreamAnswer(info.to_wire())
 
 
-@handles(TruncateStream, "admin")
+@handles(TruncateStream, "admin", at=At.LEADER)
 async def _truncate(caller: Caller, message: TruncateStream) -> Message:
     info = await caller.broker.administration.truncate_prefix(
         message.stream, message.offset, incarnation=message.incarnation
@@ -134,7 +164,7 @@ async def _truncate(caller: Caller, message: TruncateStream) -> Message:
 # --- questions ---
 
 
-@handles(ListExtents, "read")
+@handles(ListExtents, "read", at=At.LEADER)
 async def _extents(caller: Caller, message: ListExtents) -> Message:
     log = caller.broker.stream(message.stream).log
     found = await asyncio.to_thread(log.extents, message.start, message.step_bytes)
@@ -142,10 +172,9 @@ async def _extents(caller: Caller, message: ListExtents) -> Message:
     return ExtentsAnswer(borders, [size for _, _, size in found])
 
 
-@handles(StreamsFor, None)
+@handles(StreamsFor, None, at=At.EVERYWHERE)
 async def _streams_for(caller: Caller, message: StreamsFor) -> Message:
-    found = caller.broker.administration.streams_for(message.subject)
-    return StreamsAnswer([one.to_wire() for one in found if caller.may("read", one.name)])
+    return _shown(caller, caller.broker.administration.streams_for(message.subject))
 
 
 @handles(Metadata, None)
@@ -158,7 +187,7 @@ async def _metadata(caller: Caller, _: Metadata) -> Message:
 # Every reader may take a lease, and renew and release its own: only its holder learns its id.
 
 
-@handles(AcquireLease, "read")
+@handles(AcquireLease, "read", at=At.LEADER)
 async def _lease(caller: Caller, message: AcquireLease) -> Message:
     lease = await caller.broker.administration.leases.acquire(
         message.stream,
@@ -171,7 +200,7 @@ async def _lease(caller: Caller, message: AcquireLease) -> Message:
     return LeaseAnswer(lease.to_wire())
 
 
-@handles(RenewLease, "read")
+@handles(RenewLease, "read", at=At.LEADER)
 async def _renew(caller: Caller, message: RenewLease) -> Message:
     finished = None
     if message.part is not None or message.parts is not None:
@@ -186,13 +215,21 @@ async def _renew(caller: Caller, message: RenewLease) -> Message:
     return LeaseAnswer(lease.to_wire())
 
 
-@handles(ReleaseLease, "read")
+@handles(ReleaseLease, "read", at=At.LEADER)
 async def _release(caller: Caller, message: ReleaseLease) -> Message:
     await caller.broker.administration.leases.release(message.stream, message.lease_id)
     return Done()
 
 
-@handles(ListLeases, "read")
+async def _relay_leases(caller: Caller, message: ListLeases, ask: Ask) -> Message:
+    answer = await ask(message)
+    assert isinstance(answer, LeasesAnswer), "the answer to leases"
+    if caller.may("admin", message.stream):
+        return answer
+    return LeasesAnswer([{**lease, "lease_id": ""} for lease in answer.leases])
+
+
+@handles(ListLeases, "read", at=At.LEADER, relay=_relay_leases)
 async def _leases(caller: Caller, message: ListLeases) -> Message:
     leases = caller.broker.administration.leases.live(message.stream)
     if not caller.may("admin", message.stream):
@@ -236,7 +273,7 @@ def _delete_checkpoint(caller: Caller, message: DeleteCheckpoint, told: Told) ->
     )
 
 
-@handles(FetchCheckpoint, "read")
+@handles(FetchCheckpoint, "read", at=At.OFFSETS)
 async def _fetch_checkpoint(caller: Caller, message: FetchCheckpoint) -> Message:
     found = caller.broker.checkpoints.fetch(
         message.consumer, message.stream, check=not message.unchecked
@@ -244,21 +281,44 @@ async def _fetch_checkpoint(caller: Caller, message: FetchCheckpoint) -> Message
     return CheckpointAnswer({} if found is None else found.to_wire())
 
 
-@handles(ListCheckpoints, None)
+Page = Callable[[str | None, int], Awaitable[tuple[list[dict[str, Any]], str | None]]]
+"""At most so many checkpoints that the caller may see, after a cursor; and the next cursor."""
+
+
+async def _relay_checkpoints(caller: Caller, message: ListCheckpoints, ask: Ask) -> Message:
+    async def page(after: str | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
+        answer = await ask(replace(message, after=after))
+        assert isinstance(answer, CheckpointsAnswer), "the answer to checkpoints"
+        seen = [one for one in answer.checkpoints if caller.may("read", str(one.get("stream")))]
+        if len(seen) <= limit:
+            return seen, answer.after
+        return seen[:limit], f"{seen[limit - 1]['consumer']}/{seen[limit - 1]['stream']}"
+
+    return await _page_of(page, message.after)
+
+
+@handles(ListCheckpoints, None, at=At.OFFSETS, relay=_relay_checkpoints)
 async def _list_checkpoints(caller: Caller, message: ListCheckpoints) -> Message:
-    """Every page but the last is full: so it ends with a checkpoint that it contains, and `after`
-    reveals none that the caller may not see."""
-    found: list[Checkpoint] = []
-    reached = message.after
-    while True:
-        some, reached = caller.broker.checkpoints.page(
+    async def page(after: str | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
+        await asyncio.sleep(0)  # a page is enough work for one turn of the loop
+        found, reached = caller.broker.checkpoints.page(
             partial(caller.may, "read"),
             consumer=message.consumer,
             stream=message.stream,
-            after=reached,
-            limit=PAGE_CHECKPOINTS - len(found),
+            after=after,
+            limit=limit,
         )
+        return [one.to_wire() for one in found], reached
+
+    return await _page_of(page, message.after)
+
+
+async def _page_of(page: Page, after: str | None) -> CheckpointsAnswer:
+    """Every page but the last is full: so it ends with a checkpoint that it contains, and `after`
+    reveals none that the caller may not see."""
+    found: list[dict[str, Any]] = []
+    while True:
+        some, after = await page(after, PAGE_CHECKPOINTS - len(found))
         found += some
-        if reached is None or len(found) == PAGE_CHECKPOINTS:
-            return CheckpointsAnswer([one.to_wire() for one in found], reached)
-        await asyncio.sleep(0)  # that was enough work for one turn of the loop
+        if after is None or len(found) == PAGE_CHECKPOINTS:
+            return CheckpointsAnswer(found, after)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from liftlog.errors import BadRequest, Conflict
+from liftlog.errors import BadRequest, Conflict, UnknownRequest
 from liftlog.log import LogSlice
+from liftlog.protocol.frames import decode_map
+from liftlog.protocol.limits import MAX_REQUEST_VALUES
+from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.replication import (
     PEER_MAX_IN_FLIGHT,
+    Forward,
     Peer,
     PeerAnswer,
     Replica,
     Replicate,
     Suspect,
 )
+from liftlog.protocol.wire import KIND_KEY, Message
+from liftlog.server.access.gate import Gate
 from liftlog.server.pull.answers import Answers
-from liftlog.server.pull.requests import Caller
+from liftlog.server.pull.requests import HANDLERS, STARTERS, Caller
 from liftlog.server.streams.replicated import ReplicatedStreams
 
 _SHARED_BY_ALL = "_offsets"
 """Who may copy this stream counts as a node."""
+
+_OPEN = Gate(None)
+"""What a node forwards was judged by that node."""
 
 
 class PeerRequests:
@@ -56,6 +65,23 @@ class PeerRequests:
         streams = self._streams()
         streams.hearing.heard(self._peer.node)
         streams.replicate(self._peer, request, _Reply(self._answers, request_id))
+
+    def forwarded(self, request: Forward) -> tuple[Caller, Message]:
+        """A request of a client, and who asks: the other node has judged it. Raises Forbidden,
+        BadRequest, UnknownRequest."""
+        caller = self._caller
+        caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
+        if self._peer is None:
+            raise BadRequest("forward comes after peer")
+        self._streams().hearing.heard(self._peer.node)
+        content = decode_map(request.request, MAX_REQUEST_VALUES)
+        kind = content.get(KIND_KEY)
+        cls = REQUESTS.get(kind) if isinstance(kind, str) else None
+        if cls is None or (cls not in HANDLERS and cls not in STARTERS):
+            raise UnknownRequest(f"this node answers no forwarded request {str(kind)[:40]!r}")
+        peer = f"{caller.peer} (node {self._peer.node})"
+        asks = Caller(request.principal, _OPEN, caller.broker, peer, is_forwarded=True)
+        return asks, cls.from_map(content)
 
     def heard(self) -> None:
         """It has sent a ping."""

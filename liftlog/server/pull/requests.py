@@ -1,34 +1,62 @@
-"""Which operation of the ACL each request needs, and what answers it (`handlers`).
+"""Which operation of the ACL each request needs, which node answers it, and what does (`handlers`).
 
-No request passes by the gate: each is registered together with its operation.
+No request passes by the gate: each is registered together with its operation. In a cluster, the
+node that a client asks judges the request. If another node is to answer, it gets the request as it
+is (`forward`), and what the principal may see of the answer is again decided here.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from acl.rules import Operation
 from liftlog.errors import InternalError, LiftlogError
 from liftlog.protocol.administration import Metadata, StreamsFor
 from liftlog.protocol.checkpoints import ListCheckpoints
-from liftlog.protocol.messages import CreateStream, DescribeStream, ListStreams, Message
+from liftlog.protocol.messages import (
+    CreateStream,
+    DescribeStream,
+    Done,
+    ListStreams,
+    Message,
+    StreamsAnswer,
+)
 from liftlog.protocol.replication import DescribeCluster
 from liftlog.server.access.gate import Gate
+from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.streams.broker import Broker
+
+_GATHER_SECONDS = 2.0
 
 
 class Caller(NamedTuple):
     """The client that asks, and what it asks. `principal` None: no ACL is configured; `peer` names
-    the client in the audit."""
+    the client in the audit. `is_forwarded`: another node has judged the request, and asks for its
+    client; `gate` then permits everything, and no further node is asked."""
 
     principal: str | None
     gate: Gate
     broker: Broker
     peer: str
+    is_forwarded: bool = False
 
     def may(self, operation: Operation, stream: str) -> bool:
         return self.gate.may(self.principal, operation, stream)
+
+
+class At(Enum):
+    """Which node of a cluster answers."""
+
+    HERE = "the one that is asked"
+    LEADER = "the leader of the request's stream"
+    OFFSETS = "the leader of the checkpoints"
+    EVERYWHERE = "all leaders, each for its streams"
 
 
 QUESTIONS = (
@@ -43,19 +71,30 @@ QUESTIONS = (
 
 Asked = TypeVar("Asked", bound=Message)
 Perform = Callable[[Caller, Any], Awaitable[Message]]
+Ask = Callable[[Message], Awaitable[Message]]
+Relay = Callable[[Caller, Any, Ask], Awaitable[Message]]
+"""Answers a request with what the node that is to answer it says, which `Ask` brings. That node
+shows everything: what the caller may not see is left out here."""
 
 
 class Handler(NamedTuple):
     operation: Operation | None
     """Needed on the request's `stream`; None when the handler itself chooses what to show."""
     perform: Perform
+    at: At
+    relay: Relay | None
+    """None passes the answer on."""
 
 
 HANDLERS: dict[type[Message], Handler] = {}
 
 
 def handles(
-    kind: type[Asked], operation: Operation | None
+    kind: type[Asked],
+    operation: Operation | None,
+    *,
+    at: At = At.HERE,
+    relay: Callable[[Caller, Asked, Ask], Awaitable[Message]] | None = None,
 ) -> Callable[
     [Callable[[Caller, Asked], Awaitable[Message]]], Callable[[Caller, Asked], Awaitable[Message]]
 ]:
@@ -64,7 +103,7 @@ def handles(
     def register(
         perform: Callable[[Caller, Asked], Awaitable[Message]],
     ) -> Callable[[Caller, Asked], Awaitable[Message]]:
-        HANDLERS[kind] = Handler(operation, perform)
+        HANDLERS[kind] = Handler(operation, perform, at, relay)
         return perform
 
     return register
@@ -80,7 +119,8 @@ class Starter(NamedTuple):
 
 
 STARTERS: dict[type[Message], Starter] = {}
-"""Requests so frequent that a task for each would be most of their cost."""
+"""Requests so frequent that a task for each would be most of their cost. In a cluster the leader of
+the checkpoints answers them."""
 
 
 def starts(
@@ -101,27 +141,138 @@ def starts(
 def start(caller: Caller, message: Message, starter: Starter, told: Told) -> None:
     """Raises what `perform` raises; `told` is then not called."""
     _authorize(caller, message, starter.operation)
-    starter.start(caller, message, told)
+    _begin(caller, message, starter, told)
 
 
-async def perform(caller: Caller, message: Message) -> Message:
+def _begin(caller: Caller, message: Message, starter: Starter, told: Told) -> None:
+    streams = caller.broker.replicated
+    node = _elsewhere(caller, At.OFFSETS, message)
+    if streams is None or node is None:
+        starter.start(caller, message, told)
+    else:
+        streams.forwarding.send(
+            node, OFFSETS_STREAM, message, caller.principal, lambda _, error: told(error)
+        )
+
+
+Turn = Callable[[], AbstractAsyncContextManager[object]]
+"""What is held while this node itself answers."""
+
+
+async def perform(caller: Caller, message: Message, turn: Turn = contextlib.nullcontext) -> Message:
     """The answer to a request; raises Forbidden, InvalidArgument and what the broker raises."""
     handler = HANDLERS.get(type(message))
     if handler is None:
         raise InternalError(f"no code answers the request {message.KIND!r}")
     if handler.operation is not None:
         _authorize(caller, message, handler.operation)
-    return await handler.perform(caller, message)
+    return await carry_out(caller, message, turn)
+
+
+async def carry_out(
+    caller: Caller, message: Message, turn: Turn = contextlib.nullcontext
+) -> Message:
+    """`perform` for a caller that has authorized the operation. Raises what the broker raises."""
+    starter = STARTERS.get(type(message))
+    if starter is not None:
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _begin(caller, message, starter, partial(_settle, told))
+        await told
+        return Done()
+    handler = HANDLERS[type(message)]
+    node = _elsewhere(caller, handler.at, message)
+    if node is not None:
+        stream = OFFSETS_STREAM if handler.at is At.OFFSETS else _stream_of(message)
+        return await _at(caller, node, stream, message, handler)
+    others = await _gathered(caller, message) if handler.at is At.EVERYWHERE else []
+    async with turn():
+        answer = await handler.perform(caller, message)
+    return _merged(answer, others) if others else answer
+
+
+def _settle(told: asyncio.Future[None], error: LiftlogError | None) -> None:
+    if told.done():  # its caller was cancelled
+        return
+    if error is None:
+        told.set_result(None)
+    else:
+        told.set_exception(error)
+
+
+async def ask_leader(caller: Caller, message: Message) -> Message | None:
+    """The answer of the leader of the request's stream; None when this node leads it. Raises
+    NotLeader."""
+    node = _elsewhere(caller, At.LEADER, message)
+    if node is None:
+        return None
+    return await _at(caller, node, _stream_of(message), message, HANDLERS[type(message)])
+
+
+async def _at(
+    caller: Caller, node: str, stream: str, message: Message, handler: Handler
+) -> Message:
+    streams = caller.broker.replicated
+    assert streams is not None, "another node is to answer"
+    forwarding = streams.forwarding
+
+    async def ask(one: Message) -> Message:
+        return await forwarding.ask(node, stream, one, caller.principal)
+
+    return await (ask(message) if handler.relay is None else handler.relay(caller, message, ask))
+
+
+def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
+    """The other node that is to answer; None: this one does. Raises NotLeader when there is none,
+    and when a node that took this one for the leader has asked."""
+    streams = caller.broker.replicated
+    if streams is None or at not in (At.LEADER, At.OFFSETS):
+        return None
+    stream = OFFSETS_STREAM if at is At.OFFSETS else _stream_of(message)
+    node = streams.answerer(stream)
+    if node is not None and caller.is_forwarded:
+        raise streams.not_leader(stream)
+    return node
+
+
+async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
+    """What the other leaders describe of their streams, without what the caller may not read. A
+    node that does not answer soon is left out."""
+    streams = caller.broker.replicated
+    if streams is None or caller.is_forwarded:
+        return []
+    asked = [
+        streams.forwarding.ask(node, stream, message, caller.principal, seconds=_GATHER_SECONDS)
+        for node, stream in streams.other_leaders().items()
+    ]
+    found: list[dict[str, Any]] = []
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(answer, StreamsAnswer):
+            found += [one for one in answer.streams if caller.may("read", str(one.get("name")))]
+        elif isinstance(answer, BaseException) and not isinstance(answer, LiftlogError):
+            raise answer
+    return found
+
+
+def _merged(answer: Message, others: list[dict[str, Any]]) -> Message:
+    """The leaders know more of their streams than this node."""
+    assert isinstance(answer, StreamsAnswer), "the answers of several nodes are lists of streams"
+    found = {str(one.get("name")): one for one in (*answer.streams, *others)}
+    return StreamsAnswer([found[name] for name in sorted(found)])
 
 
 def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
     caller.gate.authorize(
         caller.principal,
         operation,
-        message.stream,  # type: ignore[attr-defined]
+        _stream_of(message),
         peer=caller.peer,
         subject=_subject(message),
     )
+
+
+def _stream_of(message: Message) -> str:
+    name: str = message.stream  # type: ignore[attr-defined]
+    return name
 
 
 def _subject(message: Message) -> str | None:

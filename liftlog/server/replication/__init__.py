@@ -14,6 +14,7 @@ mirror        the records as this node knows them, and how it changes them
 hearing       which other nodes are heard, and who wants to know of those that are not
 succession    this node's part in the election of leaders
 peer_link     the connection to another node
+forwarding    requests of clients that another node answers
 serving       a stream that this node leads: its followers, and what they commit
 fetching      a stream that this node follows
 """

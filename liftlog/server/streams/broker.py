@@ -39,7 +39,12 @@ from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
-from liftlog.server.streams.description import describe, describe_broken, stream_troubles
+from liftlog.server.streams.description import (
+    describe,
+    describe_broken,
+    describe_elsewhere,
+    stream_troubles,
+)
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
@@ -290,9 +295,10 @@ class Broker:
         check_same(name, origin_of(record), settings_of(record), settings)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.replicated.opened(name), _OPENING_SECONDS)
-        if name in self.hosts:
-            return self.describe(self.hosts[name])
-        raise self.replicated.not_leader(name)
+        host = self.hosts.get(name)
+        if host is None or not host.is_leading:
+            raise self.replicated.not_leader(name)
+        return self.describe(host)
 
     async def _undo_creation(self, host: StreamHost) -> None:
         """NATS refuses the subscription, and the caller gets that error: leave nothing behind that
@@ -310,6 +316,10 @@ class Broker:
     async def describe_stream(self, name: str) -> StreamInfo:
         if name in self.broken:
             return describe_broken(name, self.broken[name])
+        if name not in self.hosts and self.replicated is not None:
+            record = self.replicated.known(name)
+            if record is not None:
+                return describe_elsewhere(name, settings_of(record), record)
         return self.describe(self._host(name))
 
     async def list_streams(self) -> list[StreamInfo]:
@@ -326,8 +336,9 @@ class Broker:
         return found
 
     def stream_names(self) -> list[str]:
-        """In order, without the system streams."""
-        return sorted(filter(is_stream_name, {*self.hosts, *self.broken}))
+        """In order, without the system streams; in a cluster, also of those without a copy here."""
+        elsewhere = () if self.replicated is None else self.replicated.stream_names()
+        return sorted({*filter(is_stream_name, {*self.hosts, *self.broken}), *elsewhere})
 
     async def delete_stream(self, name: str) -> None:
         """Detach, commit and ack what has arrived, remove the files. Works for a stream that could
@@ -399,6 +410,14 @@ class Broker:
         if host.failure:
             raise StreamUnavailable(f"stream {name} has failed: {host.failure}")
         return host
+
+    def readable_stream(self, name: str) -> StreamHost:
+        """A stream of which this node has a copy. Raises NotLeader if only others have one, besides
+        what `stream` raises."""
+        streams, is_here = self.replicated, name in self.hosts or name in self.broken
+        if not is_here and streams is not None and streams.knows(name):
+            raise streams.not_leader(name)
+        return self.stream(name)
 
     def led_stream(self, name: str) -> StreamHost:
         """A stream whose newest records are here. Raises NotLeader and NotReady besides what

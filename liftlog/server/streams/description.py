@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from liftlog.cluster.record import StreamRecord
 from liftlog.log import Log
 from liftlog.protocol.described import StreamInfo
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.settings import origin_of
+from liftlog.settings import StreamSettings
 
 _MAX_STREAMS = 20
 _MAX_RANGES = 3
@@ -45,6 +48,22 @@ def describe(
 def describe_broken(name: str, reason: str) -> StreamInfo:
     """A stream on disk that is not served."""
     return StreamInfo(name=name, subject="", state="failed", warnings=[reason])
+
+
+def describe_elsewhere(name: str, settings: StreamSettings, record: StreamRecord) -> StreamInfo:
+    """A stream of the cluster without an open copy on this node."""
+    return StreamInfo(
+        name=name,
+        subject=settings.subject,
+        queue_group=settings.queue_group,
+        state="elsewhere",
+        origin=origin_of(record),
+        incarnation=record.incarnation,
+        leader_epoch=record.leader_epoch,
+        acks=settings.acks,
+        durability=settings.durability,
+        settings=settings.to_yaml_dict(),
+    )
 
 
 # --- what is wrong ---

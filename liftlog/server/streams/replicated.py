@@ -17,8 +17,10 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MetaStore, NodeSession
 from liftlog.errors import Conflict, LiftlogError, NotEnoughReplicas, StreamNotFound
 from liftlog.log import DataDir
+from liftlog.names import is_stream_name
 from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
 from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.forwarding import Forwarding
 from liftlog.server.replication.hearing import HUNG_SECONDS, Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
@@ -68,6 +70,7 @@ class ReplicatedStreams:
             self._spawn,
         )
         self.session: NodeSession | None = None
+        self.forwarding = Forwarding(link_to, self.not_leader)
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
         self._peers: dict[str, int] = {}
@@ -301,12 +304,41 @@ class ReplicatedStreams:
         for led in self.led.values():
             led.lost(node)
 
+    # --- which node answers clients ---
+
+    def answerer(self, name: str) -> str | None:
+        """The other node that answers requests about a stream; None: this one does, if only that
+        there is no such stream. Raises NotLeader while none leads."""
+        record = self.known(name)
+        if record is None or record.leader == self.member.name:
+            return None
+        if record.leader is None:
+            raise self.not_leader(name)
+        return record.leader
+
+    def leads(self, name: str) -> bool:
+        """Whether this node leads the stream, as the record says."""
+        record = self.known(name)
+        return record is not None and record.leader == self.member.name
+
+    def other_leaders(self) -> dict[str, str]:
+        """The other nodes that lead a stream, and one such stream of each."""
+        found: dict[str, str] = {}
+        for name, record in self.mirror.records.items():
+            if record.leader not in (None, self.member.name) and not record.deleted:
+                found.setdefault(str(record.leader), name)
+        return found
+
     # --- what clients are told ---
 
     def known(self, name: str) -> StreamRecord | None:
         """The record of a stream; None if there is no such stream in the cluster."""
         record = self.mirror.records.get(name)
         return None if record is None or record.deleted else record
+
+    def stream_names(self) -> list[str]:
+        """All streams of the cluster, without the system streams."""
+        return [name for name in filter(is_stream_name, self.mirror.records) if self.knows(name)]
 
     def knows(self, name: str) -> bool:
         """Whether there is such a stream in the cluster."""

@@ -4,14 +4,14 @@ browser returns to the page of the stream."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from aiohttp import web
 
 from liftlog.errors import InvalidArgument
-from liftlog.server.streams.broker import Broker
+from liftlog.protocol.administration import PauseStream, ResumeStream
+from liftlog.protocol.messages import CompactStream, Message
 from liftlog.server.web import answers
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.entering import check_form, read_form
@@ -27,7 +27,7 @@ class Action:
     consequence: str
     done: str
     """Shown on the page of the stream afterwards."""
-    perform: Callable[[Broker, str], Awaitable[Any]]
+    request: Callable[[str], Message]
 
 
 ACTIONS = {
@@ -41,7 +41,7 @@ ACTIONS = {
             "ask for an ack get an error, and messages of others are not stored. Reading stays "
             "possible.",
             "Paused: new messages are refused.",
-            lambda broker, stream: broker.administration.pause(stream),
+            PauseStream,
         ),
         Action(
             "resume",
@@ -50,7 +50,7 @@ ACTIONS = {
             "Messages are stored again from now on. What was published while it was paused is "
             "missing.",
             "Resumed: messages are stored again.",
-            lambda broker, stream: broker.administration.resume(stream),
+            ResumeStream,
         ),
         Action(
             "compact",
@@ -59,7 +59,7 @@ ACTIONS = {
             "A pass begins as soon as the cleaner is free, whatever the dirty ratio. Only the "
             "newest record of each key stays; the others cannot be recovered.",
             "A compaction pass was requested; it begins as soon as the cleaner is free.",
-            lambda broker, stream: broker.compact_stream(stream),
+            CompactStream,
         ),
     )
 }
@@ -79,7 +79,7 @@ def _check(asked: Asked) -> None:
 async def confirm(asked: Asked) -> Shown:
     _check(asked)
     action = action_of(asked)
-    described = await asked.parts.broker.describe_stream(asked.stream)
+    described = await asked.describe()
     token = asked.parts.sessions.form_token(asked.viewer.cookie, purpose(action, asked.stream))
     data = {"stream": asked.stream, "action": action.name, "state": described.state}
     extra = {"action": action, "form_token": token}
@@ -92,7 +92,7 @@ async def perform(asked: Asked) -> web.Response:
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, purpose(action, stream))
     asked.authorize("admin")  # again after the await, and audited
-    await action.perform(asked.parts.broker, stream)
+    await asked.carry_out(action.request(stream))
     asked.parts.descriptions.forget(stream)
     logger.info("stream-changed-by-page stream=%s action=%s", stream, action.name)
     return answers.see_other(f"/ui/streams/{stream}?done={action.name}")

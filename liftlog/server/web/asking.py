@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from acl.rules import Operation
-from liftlog.errors import InvalidArgument, LiftlogError, ShuttingDown
+from liftlog.errors import InvalidArgument, LiftlogError, NotLeader, ShuttingDown
+from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer, StreamInfo
 from liftlog.server.access.gate import Gate
 from liftlog.server.http.callers import peer_of
 from liftlog.server.http.server import Health
 from liftlog.server.pull.fairness import FairThreads, SpreadWork
+from liftlog.server.pull.requests import Caller, carry_out
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.history import History
 from liftlog.server.web.sessions import Sessions
@@ -76,6 +78,22 @@ class Asked:
         """Returns the stream of the page. Raises Forbidden, InvalidArgument."""
         self.gate.authorize(self.viewer.principal, operation, self.stream, peer=self.peer)
         return self.stream
+
+    async def carry_out(self, message: Message) -> Message:
+        """The answer to a request that the viewer is authorized to make, of the node that knows.
+        Raises what the broker raises."""
+        caller = Caller(self.viewer.principal, self.gate, self.parts.broker, self.peer)
+        return await carry_out(caller, message)
+
+    async def describe(self) -> StreamInfo:
+        """The stream of the page, as its leader knows it; while none can be asked, as this node
+        does."""
+        try:
+            answer = await self.carry_out(DescribeStream(self.stream))
+        except NotLeader:
+            return await self.parts.broker.describe_stream(self.stream)
+        assert isinstance(answer, StreamAnswer), "the answer to describe"
+        return answer.info
 
     async def scan(self, look: Callable[..., Result], *arguments: object) -> Result:
         """Run `look` in the thread that all scans share. Raises ShuttingDown."""

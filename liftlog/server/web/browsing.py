@@ -71,7 +71,7 @@ async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item]
     principal = asked.viewer.principal
     readable = asked.gate.readable_subjects(principal, stream, peer=asked.peer)
     selection = replace(wanted.selection, readable=readable)
-    log = asked.parts.broker.stream(stream).log
+    log = asked.parts.broker.readable_stream(stream).log
     span, start, note = await asked.scan(_start, log, wanted)
     walk = _walk(log, wanted, span, start, selection)
     rows: list[Row] = []

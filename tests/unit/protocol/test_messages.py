@@ -56,6 +56,8 @@ EXAMPLES: list[Message] = [
     r.Peer("b", 3, "c0ffee", ["x"]),
     r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True),
     r.DescribeCluster(),
+    r.Forward(b"\x80", "billing"),
+    r.Forward(b"\x80"),
     r.PeerAnswer("a", 4, ["x"]),
     r.Suspect("c"),
     r.SuspectAnswer(True, 1500, {"s": [3, 40]}),

@@ -34,6 +34,7 @@ GUARDED_ELSEWHERE = {
     "peer": "likewise",
     "replicate": "likewise",
     "suspect": "likewise",
+    "forward": "likewise; what it carries was judged by the node that forwards it",
 }
 SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints", "cluster"}
 OPEN_ROUTES = {
@@ -105,6 +106,12 @@ class _Administration(_Sensor):
 
 
 class _Replicated(_Sensor):
+    def answerer(self, name: str) -> None:
+        """All streams are here."""
+
+    def other_leaders(self) -> dict[str, str]:
+        return {}
+
     def describe(self, may_read: Any) -> ClusterInfo:
         return ClusterInfo("c0ffee", [], [{"name": SECRET}] if may_read(SECRET) else [])
 

@@ -13,7 +13,14 @@ from aiohttp import web
 from liftlog.errors import InvalidArgument, LiftlogError
 from liftlog.log import Log
 from liftlog.names import check_consumer_name
-from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.protocol.checkpoints import (
+    Checkpoint,
+    CheckpointAnswer,
+    CheckpointsAnswer,
+    CommitCheckpoint,
+    FetchCheckpoint,
+    ListCheckpoints,
+)
 from liftlog.records.decode import decode_batch
 from liftlog.server.web import answers
 from liftlog.server.web.asking import Asked, Shown
@@ -73,23 +80,20 @@ async def _all(asked: Asked) -> tuple[list[dict[str, Any]], bool]:
     found: list[dict[str, Any]] = []
     after: str | None = None
     while True:
-        # Each page is a bounded amount of work on the event loop.
-        some, after = asked.parts.broker.checkpoints.page(
-            lambda stream: asked.may("read", stream), after=after
-        )
-        for one in some:
-            wire = one.to_wire()
-            found.append(
-                {
-                    **wire,
-                    "id": f"{one.consumer}/{one.stream}",
-                    "lag_seconds": None,
-                    "may_move": asked.may("commit", one.stream),
-                }
-            )
+        page = await asked.carry_out(ListCheckpoints(after=after))
+        assert isinstance(page, CheckpointsAnswer), "the answer to checkpoints"
+        found += [
+            {
+                **one.to_wire(),
+                "id": f"{one.consumer}/{one.stream}",
+                "lag_seconds": None,
+                "may_move": asked.may("commit", one.stream),
+            }
+            for one in page.infos
+        ]
+        after = page.after
         if after is None or len(found) >= _MAX_CONSUMERS:
             return found, after is not None
-        await asyncio.sleep(0)
 
 
 def _matches(row: dict[str, Any], wanted: str) -> bool:
@@ -114,7 +118,7 @@ async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
             row["lag_seconds"] = 0.0
         elif row["lag"]:
             try:
-                behind.append((row, asked.parts.broker.stream(row["stream"]).log))
+                behind.append((row, asked.parts.broker.readable_stream(row["stream"]).log))
             except LiftlogError:  # deleted meanwhile, or it cannot be read: the lag stays unknown
                 continue
     if not behind:
@@ -161,9 +165,8 @@ def _consumer(asked: Asked) -> str:
 async def moving(asked: Asked) -> Shown:
     """Opening the page changes nothing; with `to`, it shows what moving there would mean."""
     consumer, stream = _consumer(asked), asked.stream
-    checkpoints = asked.parts.broker.checkpoints
-    present = checkpoints.fetch(consumer, stream, check=False)
-    log = asked.parts.broker.stream(stream).log
+    present = await _present(asked, consumer)
+    log = asked.parts.broker.readable_stream(stream).log
     wanted, problem, target = asked.text("to"), "", None
     if wanted:
         try:
@@ -236,31 +239,25 @@ async def move(asked: Asked) -> web.Response:
 
 
 async def _commit(asked: Asked, consumer: str, form: dict[str, str]) -> None:
-    checkpoints, stream = asked.parts.broker.checkpoints, asked.stream
-    present = checkpoints.fetch(consumer, stream, check=False)
-    settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def told(error: LiftlogError | None) -> None:
-        if settled.done():  # this request was cancelled
-            return
-        if error is None:
-            settled.set_result(None)
-        else:
-            settled.set_exception(error)
-
-    checkpoints.commit(
+    present = await _present(asked, consumer)
+    change = CommitCheckpoint(
+        asked.stream,
         consumer,
-        stream,
         _number(form, "offset"),
-        told,
         expected=_number(form, "expected"),
         metadata="" if present is None else present.metadata,
         incarnation=form.get("incarnation", ""),
         epoch=_number(form, "epoch"),
-        owner=asked.viewer.principal or "",
     )
+    asked.authorize("commit")  # again after the await
     async with asyncio.timeout(_COMMIT_SECONDS):
-        await settled
+        await asked.carry_out(change)
+
+
+async def _present(asked: Asked, consumer: str) -> Checkpoint | None:
+    answer = await asked.carry_out(FetchCheckpoint(asked.stream, consumer, unchecked=True))
+    assert isinstance(answer, CheckpointAnswer), "the answer to checkpoint"
+    return answer.info
 
 
 def _number(form: dict[str, str], name: str) -> int:

@@ -24,7 +24,7 @@ async def record(asked: Asked) -> Shown:
     stream = asked.authorize("read")
     view = asked.choice("view", content.VIEWS)
     found = await _read(asked, stream)
-    limits = bounds(asked.parts.broker.stream(stream).log)
+    limits = bounds(asked.parts.broker.readable_stream(stream).log)
     # The parts of the page, each of bounded cost.
     spread = asked.parts.spread
     shown = await spread.run(content.show, found.value, view)
@@ -92,7 +92,7 @@ async def value(asked: Asked) -> web.Response:
 async def _read(asked: Asked, stream: str) -> Record:
     """Raises NoRecord, also for a record that the viewer may not read."""
     offset = parse_offset(asked.request.match_info["offset"])
-    log = asked.parts.broker.stream(stream).log
+    log = asked.parts.broker.readable_stream(stream).log
     found, _ = await asked.scan(read_record, log, offset)
     # Checked after the await: the ACL may have changed since the first check.
     check_readable(asked.gate, found, asked.viewer.principal, stream, peer=asked.peer)

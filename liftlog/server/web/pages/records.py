@@ -130,7 +130,7 @@ _EXPANDED_CHARS = 256 * 1024
 async def records(asked: Asked) -> Shown:
     stream = asked.authorize("read")
     form = await read_form(asked)
-    limits = bounds(asked.parts.broker.stream(stream).log)
+    limits = bounds(asked.parts.broker.readable_stream(stream).log)
     title = f"Records of {stream}"
     choices = {
         "form": form.texts,
@@ -147,7 +147,7 @@ async def records(asked: Asked) -> Shown:
     rows = _Rows(form.view)
     found = await browse(asked, stream, form.wanted, rows.row)
     # Read again: records have arrived since.
-    limits = bounds(asked.parts.broker.stream(stream).log)
+    limits = bounds(asked.parts.broker.readable_stream(stream).log)
     data = {
         "stream": stream,
         **limits,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from liftlog.errors import (
     CheckpointUncertain,
     Diverged,
     LiftlogError,
+    NotLeader,
     OffsetOutOfRange,
     StaleIncarnation,
     StreamUnavailable,
 )
 from liftlog.log import Log
 from liftlog.log.segment import Segment
+from liftlog.protocol.administration import LeasesAnswer, ListLeases
+from liftlog.protocol.checkpoints import CheckpointsAnswer, ListCheckpoints
 from liftlog.server.web.actions import ACTIONS
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.formats import damage_marks, segment_parts
@@ -29,8 +31,9 @@ _MAX_MARKS = 500
 async def stream(asked: Asked) -> Shown:
     name = asked.authorize("read")
     parts = asked.parts
-    described = await parts.broker.describe_stream(name)
+    described = await asked.describe()
     consumers, more_consumers = await _consumers(asked, name)
+    leases = await _leases(asked, name)
     segments, problem = _segments(asked, name)
     rate = parts.history.rate(name)
     asked.authorize("read")  # again after the awaits
@@ -45,7 +48,7 @@ async def stream(asked: Asked) -> Shown:
         "consumers": consumers,
         "more_consumers": more_consumers,
         "may_move": asked.may("commit", name),
-        "leases": _leases(asked, name),
+        "leases": leases,
         "may_administer": asked.may("admin", name) and not name.startswith("_"),
         "problem": problem,
     }
@@ -89,8 +92,8 @@ PROBLEMS = {
 
 def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
     try:
-        log = asked.parts.broker.stream(name).log
-    except StreamUnavailable as error:
+        log = asked.parts.broker.readable_stream(name).log
+    except (StreamUnavailable, NotLeader) as error:
         return [], error.message
     damaged = log.damaged_files
     return [
@@ -137,12 +140,13 @@ def _history(asked: Asked, name: str) -> list[dict[str, Any]]:
         return []
 
 
-def _leases(asked: Asked, name: str) -> list[dict[str, Any]]:
+async def _leases(asked: Asked, name: str) -> list[dict[str, Any]]:
     try:
-        found = asked.parts.broker.administration.leases.live(name)
+        found = await asked.carry_out(ListLeases(name))
     except LiftlogError:
         return []
-    return [{**lease.to_wire(), "lease_id": ""} for lease in found]
+    assert isinstance(found, LeasesAnswer), "the answer to leases"
+    return [{**lease, "lease_id": ""} for lease in found.leases]
 
 
 async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], bool]:
@@ -151,15 +155,13 @@ async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], boo
     after: str | None = None
     try:
         while True:
-            # Each page is a bounded amount of work on the event loop.
-            some, after = asked.parts.broker.checkpoints.page(
-                lambda stream: asked.may("read", stream), stream=name, after=after
-            )
-            found += [one.to_wire() for one in some]
+            page = await asked.carry_out(ListCheckpoints(stream=name, after=after))
+            assert isinstance(page, CheckpointsAnswer), "the answer to checkpoints"
+            found += page.checkpoints
+            after = page.after
             if after is None or len(found) >= MAX_CONSUMERS:
                 break
-            await asyncio.sleep(0)
-    except StreamUnavailable:
+    except (StreamUnavailable, NotLeader):
         return [], False
     more = after is not None or len(found) > MAX_CONSUMERS
     found = found[:MAX_CONSUMERS]

@@ -1,0 +1,188 @@
+"""Requests at a node that does not lead the stream: its leader answers, the node judges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pull_broker import LogBroker, pull_server
+from support.raw_pull import RawPull
+
+from acl.policy import Policy
+from acl.tokens import hash_token
+from liftlog.client import connect
+from liftlog.client.target import Target
+from liftlog.errors import Forbidden, NotLeader, StreamNotFound
+from liftlog.protocol.frames import encode_map
+from liftlog.protocol.replication import Peer
+from liftlog.server.replication.forwarding import Forwarding
+from liftlog.server.replication.hearing import Hearing
+from liftlog.server.replication.membership import Member
+from liftlog.server.replication.peer_link import PeerLink
+
+PATIENCE_SECONDS = 30.0
+SECRET = "a-secret-that-is-long-enough"
+ACL_FILE = f"""
+principals:
+  reader: {{token_hash: "{hash_token(SECRET)}"}}
+roles:
+  look: [{{allow: [read], streams: ["orders"], subjects: ["orders.eu.>"]}}]
+bindings:
+  reader: [look]
+"""
+
+
+class Streams:
+    """Stands in for `ReplicatedStreams`, of a node that knows who leads."""
+
+    def __init__(self, name: str, leader: str) -> None:
+        self.member = Member("c0ffee", name, 1, is_same=True)
+        self.hearing = Hearing(asyncio.get_running_loop().time)
+        self.leader = leader
+        self.links: dict[str, PeerLink] = {}
+        self.forwarding = Forwarding(self.links.__getitem__, self.not_leader)
+
+    def answerer(self, name: str) -> str | None:
+        return None if self.leader == self.member.name else self.leader
+
+    def other_leaders(self) -> dict[str, str]:
+        return {} if self.leader == self.member.name else {self.leader: "orders"}
+
+    def leads(self, name: str) -> bool:
+        return self.leader == self.member.name
+
+    def not_leader(self, name: str) -> NotLeader:
+        return NotLeader(f"{self.leader} leads {name}", leader=self.leader)
+
+    def peer_came(self, node: str) -> None:
+        self.hearing.connected(node)
+
+    def peer_went(self, node: str) -> None:
+        self.hearing.disconnected(node)
+
+
+class Node(LogBroker):
+    streams_of_cluster: Streams
+
+    @property
+    def replicated(self) -> Any:
+        return self.streams_of_cluster
+
+
+class Two:
+    """Node a leads all streams, node b has none of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.a, self.b = Node(directory / "a"), Node(directory / "b")
+        self.a.streams_of_cluster = Streams("a", "a")
+        self.b.streams_of_cluster = Streams("b", "a")
+        for name in ("orders", "secret"):
+            self.a.add(name, subject=f"{name}.>").append([b"1", b"2", b"3"])
+        self.address = ""
+
+
+@asynccontextmanager
+async def two_nodes(directory: Path, policy: Policy | None = None) -> AsyncIterator[Two]:
+    """`policy` is that of node b."""
+    two = Two(directory)
+    streams = two.b.streams_of_cluster
+    async with (
+        pull_server(two.a) as (_, address),
+        pull_server(two.b, policy=policy) as (_, two.address),
+    ):
+        target = Target.of(address, None, None, None, 5, 5, None)
+        up = asyncio.Event()
+        link = PeerLink(
+            "a", lambda: target, lambda: Peer("b", 1, "c0ffee"), up.set, streams.hearing
+        )
+        streams.links["a"] = link
+        running = asyncio.create_task(link.run())
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await up.wait()
+            yield two
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    two.a.close()
+    two.b.close()
+
+
+async def test_a_client_of_one_address_gets_what_the_leader_knows(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path) as two, connect(two.address) as client:
+        assert (await client.describe_stream("orders")).high_watermark == 4
+        assert [one.name for one in await client.list_streams()] == ["orders", "secret"]
+        lease = await client.acquire_lease("orders", holder="me")
+        assert (lease.low, lease.high) == (1, 4)
+        assert [one.lease_id for one in await client.list_leases("orders")] == [lease.lease_id]
+        await client.release_lease("orders", lease.lease_id)
+        assert await client.list_leases("orders") == []
+        assert (await client.compact_stream("orders")).compaction["requested"] == 1
+        with pytest.raises(StreamNotFound):
+            await client.describe_stream("none")
+        assert two.b.streams_of_cluster.forwarding.waiting == 0
+
+
+async def test_the_node_that_is_asked_judges(tmp_path: Path) -> None:
+    """The other one, which has no ACL here, shows everything."""
+    async with (
+        two_nodes(tmp_path, Policy.load(ACL_FILE)) as two,
+        connect(two.address, token=f"reader.{SECRET}") as reader,
+    ):
+        for refused in (
+            reader.compact_stream("orders"),
+            reader.describe_stream("secret"),
+            reader.acquire_lease("secret"),
+        ):
+            with pytest.raises(Forbidden):
+                await refused
+        assert two.b.streams_of_cluster.forwarding.forwarded_total == 0
+        assert (await reader.describe_stream("orders")).readable_subjects == ["orders.eu.>"]
+        assert [one.name for one in await reader.list_streams()] == ["orders"]
+        lease = await reader.acquire_lease("orders", holder="job")
+        assert lease.holder == "reader: job", "the leader knows whose it is"
+        assert [one.lease_id for one in await reader.list_leases("orders")] == [""]
+
+
+async def test_there_is_no_second_hop(tmp_path: Path) -> None:
+    """Node a has just learned that c leads."""
+    async with two_nodes(tmp_path) as two, await RawPull.connect(two.address) as client:
+        two.a.streams_of_cluster.leader = "c"
+        client.send({"k": "describe", "i": 1, "s": "orders"})
+        answer = await client.receive()
+        assert (answer["n"], answer["d"]["leader"]) == ("NOT_LEADER", "c")
+        assert two.a.streams_of_cluster.forwarding.forwarded_total == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "refused"),
+    [
+        (encode_map({"k": "fetch", "i": 1, "s": "orders", "o": 1}), "UNKNOWN_REQUEST"),
+        (encode_map({"k": "forward", "i": 1, "m": b"\x80"}), "UNKNOWN_REQUEST"),
+        (encode_map({"k": "peer", "i": 1, "n": "b", "t": 1, "c": "c0ffee"}), "UNKNOWN_REQUEST"),
+        (encode_map({"k": ["pause"], "i": 1}), "UNKNOWN_REQUEST"),
+        (encode_map({"k": "describe", "i": 1}), "BAD_REQUEST"),
+        (encode_map({"k": "describe", "i": 1, "s": "../etc"}), "INVALID_ARGUMENT"),
+        (b"\xc1", "BAD_REQUEST"),
+        (b"\xdd\xff\xff\xff\xff", "BAD_REQUEST"),
+    ],
+    ids=["fetch", "forward", "peer", "kind", "key", "name", "garbage", "bomb"],
+)
+async def test_what_a_node_may_not_forward(tmp_path: Path, request_: bytes, refused: str) -> None:
+    broker = Node(tmp_path)
+    broker.streams_of_cluster = Streams("a", "a")
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        forward = {"k": "forward", "i": 2, "m": request_}
+        peer.send(forward)
+        assert (await peer.receive())["n"] == "BAD_REQUEST", "it has not introduced itself"
+        peer.send({"k": "peer", "i": 1, "n": "b", "t": 1, "c": "c0ffee"})
+        assert (await peer.receive())["k"] == "node"
+        peer.send(forward)
+        assert (await peer.receive())["n"] == refused
+        peer.send({"k": "ping", "i": 3})
+        assert (await peer.receive())["k"] == "pong", "the connection goes on"
+    broker.close()
