@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import repeat
 from json.encoder import encode_basestring_ascii as json_text
-from operator import sub
 from typing import Any, NamedTuple
 
 from envelope import ACK_POLICIES, AckPolicy
@@ -93,14 +91,16 @@ class AckFormat:
         base = lowest - lowest % len(_ENDINGS)
         if lowest >= len(_ENDINGS) and highest - base < len(_ENDINGS):
             head = b"%b%d" % (head, base // len(_ENDINGS))
-            numbers = list(map(_ENDINGS.__getitem__, map(sub, offsets, repeat(base))))
+            numbers = [_ENDINGS[offset - base] for offset in offsets]
         else:
             numbers = _numbers(offsets)
-        tails = (self._duplicate_tail, self._tail)
-        heads = [b" %d\r\n%b" % (fixed + len(tail), head) for tail in tails]
-        ends = [tail + NEXT for tail in tails]
-        pick_heads = list(map(heads.__getitem__, is_new))
-        return woven([replies, pick_heads, numbers, list(map(ends.__getitem__, is_new))])
+        new, duplicate = self._tail, self._duplicate_tail
+        new_head = b" %d\r\n%b" % (fixed + len(new), head)
+        duplicate_head = b" %d\r\n%b" % (fixed + len(duplicate), head)
+        new_end, duplicate_end = new + NEXT, duplicate + NEXT
+        heads = [new_head if is_first else duplicate_head for is_first in is_new]
+        ends = [new_end if is_first else duplicate_end for is_first in is_new]
+        return woven([replies, heads, numbers, ends])
 
     def repeating(self, answers: Sequence[tuple[bytes, str, int]]) -> bytes:
         """`PUB` commands for acks that repeat a correlation id: (reply, id, offset) of each."""
