@@ -207,7 +207,11 @@ def ranges_below(ranges: Sequence[QuarantinedRange], offset: int) -> tuple[Quara
 
 def epoch_before(epochs: Sequence[tuple[int, int]], offset: int) -> int:
     """The epoch of the record before `offset`; 0 when there can be none."""
-    return max((epoch for epoch, start in epochs if start < offset), default=0)
+    found = 0
+    for epoch, start in epochs:
+        if start < offset:
+            found = max(found, epoch)
+    return found
 
 
 def end_of_epoch(manifest: Manifest, epoch: int, log_end: int) -> tuple[int, int]:

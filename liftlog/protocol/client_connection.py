@@ -356,7 +356,8 @@ class ClientConnection:
             raise ProtocolViolation(f"the server answered request {request_id}, which is not open")
         exchange = self._exchanges.pop(request_id)
         self.answered = True
-        self._send_backlog()
+        if self._backlog or self._fetch_backlog:
+            self._send_backlog()
         if exchange is None:
             return
         if isinstance(message, ErrorAnswer):

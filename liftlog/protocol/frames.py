@@ -31,6 +31,8 @@ _TEXT_LENGTHS = {0xC5: 2, 0xC6: 4, 0xDA: 2, 0xDB: 4}
 _CONTAINER_LENGTHS = {_ARRAY16: 2, _ARRAY32: 4, _MAP16: 2, _MAP32: 4}
 _MAPS = frozenset((*range(0x80, 0x90), _MAP16, _MAP32))
 _SHORT_FRAME_BYTES = 512
+_TEXT = frozenset({str})
+_CONTAINERS = frozenset({dict, list})
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
@@ -64,10 +66,9 @@ def decode_map(data: bytes | memoryview, max_values: int = MAX_ANSWER_VALUES) ->
         raise BadRequest(f"the frame is not a msgpack map within limits: {error}") from error
     if type(decoded) is not dict:
         raise BadRequest(f"the frame holds a msgpack {type(decoded).__name__}, not a map")
-    for key in decoded:
-        if type(key) is not str:
-            raise BadRequest("the keys of the frame's map must be strings")
-    if is_harmless:
+    if not _TEXT.issuperset(map(type, decoded)):
+        raise BadRequest("the keys of the frame's map must be strings")
+    if is_harmless and not _CONTAINERS.isdisjoint(map(type, decoded.values())):
         _check_depth(decoded, MAX_DEPTH)
     return decoded
 
@@ -206,6 +207,7 @@ class FrameReader:
         "_usual_bytes",
         "_view",
         "frame_bytes",
+        "grown_bytes",
         "max_body_bytes",
         "max_frame_bytes",
         "max_values",
@@ -225,6 +227,8 @@ class FrameReader:
         self.max_values = max_values
         self.frame_bytes = 0
         """Size of the frame whose map `next_event` returned last."""
+        self.grown_bytes = 0
+        """Memory that an incomplete frame takes beyond the usual buffer."""
         self._allocate = allocate
         self._usual_bytes = buffer_bytes
         self._buffer = bytearray(buffer_bytes)
@@ -239,11 +243,6 @@ class FrameReader:
     def mid_frame(self) -> bool:
         """Whether part of a frame has arrived."""
         return self._body is not None or self._end > self._start
-
-    @property
-    def grown_bytes(self) -> int:
-        """Memory that an incomplete frame takes beyond the usual buffer."""
-        return len(self._buffer) - self._usual_bytes
 
     @property
     def arriving_body(self) -> memoryview | None:
@@ -271,7 +270,7 @@ class FrameReader:
         """Drop the bytes that have arrived, and memory beyond the usual buffer."""
         self._buffer = bytearray(self._usual_bytes)
         self._view = memoryview(self._buffer)
-        self._start = self._end = 0
+        self._start = self._end = self.grown_bytes = 0
 
     def _needed(self) -> int:
         return LENGTH.size + max(self._length, 0)
@@ -290,6 +289,7 @@ class FrameReader:
                 size = needed
             self._buffer = bytearray(size)
             self._view = memoryview(self._buffer)
+            self.grown_bytes = size - self._usual_bytes
         self._view[: len(pending)] = pending
         self._start, self._end = 0, len(pending)
 

@@ -114,14 +114,15 @@ class ServerConnection:
         return self._frames.mid_frame
 
     def next_event(self) -> tuple[int, Message | LiftlogError] | None:
-        if self.saturated:
-            return None
         received: dict[str, Any] | memoryview | None
         if self._kept is not None:
+            if self._is_full:
+                return None
             (received, frame_bytes), self._kept = self._kept, None
             self._hold(-frame_bytes)
         else:
-            self._count_buffer()
+            if self._frames.grown_bytes != self._grown_bytes:
+                self._count_buffer()
             received = self._frames.next_event()
             frame_bytes = self._frames.frame_bytes
         if received is None:
@@ -199,11 +200,10 @@ class ServerConnection:
         """Raises LimitExceeded when the principal has to take answers before it sends more."""
         grown_bytes = self._frames.grown_bytes
         more = grown_bytes - self._grown_bytes
-        if more:
-            self._grown_bytes = grown_bytes
-            self._hold(more)
-            if more > 0 and self.shared.size_bytes > self.shared.max_bytes:
-                raise self._too_much_memory()
+        self._grown_bytes = grown_bytes
+        self._hold(more)
+        if more > 0 and self.shared.size_bytes > self.shared.max_bytes:
+            raise self._too_much_memory()
 
     def _too_much_memory(self) -> LimitExceeded:
         return LimitExceeded(

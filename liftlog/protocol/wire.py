@@ -35,10 +35,13 @@ class WireType:
 
     label: str
     accepts: Check
+    max_uint: int = -1
+    """What `accepts` says of integers: from 0 to this one. Most fields are such, so no call checks
+    them."""
 
 
 def uint(maximum: int = MAX_UINT) -> WireType:
-    return WireType("uint", lambda value: type(value) is int and 0 <= value <= maximum)
+    return WireType("uint", lambda value: type(value) is int and 0 <= value <= maximum, maximum)
 
 
 def text(max_chars: int) -> WireType:
@@ -89,7 +92,7 @@ class WireField:
     required: bool
 
 
-_EMPTY: tuple[Any, ...] = ("", {}, [])
+_MAY_BE_EMPTY = frozenset({str, dict, list})
 
 _known: dict[Any, tuple[WireField, ...]] = {}
 
@@ -131,7 +134,7 @@ class Message:
         encoded: dict[str, Any] = {KIND_KEY: self.KIND, ID_KEY: request_id}
         for field in wire_fields(type(self)):
             value = getattr(self, field.name)
-            if value is None or (not field.required and value in _EMPTY):
+            if value is None or not (value or field.required or type(value) not in _MAY_BE_EMPTY):
                 continue
             encoded[field.key] = value
         return encoded
@@ -146,10 +149,13 @@ class Message:
                 if field.required:
                     raise BadRequest(f"{cls.KIND}: the key {field.key!r} ({field.name}) is missing")
                 continue
-            if not field.kind.accepts(value):
+            kind = field.kind
+            if type(value) is int and 0 <= value <= kind.max_uint:
+                pass
+            elif not kind.accepts(value):
                 raise BadRequest(
                     f"{cls.KIND}: the key {field.key!r} ({field.name}) must be a "
-                    f"{field.kind.label} within its bounds"
+                    f"{kind.label} within its bounds"
                 )
             values[field.name] = value
         return cls(**values)

@@ -153,7 +153,7 @@ class PullConnection:
             if self._held_back:
                 self._request_since = 0.0  # from now on it is not the client that is slow
                 self._stop_reading()
-            else:
+            elif not self._reading:
                 self._start_reading()
         self._count_memory()
 
@@ -167,10 +167,11 @@ class PullConnection:
 
     @property
     def _held_back(self) -> bool:
+        queue = self._queue
         return (
-            self._protocol.saturated
-            or not self._answers.may_produce
-            or self._queue.memory_bytes >= HELD_FRAMES_BYTES
+            queue.unsent_bytes >= self._limits.max_unsent_bytes
+            or queue.memory_bytes >= HELD_FRAMES_BYTES
+            or self._protocol.saturated
         )
 
     @property

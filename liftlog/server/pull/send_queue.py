@@ -139,7 +139,7 @@ class SendQueue:
 
     def flush(self) -> None:
         """Send what the socket takes now, and the rest when it can take more."""
-        if self._writing or self._warming is not None or self._closed:
+        if not self._items or self._writing or self._warming is not None or self._closed:
             return
         self._send()
 
@@ -179,7 +179,7 @@ class SendQueue:
             self._sending = False
         if self._items and self._warming is None:
             self._start_writing()
-        else:
+        elif self._writing:
             self._stop_writing()
 
     def _send_items(self, budget: int) -> None:

@@ -26,6 +26,7 @@ from liftlog.errors import (
     UnknownEpoch,
 )
 from liftlog.log import EncodedBatch, Log, LogSlice
+from liftlog.log.manifest import epoch_before
 from liftlog.log.reading import Gap
 from liftlog.protocol.replication import MAX_PARKED_MS, Replica, Replicate
 from liftlog.server.commits.gate import ReplicatedGate
@@ -127,6 +128,7 @@ class ServedStream:
         self, leader: Leader, log: Log, *, pace: CatchUpPace, ended: Callable[[str], None]
     ) -> None:
         """`pace` is shared by all streams that this node leads."""
+        self.leader = leader
         self._log = log
         self._pace = pace
         self._ended = ended
@@ -143,10 +145,6 @@ class ServedStream:
             wake=self._answer,
             ended=self._over,
         )
-
-    @property
-    def leader(self) -> Leader:
-        return self.gate.leader
 
     def _over(self, reason: str) -> None:
         self.close()
@@ -351,30 +349,29 @@ class ServedStream:
         gap: dict[str, Any] | None = None,
         body_length: int = 0,
     ) -> Replica:
-        log = self._log
+        log, leader = self._log, self.leader
+        manifest = log.view.manifest
         first_stored = log.first_stored_offset
         return Replica(
             request.epoch,
             request.offset,
             request.last_epoch,
-            self.leader.high_watermark,
+            leader.high_watermark,
             log.log_end_offset,
             first_stored,
             diverging,
             gap,
-            log.tombstones_removed_below,
-            log.log_start_offset,
-            log.epoch_before(first_stored),
-            self.leader.record.version,
-            self._side_state(request),
+            manifest.tombstones_removed_below,
+            manifest.log_start_offset,
+            epoch_before(manifest.epochs, first_stored),
+            leader.record.version,
+            None if leader.side_version == request.side_version else self._side_state(),
             body_length=body_length,
         )
 
-    def _side_state(self, request: Replicate) -> dict[str, Any] | None:
+    def _side_state(self) -> dict[str, Any]:
+        """As it is now, which may be newer than what is being confirmed."""
         side = self._log.leases.side_state
-        if self.leader.side_version == request.side_version:
-            return None
-        # As it is now, which may be newer than what is being confirmed.
         return {**side.to_dict(), "version": side.version, "tombstone_bound": side.tombstone_bound}
 
 
