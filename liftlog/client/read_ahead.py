@@ -5,9 +5,12 @@ the server always has one more to work on while a body is under way. The larger 
 longer a delay this covers, so a read begins with small ones (the caller may want a few records
 only) and doubles them. How far it runs ahead is bounded by `read_ahead_bytes` plus one answer.
 
-Where a batch's header is damaged, its own bytes do not say how far it reaches. The daemon knows
-more (it has the index), so the read starts again at that very offset: the answer is either the
-exact range, or good records if only the transfer was at fault.
+Damage is asked about before it is reported. Where a batch's header is damaged, its own bytes do not
+say how far it reaches; the daemon knows more (it has the index). Where its body is, the daemon has
+not looked at it yet: it sends batches as they are. Asked to look into the records there, it
+quarantines what is damaged, or repairs it from another replica. Then the read starts again at that
+very offset: the answer is either the exact range, or good records if it was repaired or only the
+transfer was at fault.
 
 A lost connection interrupts a read, it does not end it: the caller that drives the read connects
 again and calls `resume`, and the next batch returned is the one after the last. The fetches state
@@ -107,6 +110,8 @@ class ReadAhead:
         self._on_reset = on_reset
         self._reset_callback = reset_callback
         self._reset: tuple[LiftlogError, int | None] | None = None  # asked, not answered yet
+        self._looked_at: int | None = None
+        """The offset of a damaged body that the daemon was asked to look into."""
         self._suspect: int | None = None
         """The offset of a damaged header, while the daemon is asked about it."""
         self._stop_offset = until if type(until) is int else None
@@ -182,7 +187,10 @@ class ReadAhead:
                 try:
                     batch = take(current, arriving.arrived_bytes)
                 except CorruptRange as error:
-                    self._report(error)
+                    if self._looked_at == error.first_offset:
+                        self._report(error)
+                    else:
+                        self._have_looked_at(error.first_offset)
                     continue
                 except DamagedHeader as damage:
                     self._ask_about(damage)
@@ -264,6 +272,42 @@ class ReadAhead:
         except BaseException:
             self._stop_at(error.first_offset)
             raise
+
+    def _have_looked_at(self, offset: int) -> None:
+        """Have the daemon check the records there, by a fetch for which it has to look into them;
+        then continue at `offset`, whatever it has found."""
+        last = self._last
+        assert last is not None
+        self._looked_at = offset
+        self._drop()
+        self._next = {
+            "start": offset,
+            "incarnation": last.incarnation,
+            "epoch": last.leader_epoch,
+        }
+
+        def looked(exchange: Exchange) -> None:
+            self._open.discard(exchange)
+            if exchange.error is not None and is_detour(exchange.error):
+                self._ready.append(exchange.error)
+            else:
+                self._begin(self._next)
+            if self.on_ready is not None:
+                self.on_ready()
+
+        exchange = Exchange(on_done=looked)
+        self._open.add(exchange)
+        fetch = Fetch(
+            self.stream,
+            max_bytes=SMALLEST_FETCH_BYTES,
+            columns=["offset"],
+            replica=self._replica,
+            **self._next,
+        )
+        try:
+            self._requester.request(fetch, exchange)
+        except LiftlogError as error:
+            exchange.finish(None, error)
 
     def _ask_about(self, damage: DamagedHeader) -> None:
         offset = damage.offset

@@ -188,7 +188,7 @@ def _raise_for_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int)
             first = max(bad.first_offset, offset)
             raise CorruptRange(
                 f"the records [{first}, {bad.next_offset}) are lost: {bad.reason}",
-                hint=f"read on at {bad.next_offset}",
+                hint=f"read on with start={bad.next_offset}",
                 first_offset=first,
                 next_offset=bad.next_offset,
             )

@@ -206,7 +206,7 @@ def _refuse_damaged(stepped: list[SteppedOver], offset: int, found_offset: int) 
             first = max(bad.first_offset, offset)
             raise CorruptRange(
                 f"the records [{first}, {bad.next_offset}) are damaged on disk",
-                hint=f"read on at {bad.next_offset}",
+                hint=f"read on with start={bad.next_offset}",
                 first_offset=first,
                 next_offset=bad.next_offset,
             )

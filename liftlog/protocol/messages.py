@@ -206,7 +206,8 @@ class FetchHeader(Message):
 
     `offset` is the requested position as an offset. The first batch begins at `first_offset`, and
     may begin with records below `offset`, which a reader drops. The next fetch asks for
-    `next_offset`. `record_count` is an upper bound.
+    `next_offset`. `record_count` is an upper bound. A node that answers for its own copy tells
+    below which offset it has forgotten deletions.
     """
 
     KIND: ClassVar[str] = "data"
@@ -221,6 +222,7 @@ class FetchHeader(Message):
     incarnation: str = key("x", LABEL)
     body_length: int = key("b", uint(), default=0)
     selected: bool | None = key("q", BOOL, default=None)
+    tombstones_removed_below: int | None = key("td", uint(), default=None)
 
 
 @dataclass(frozen=True, slots=True)

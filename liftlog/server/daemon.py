@@ -25,6 +25,7 @@ from liftlog.log.filesystem import storage_errors
 from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.cleaning.mending import Mender
 from liftlog.server.cleaning.pace import Seen
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.server import HttpCounters
@@ -137,6 +138,10 @@ class Daemon:
                 seen=lambda: self._look(broker),
             )
             broker.compactor = cleaner
+            if broker.replicated is not None:
+                broker.mender = Mender(
+                    broker.hosts, broker.replicated.donors, self.settings.cleaner
+                )
             link = NatsLink(
                 self.settings.nats,
                 await self._nats_servers(stack),
@@ -280,6 +285,8 @@ class Daemon:
                     after=lambda: self._manager.ready(self._serving_status(broker)),
                 ),
             }
+            if broker.mender is not None:
+                work["mender"] = broker.mender.run()
             if self._embedded is not None:
                 work["embedded-nats"] = self._embedded.keep_running()
             keepers = [group.create_task(one, name=name) for name, one in work.items()]

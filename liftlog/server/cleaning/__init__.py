@@ -4,6 +4,7 @@
     compaction     plans a pass of one stream by the rules of `compaction.planning`
     next_segments  which consist of small batches and are re-batched, which one is scrubbed next
     jobs           one job: run it, swap its outcome in, clean up when it fails
+    mending        repairs damage from other replicas
     state          what a stream's cleaning is doing, for people and metrics
     process        starts the worker process, talks to it, notices when it dies
     pace           how fast a job may go: it depends on how busy the daemon is

@@ -17,11 +17,14 @@ from liftlog.log.index import index_path
 from liftlog.log.rewrite import (
     CompactJob,
     CompactResult,
+    MendJob,
+    MendResult,
     RebatchJob,
     RebatchResult,
     ScrubJob,
     ScrubResult,
     apply_compaction,
+    apply_mending,
     apply_rebatch,
     leftover_files,
 )
@@ -29,7 +32,7 @@ from liftlog.log.segment import Segment
 from liftlog.server.cleaning import worker as kinds
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.cleaning.next_segments import job_for
-from liftlog.server.cleaning.pace import Rates, fixed_rate, rates_of
+from liftlog.server.cleaning.pace import BUSY_RATE_BYTES, Rates, fixed_rate, rates_of
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.state import StreamCleaning
 from liftlog.server.commits.host import StreamHost
@@ -39,6 +42,7 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _THREADS = 2
 _STALL_SECONDS = 10.0
+_MEND_RATE_BYTES = 4 * BUSY_RATE_BYTES
 _T = TypeVar("_T")
 
 
@@ -166,6 +170,24 @@ class JobRunner:
             result.batches_out,
         )
 
+    # --- mending ---
+
+    async def mend(
+        self, host: StreamHost, state: StreamCleaning, job: MendJob, lineage: str
+    ) -> int:
+        """Write a damaged segment again; returns how many ranges are readable again. `lineage` is
+        the log's when the job was made."""
+        log, ceiling = host.log, self._settings.max_rate_bytes
+        # Readers may wait for it.
+        rates = Rates(_MEND_RATE_BYTES, None) if ceiling is None else fixed_rate(ceiling)
+        answer = await self._run(kinds.MEND, job, host, state, rates)
+        result = MendResult.from_dict(answer)
+        try:
+            return await self.in_thread(lambda: apply_mending(log, result, lineage))
+        except BaseException:
+            await self.in_thread(lambda: _discard(log, result.new_files))
+            raise
+
     # --- scrubbing ---
 
     async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
@@ -200,7 +222,7 @@ class JobRunner:
     async def _run(
         self,
         kind: str,
-        job: CompactJob | RebatchJob | ScrubJob,
+        job: CompactJob | RebatchJob | ScrubJob | MendJob,
         host: StreamHost,
         state: StreamCleaning,
         rates: Rates,
@@ -253,13 +275,13 @@ def _discard(log: Log, names: Sequence[str]) -> None:
         logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
 
 
-def _sources_are_listed(log: Log, job: CompactJob | RebatchJob | ScrubJob) -> bool:
+def _sources_are_listed(log: Log, job: CompactJob | RebatchJob | ScrubJob | MendJob) -> bool:
     sources = job.sources if isinstance(job, CompactJob) else (job.source,)
     listed = {segment.path.name for segment in log.segments}
     return all(source.file_name in listed for source in sources)
 
 
-def _discard_leftovers(log: Log, job: CompactJob | RebatchJob) -> None:
+def _discard_leftovers(log: Log, job: CompactJob | RebatchJob | MendJob) -> None:
     try:
         _discard(log, leftover_files(log.environment.fs, job))
     except OSError as error:

@@ -33,11 +33,14 @@ from typing import Any
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.rewrite import (
     CompactJob,
+    MendJob,
+    PatchDamaged,
     Progress,
     RebatchJob,
     ScrubJob,
     SourceDamaged,
     compact,
+    mend,
     rebatch,
     scrub,
 )
@@ -45,8 +48,10 @@ from liftlog.log.rewrite import (
 COMPACT = "compact"
 REBATCH = "rebatch"
 SCRUB = "scrub"
+MEND = "mend"
 
 DAMAGED = "damaged"
+PATCH_DAMAGED = "patch damaged"
 IO_ERROR = "io"
 DEFECT = "defect"
 
@@ -62,6 +67,7 @@ _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),
     REBATCH: (RebatchJob, rebatch),
     SCRUB: (ScrubJob, scrub),
+    MEND: (MendJob, mend),
 }
 
 
@@ -189,6 +195,8 @@ def perform(
         result = run(job, OsFileSystem(), progress, throttle)
     except SourceDamaged as error:
         return _failed(DAMAGED, str(error), file_name=error.file_name)
+    except PatchDamaged as error:
+        return _failed(PATCH_DAMAGED, str(error))
     except OSError as error:
         return _failed(IO_ERROR, f"{error.strerror or error}")
     except Exception:  # noqa: BLE001  # a supervisor: the daemon logs the defect

@@ -20,6 +20,7 @@ class StreamObservations:
         "inline_commits",
         "received_bytes",
         "records",
+        "repaired_ranges",
     )
 
     def __init__(self) -> None:
@@ -31,6 +32,8 @@ class StreamObservations:
         self.commit_failures = 0
         self.records = 0
         """Committed ones."""
+        self.repaired_ranges = 0
+        """Damaged ranges that came back from another replica."""
         self._arrivals: deque[tuple[float, int]] = deque()
 
     def arrived(self, messages: int) -> None:

@@ -88,6 +88,7 @@ STREAMS = _per(
     ),
     _gauge("quarantined_ranges", "Damaged offset ranges"),
     _gauge("quarantined_offsets", "Offsets in damaged ranges"),
+    _counter("repaired_ranges", "Damaged offset ranges that came back from another replica"),
 )
 
 CLEANING = (

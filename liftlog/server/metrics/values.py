@@ -58,6 +58,7 @@ STREAM_VALUES: dict[str, Callable[[StreamHost], float]] = {
     "liftlog_quarantined_offsets": lambda host: sum(
         bad.next_offset - bad.first_offset for bad in host.log.quarantined if bad.is_loss
     ),
+    "liftlog_repaired_ranges_total": lambda host: host.observed.repaired_ranges,
     "liftlog_cleaned_below": lambda host: host.log.cleaned_below,
 }
 

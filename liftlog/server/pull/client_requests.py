@@ -10,6 +10,7 @@ from functools import partial
 
 # Imported for the requests that it registers.
 import liftlog.server.pull.handlers  # noqa: F401
+from acl.rules import Operation
 from liftlog.errors import Cancelled, LiftlogError
 from liftlog.protocol.messages import Cancel, Fetch, Message, Ping, Pong
 from liftlog.protocol.replication import Forward, Peer, Replicate, Suspect
@@ -88,8 +89,11 @@ class ClientRequests:
 
     def _fetch(self, request_id: int, fetch: Fetch) -> None:
         caller = self._caller
+        # A node repairs its copy from another one's.
+        for_node = fetch.replica is not None and self._peer is not None and self._peer.is_known
         try:
-            caller.gate.authorize(caller.principal, "read", fetch.stream, peer=caller.peer)
+            operation: Operation = "replicate" if for_node else "read"
+            caller.gate.authorize(caller.principal, operation, fetch.stream, peer=caller.peer)
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self._answers.refuse(request_id, error)
             return
@@ -99,7 +103,9 @@ class ClientRequests:
             # requests in flight plus the threads that still work for cancelled ones.
             for name in [name for name, one in self._fetches.items() if one.is_idle]:
                 del self._fetches[name]
-            queue = FetchQueue(self._services, caller, self._answers, fetch.stream)
+            queue = FetchQueue(
+                self._services, caller, self._answers, fetch.stream, for_node=for_node
+            )
             self._fetches[fetch.stream] = queue
         queue.add(request_id, fetch)
 

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any, TypeVar
 
 from liftlog.errors import (
@@ -20,6 +21,7 @@ from liftlog.errors import (
     CorruptRange,
     Diverged,
     LiftlogError,
+    NotReady,
     StaleIncarnation,
 )
 from liftlog.log import Log, LogSlice
@@ -31,13 +33,17 @@ from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
-from liftlog.server.pull.tailing import Tail, TailGroup, Waiter
+from liftlog.server.pull.tailing import Tail
+
+_REPAIR_SECONDS = 5.0
+"""For so long a fetch waits for a repair before the client is asked to try again."""
 
 Result = TypeVar("Result")
 
 
 class _Waiting:
     __slots__ = (
+        "damage",
         "deadline",
         "examined",
         "fetch",
@@ -45,6 +51,7 @@ class _Waiting:
         "lingered",
         "offset",
         "readable",
+        "repair_until",
         "request_id",
         "scan_from",
         "scanned",
@@ -57,6 +64,8 @@ class _Waiting:
         self.deadline: float | None = None  # set when it becomes the first in the queue
         self.lingered = False
         self.examined = False  # a thread has examined the damage
+        self.damage: CorruptRange | None = None  # found by a thread, not yet looked at
+        self.repair_until: float | None = None  # set when it waits for a repair
         self.begin(None, None)
 
     def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
@@ -74,8 +83,15 @@ class FetchQueue:
     """Belongs to the loop's thread, as does everything it calls except jobs for threads."""
 
     def __init__(
-        self, services: PullServices, caller: Caller, answers: Answers, stream_name: str
+        self,
+        services: PullServices,
+        caller: Caller,
+        answers: Answers,
+        stream_name: str,
+        *,
+        for_node: bool = False,
     ) -> None:
+        """`for_node`: another node asks, to repair its copy of the stream."""
         limits = services.limits
         self._loop = asyncio.get_running_loop()
         self._services = services
@@ -85,12 +101,13 @@ class FetchQueue:
         self._caller = caller
         self._answers = answers
         self._stream_name = stream_name
+        self._for_node = for_node
         self._default_bytes = limits.default_fetch_bytes
         self._max_bytes = limits.wire.max_fetch_bytes
         self._max_wait_ms = limits.wire.max_wait_ms
         self._linger = limits.linger_seconds
         self._queue: deque[_Waiting] = deque()
-        self._parked: tuple[TailGroup, Waiter] | None = None
+        self._parked: Callable[[], object] | None = None  # gives up what the first waits for
         self._timer: asyncio.TimerHandle | None = None
         self._job: Future[Any] | None = None  # a thread works for the first in the queue
         self._tail_answered_at = -self._linger
@@ -165,6 +182,9 @@ class FetchQueue:
                 return False
         if type(fetch.start) is not int and waiting.offset < log.log_start_offset:
             waiting.offset = log.log_start_offset  # retention has moved it since
+        damage, waiting.damage = waiting.damage, None
+        if damage is not None:
+            return self._meet(damage, waiting, stream)
         if fetch.selects or readable is not None:
             return self._serve_selected(waiting, stream, waiting.offset)
         return self._serve_whole(waiting, stream, waiting.offset)
@@ -182,6 +202,11 @@ class FetchQueue:
         """The subjects on which records may be handed out (None: all). Asked each time that a
         fetch is looked at, since the ACL may have changed while it waited. Raises Forbidden."""
         caller = self._caller
+        if self._for_node:
+            caller.gate.authorize(
+                caller.principal, "replicate", self._stream_name, peer=caller.peer
+            )
+            return None
         return caller.gate.readable_subjects(caller.principal, self._stream_name, peer=caller.peer)
 
     def _serve_whole(self, waiting: _Waiting, stream: StreamHost, offset: int) -> bool:
@@ -203,10 +228,7 @@ class FetchQueue:
             try:
                 found = log.read(*question)
             except CorruptRange as damage:
-                if waiting.examined or log.is_quarantined(damage.first_offset, damage.next_offset):
-                    raise
-                self._examine(waiting, log, damage)
-                return False
+                return self._meet(damage, waiting, stream)
             if group is not None and found is not None:
                 found = group.take(found, view, *question)
         if found is None:
@@ -225,10 +247,17 @@ class FetchQueue:
         if next_offset >= high_watermark:
             self._tail_answered_at = self._loop.time()
         if found is None:
-            self._answers.fetched(waiting.request_id, _header(log, offset, next_offset), None)
+            header = _header(log, offset, next_offset, of_replica=fetch.replica is not None)
+            self._answers.fetched(waiting.request_id, header, None)
             return True
         header = _header(
-            log, offset, next_offset, found.first_offset, found.record_count, found.length
+            log,
+            offset,
+            next_offset,
+            found.first_offset,
+            found.record_count,
+            found.length,
+            of_replica=fetch.replica is not None,
         )
         body = found.body if isinstance(found, Tail) else found
         self._answers.fetched(waiting.request_id, header, body)
@@ -295,7 +324,7 @@ class FetchQueue:
     def _park(self, waiting: _Waiting, stream: StreamHost, offset: int) -> None:
         """Wait until the high watermark is above `offset`."""
         group = self._services.tail_group(stream)
-        self._parked = group, group.wait(stream, offset, self._woken)
+        self._parked = partial(group.leave, group.wait(stream, offset, self._woken))
         assert waiting.deadline is not None
         self._timer = self._loop.call_at(waiting.deadline, self._resume)
 
@@ -312,10 +341,9 @@ class FetchQueue:
             self._answers.settle()
 
     def _unpark(self) -> None:
-        parked, self._parked = self._parked, None
-        if parked is not None:
-            group, waiter = parked
-            group.leave(waiter)
+        give_up, self._parked = self._parked, None
+        if give_up is not None:
+            give_up()
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -327,6 +355,30 @@ class FetchQueue:
         self._start_job(
             waiting, found, self._services.cold_readers, log.offset_for_timestamp, timestamp_ns
         )
+
+    def _meet(self, damage: CorruptRange, waiting: _Waiting, stream: StreamHost) -> bool:
+        """Damage on the way: have it examined, or wait until it is repaired. False: the fetch is
+        served again. Raises what the client is told."""
+        first, end = damage.first_offset, damage.next_offset
+        if not waiting.examined and not stream.log.is_quarantined(first, end):
+            self._examine(waiting, stream.log, damage)
+            return False
+        broker = self._services.broker
+        if self._for_node or broker.replicated is None:
+            raise damage
+        if broker.mender is None or not broker.mender.is_expected(stream, first, end):
+            raise damage
+        now = self._loop.time()
+        if waiting.repair_until is None:
+            waiting.repair_until = now + _REPAIR_SECONDS
+        elif now >= waiting.repair_until:
+            raise NotReady(
+                f"the records [{first}, {end}) are being repaired from another replica",
+                hint="try again",
+            )
+        self._parked = broker.mender.wait(stream, self._woken)
+        self._timer = self._loop.call_at(waiting.repair_until, self._resume)
+        return False
 
     def _examine(self, waiting: _Waiting, log: Log, damage: CorruptRange) -> None:
         """Have damage that is met for the first time quarantined before the client is told, so that
@@ -359,6 +411,8 @@ class FetchQueue:
             error = None if job.cancelled() else job.exception()
             if not self._queue or self._queue[0] is not waiting:
                 pass  # it was cancelled or closed in the meantime
+            elif isinstance(error, CorruptRange) and self._services.broker.replicated is not None:
+                waiting.damage = error
             elif isinstance(error, Exception):
                 self._queue.popleft()
                 self._answers.refuse(waiting.request_id, error)
@@ -428,6 +482,8 @@ def _header(
     record_count: int = 0,
     body_length: int = 0,
     selected: bool | None = None,
+    *,
+    of_replica: bool = False,
 ) -> FetchHeader:
     return FetchHeader(
         offset,
@@ -443,4 +499,5 @@ def _header(
         log.incarnation,
         body_length,
         selected,
+        log.tombstones_removed_below if of_replica else None,
     )

@@ -154,7 +154,7 @@ class _Scanner:
             quarantine_damage(self._log, self._reached, following)
             raise CorruptRange(
                 f"the records [{self._reached}, {following}) are damaged on disk",
-                hint=f"read on at {following}",
+                hint=f"read on with start={following}",
                 first_offset=self._reached,
                 next_offset=following,
             ) from damage

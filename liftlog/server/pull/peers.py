@@ -56,6 +56,11 @@ class PeerRequests:
         self._answers.allow_in_flight(PEER_MAX_IN_FLIGHT)
         self._answers.answer(request_id, PeerAnswer(member.name, member.start))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the node has introduced itself."""
+        return self._peer is not None
+
     def replicate(self, request_id: int, request: Replicate) -> None:
         """Answer a follower, now or later. Raises Forbidden, NotLeader."""
         caller = self._caller

@@ -17,4 +17,5 @@ peer_link     the connection to another node
 forwarding    requests of clients that another node answers
 serving       a stream that this node leads: its followers, and what they commit
 fetching      a stream that this node follows
+repair        records that this node has lost, fetched from other nodes
 """

@@ -21,6 +21,7 @@ from liftlog.errors import (
     FencedEpoch,
     LiftlogError,
     NotLeader,
+    NotReady,
     OffsetOutOfRange,
     StaleIncarnation,
     UnknownEpoch,
@@ -125,13 +126,21 @@ class ServedStream:
     """
 
     def __init__(
-        self, leader: Leader, log: Log, *, pace: CatchUpPace, ended: Callable[[str], None]
+        self,
+        leader: Leader,
+        log: Log,
+        *,
+        pace: CatchUpPace,
+        ended: Callable[[str], None],
+        expects_repair: Callable[[int, int], bool] = lambda first, end: False,
     ) -> None:
-        """`pace` is shared by all streams that this node leads."""
+        """`pace` is shared by all streams that this node leads. `expects_repair` tells whether what
+        is damaged in a range is about to be repaired."""
         self.leader = leader
         self._log = log
         self._pace = pace
         self._ended = ended
+        self._expects_repair = expects_repair
         self._loop = asyncio.get_running_loop()
         self._parked: dict[str, _Parked] = {}
         self._newest = _Newest()
@@ -294,7 +303,7 @@ class ServedStream:
             if looked:
                 reply.refuse(damage)
             else:
-                self._look(request, reply, damage)
+                self._look(request, reply, damage.first_offset, damage.next_offset)
             return
         except OffsetOutOfRange:
             # Retention, or a new beginning, has removed it: `first_stored` tells the follower.
@@ -305,6 +314,8 @@ class ServedStream:
             return
         if found is None:
             reply.replica(self._header(request), None)
+        elif isinstance(found, Gap) and self._expects_repair(found.first_offset, found.next_offset):
+            reply.refuse(NotReady(f"offset {found.first_offset} is being repaired from a replica"))
         elif isinstance(found, Gap):
             epochs = self.leader.epochs_of_gap(found.first_offset, found.next_offset)
             gap = {
@@ -314,6 +325,10 @@ class ServedStream:
                 "epochs": [list(one) for one in epochs],
             }
             reply.replica(self._header(request, gap=gap), None)
+        elif request.corrupt and not looked:
+            with found:
+                first, end = found.first_offset, found.next_offset
+            self._look(request, reply, first, end)
         else:
             self._note_sent(found.length, is_paced=is_paced)
             reply.replica(self._header(request, body_length=found.length), found)
@@ -322,8 +337,9 @@ class ServedStream:
         if is_paced:
             self._pace.sent(size_bytes, self._loop.time())
 
-    def _look(self, request: Replicate, reply: Reply, damage: CorruptRange) -> None:
-        """Damage that is met for the first time: a thread finds out how much it is."""
+    def _look(self, request: Replicate, reply: Reply, first: int, end: int) -> None:
+        """Damage that is met for the first time, here or by a follower that got these bytes: a
+        thread finds out how much it is."""
 
         def done(job: asyncio.Future[None]) -> None:
             self._looking.discard(job)
@@ -335,9 +351,7 @@ class ServedStream:
             else:
                 self._send(request, reply, looked=True)
 
-        job = self._loop.run_in_executor(
-            None, self._log.quarantine_damage, damage.first_offset, damage.next_offset
-        )
+        job = self._loop.run_in_executor(None, self._log.quarantine_damage, first, end)
         self._looking.add(job)
         job.add_done_callback(done)
 

@@ -30,6 +30,7 @@ from liftlog.names import is_stream_name
 from liftlog.protocol.described import StreamInfo
 from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.cleaning.mending import Mender
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import RunHandler
@@ -96,6 +97,8 @@ class Broker:
             now_ns=self.now_ns,
         )
         self.compactor: Cleaner | None = None
+        self.mender: Mender | None = None
+        """Set if this daemon is a node of a cluster."""
         self.replicated: ReplicatedStreams | None = None
         """Set before the streams are opened, if this daemon is a node of a cluster."""
         self.administration = Administration(self)
@@ -174,6 +177,15 @@ class Broker:
         self._attachments.want(host)
         return host
 
+    def expects_repair(self, name: str, first: int, end: int) -> bool:
+        """See `StreamHosts`."""
+        host = self.hosts.get(name)
+        return (
+            host is not None
+            and self.mender is not None
+            and self.mender.is_expected(host, first, end)
+        )
+
     def note_possible_loss(self, host: StreamHost, reason: str) -> None:
         """See `StreamHosts`."""
         self._losses.note(host, reason)
@@ -188,6 +200,8 @@ class Broker:
             host.close()
             if self.compactor is not None:
                 await self.compactor.forget(host)
+            if self.mender is not None:
+                await self.mender.forget(host)
             self.streams_changed()
             await asyncio.to_thread(host.log.close)
 

@@ -62,6 +62,10 @@ class StreamHosts(Protocol):
         """Settings of a stream have changed."""
         ...
 
+    def expects_repair(self, name: str, first: int, end: int) -> bool:
+        """Whether damage in [first, end) is about to be repaired from another replica."""
+        ...
+
     def note_possible_loss(self, host: StreamHost, reason: str) -> None:
         """Messages may have come while no node recorded them."""
         ...
@@ -264,7 +268,13 @@ class Replica:
             lag_max=self._node.lag_max_seconds,
             side_version=log.leases.side_state.version,
         )
-        led = ServedStream(leader, log, pace=self._node.pace, ended=partial(self._ended, epoch))
+        led = ServedStream(
+            leader,
+            log,
+            pace=self._node.pace,
+            ended=partial(self._ended, epoch),
+            expects_repair=partial(self._node.hosts.expects_repair, self.name),
+        )
         settings, origin = settings_of(record), origin_of(record)
         host = await self._node.hosts.host_replica(self.name, settings, log, origin=origin, led=led)
         self._log, self.led = None, led

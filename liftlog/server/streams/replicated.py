@@ -25,6 +25,7 @@ from liftlog.server.replication.hearing import HUNG_SECONDS, Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.replication.repair import ReplicaDonors
 from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.server.replication.succession import Succession
 from liftlog.server.streams import cluster_view, copies, placing
@@ -71,6 +72,7 @@ class ReplicatedStreams:
         )
         self.session: NodeSession | None = None
         self.forwarding = Forwarding(link_to, self.not_leader)
+        self.donors = ReplicaDonors(self.mirror, member.name, link_to)
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
         self._peers: dict[str, int] = {}

@@ -28,6 +28,7 @@ EXAMPLES: list[Message] = [
     m.Fetch("s", 1, filter_headers=["A", "B=c"]),
     m.FetchHeader(5, 5, 101, 3, 1001, 1, 1001, 3, "abc", 800, selected=True),
     m.FetchHeader(5, 1, 101, 100, 1001, 1, 1001, 3, "abc", 800),
+    m.FetchHeader(5, 1, 101, 100, 1001, 1, 1001, 3, "abc", 800, tombstones_removed_below=4),
     m.CreateStream("s", {"subject": "a.>", "retention": {"max_age": "7d"}}),
     m.DescribeStream("s"),
     m.ListStreams(),

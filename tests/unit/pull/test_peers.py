@@ -9,6 +9,7 @@ import pytest
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
+from acl.policy import Policy
 from liftlog.protocol.replication import Peer, PeerAnswer, SuspectAnswer
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
@@ -38,16 +39,19 @@ class Streams:
         self.asked.append((peer, request))
         reply.refuse(ValueError("a defect"))
 
+    def check_is_here(self, node: str) -> None:
+        assert node == "a"
+
     def opinion(self, node: str) -> SuspectAnswer:
         return SuspectAnswer(node == "c", 1500, {"s": [2, 40]})
 
 
 class Node(LogBroker):
-    streams = Streams()
+    peers = Streams()
 
     @property
     def replicated(self) -> Any:
-        return self.streams
+        return self.peers
 
 
 async def test_a_daemon_on_its_own_is_no_node(tmp_path: Path) -> None:
@@ -61,7 +65,7 @@ async def test_a_daemon_on_its_own_is_no_node(tmp_path: Path) -> None:
 
 async def test_a_node_introduces_itself_once(tmp_path: Path) -> None:
     broker = Node(tmp_path)
-    broker.streams = streams = Streams()
+    broker.peers = streams = Streams()
     async with pull_server(broker) as (_, address):
         async with await RawPull.connect(address) as peer:
             peer.send(REPLICATE)
@@ -84,7 +88,7 @@ async def test_a_node_introduces_itself_once(tmp_path: Path) -> None:
 
 async def test_only_a_node_asks_whether_another_one_is_heard(tmp_path: Path) -> None:
     broker = Node(tmp_path)
-    broker.streams = Streams()
+    broker.peers = Streams()
     async with pull_server(broker) as (_, address):
         async with await RawPull.connect(address) as peer:
             peer.send(SUSPECT)
@@ -95,6 +99,33 @@ async def test_only_a_node_asks_whether_another_one_is_heard(tmp_path: Path) -> 
             answer = await peer.receive()
             assert answer["k"] == SuspectAnswer.KIND
             assert (answer["s"], answer["t"], answer["d"]) == (True, 1500, {"s": [2, 40]})
+
+
+NODES_ONLY = """
+principals: {anonymous: {}}
+roles: {node: [{allow: [replicate], streams: ["*", "_offsets"]}]}
+bindings: {anonymous: [node]}
+"""
+
+
+async def test_a_node_reads_the_copy_of_another_one_by_its_right_to_replicate(
+    tmp_path: Path,
+) -> None:
+    broker = Node(tmp_path)
+    broker.peers = Streams()
+    broker.add("s").append([b"1", b"2"])
+    fetch = {"k": "fetch", "i": 4, "s": "s", "o": 1, "r": "a"}
+    async with pull_server(broker, policy=Policy.load(NODES_ONLY)) as (_, address):
+        async with await RawPull.connect(address) as peer:
+            peer.send(fetch)
+            assert (await peer.receive())["n"] == "FORBIDDEN"
+            peer.send(PEER)
+            await peer.receive()
+            peer.send({name: value for name, value in fetch.items() if name != "r"})
+            assert (await peer.receive())["n"] == "FORBIDDEN"
+            peer.send(fetch)
+            header = await peer.receive()
+            assert (header["k"], header["c"], header["td"]) == ("data", 2, 0)
 
 
 @pytest.mark.parametrize("key", ["x", "e", "o", "l", "m"])

@@ -1,0 +1,324 @@
+"""Repairs what is damaged in the segments of this node from other replicas of their streams.
+
+Damage becomes known when a scrub, a reader or a follower meets it; then it is quarantined. This
+fetches the offsets from a node that has them (`Donors`), and a worker process of its own writes the
+segment again. Damage in the active segment is sealed first. While that is under way a reader can
+wait: what it asks for is not lost.
+
+What no replica has stays quarantined, as on a daemon without replicas, and is tried again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from liftlog.errors import LiftlogError, SegmentsChanged
+from liftlog.log import Log
+from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
+from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.rewrite import MendJob, Piece
+from liftlog.log.segment import Segment
+from liftlog.log.state import lies_behind
+from liftlog.server.cleaning.jobs import JobRunner
+from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
+from liftlog.server.cleaning.state import StreamCleaning
+from liftlog.server.commits.host import StreamHost
+from liftlog.settings import CleanerSettings
+
+logger = logging.getLogger("liftlog.server.cleaner")
+
+_LOOK_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 600.0
+_PATIENCE_SECONDS = 30.0
+"""For so long readers wait for a replica that does not answer, before they are told of a loss."""
+_PATCH_SUFFIX = ".patch.tmp"
+
+
+class Donors(Protocol):
+    """The other nodes that have a copy of a stream."""
+
+    def count(self, name: str) -> int:
+        """How many other replicas the stream has."""
+        ...
+
+    def all_answer(self, name: str) -> bool:
+        """Whether there is a connection to each of them."""
+        ...
+
+    async def fetch(
+        self,
+        name: str,
+        incarnation: str,
+        first: int,
+        end: int,
+        take: Callable[[memoryview], object],
+        *,
+        turn: int,
+    ) -> str:
+        """Hand every batch with a record of [first, end) to `take`, in order. Returns why not all
+        of them came; empty if they did. `turn` decides which node is asked first."""
+        ...
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What was tried for one damaged segment."""
+
+    found_at: float
+    not_before: float = 0.0
+    failures: int = 0
+    is_given_up: bool = False
+
+
+class Mender:
+    """Belongs to the event loop. `run` does the work; the other methods may be called meanwhile."""
+
+    def __init__(
+        self,
+        hosts: Mapping[str, StreamHost],
+        donors: Donors,
+        settings: CleanerSettings,
+        worker: Worker | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._donors = donors
+        self._jobs = JobRunner(settings, worker or Worker())
+        self._attempts: dict[tuple[str, str], _Attempts] = {}  # by lineage and segment file
+        self._waiting: dict[StreamHost, set[Callable[[], None]]] = {}
+        self._poke = asyncio.Event()
+        self._current: tuple[StreamHost, asyncio.Task[None]] | None = None
+
+    # --- for the rest of the daemon ---
+
+    def is_expected(self, host: StreamHost, first: int, end: int) -> bool:
+        """Whether damage in [first, end) is likely to be repaired soon: so no one should be told
+        yet that these records are lost."""
+        if host.failure or not self._donors.count(host.name):
+            return False
+        log = host.log
+        return any(
+            bad.first_offset < end
+            and first < bad.next_offset <= log.high_watermark
+            and (segment := _damaged_segment(log, bad)) is not None
+            and not self._attempts_for(log, segment).is_given_up
+            for bad in log.quarantined
+        )
+
+    def wait(self, host: StreamHost, told: Callable[[], None]) -> Callable[[], None]:
+        """Have `told` called once, when the next repair of the stream has ended, well or not.
+        Returns what gives that up."""
+        waiting = self._waiting.setdefault(host, set())
+        waiting.add(told)
+        self._poke.set()
+        return lambda: waiting.discard(told)
+
+    async def forget(self, host: StreamHost) -> None:
+        """The stream ends here: on return no repair is under way, and none will be."""
+        if self._current is not None and self._current[0] is host:
+            task = self._current[1]
+            task.cancel()
+            await asyncio.wait({task})
+        self._tell(host)
+
+    # --- the work ---
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            while True:
+                self._poke.clear()
+                found = self._next()
+                if found is not None:
+                    await self._work(*found)
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await self._poke.wait()
+        finally:
+            await self._jobs.close()
+
+    def _next(self) -> tuple[StreamHost, Segment] | None:
+        now = time.monotonic()
+        for host in self._hosts.values():
+            log = host.log
+            if not log.quarantined or host.failure or not self._donors.count(host.name):
+                continue
+            for bad in log.quarantined:
+                segment = _damaged_segment(log, bad)
+                if segment is None or not _is_committed(log, segment, bad):
+                    continue
+                if self._attempts_for(log, segment).not_before <= now:
+                    return host, segment
+        return None
+
+    def _attempts_for(self, log: Log, segment: Segment) -> _Attempts:
+        key = (log.lineage, segment.path.name)
+        found = self._attempts.get(key)
+        if found is None:
+            found = self._attempts[key] = _Attempts(time.monotonic())
+        return found
+
+    async def _work(self, host: StreamHost, segment: Segment) -> None:
+        """Repair one segment in a task of its own, which `forget` can cancel."""
+        task = asyncio.get_running_loop().create_task(self._supervise(host, segment))
+        self._current = (host, task)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            self._current = None
+            self._tell(host)
+
+    def _tell(self, host: StreamHost) -> None:
+        for told in self._waiting.pop(host, ()):
+            told()
+
+    async def _supervise(self, host: StreamHost, segment: Segment) -> None:
+        try:
+            problem = await self._mend(host, segment)
+        except SegmentsChanged as error:  # by retention or compaction: look again
+            problem = str(error)
+        except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
+            problem = str(error)
+        except Exception as error:  # a supervisor: repairs must not end the daemon
+            logger.exception("repair-failed stream=%s segment=%s", host.name, segment.path.name)
+            problem = repr(error)
+        if problem:
+            self._note_failure(host, segment, problem)
+        else:
+            self._attempts.pop((host.log.lineage, segment.path.name), None)
+
+    def _note_failure(self, host: StreamHost, segment: Segment, problem: str) -> None:
+        now = time.monotonic()
+        attempts = self._attempts_for(host.log, segment)
+        pause = min(_FIRST_PAUSE_SECONDS * 2**attempts.failures, _LONGEST_PAUSE_SECONDS)
+        attempts.failures = min(attempts.failures + 1, 20)
+        attempts.not_before = now + pause
+        waited = now - attempts.found_at
+        asked_all = attempts.failures > self._donors.count(host.name)
+        attempts.is_given_up = waited > _PATIENCE_SECONDS or (
+            asked_all and self._donors.all_answer(host.name)
+        )
+        logger.warning(
+            "not-repaired stream=%s segment=%s again_in_seconds=%.0f reason=%s",
+            host.name,
+            segment.path.name,
+            pause,
+            problem,
+        )
+
+    async def _mend(self, host: StreamHost, segment: Segment) -> str:
+        """Returns why not; empty when it is done."""
+        log, name = host.log, segment.path.name
+        if not segment.sealed:
+            await host.run_exclusive(log.roll)
+            return ""  # the next look finds it sealed
+        lineage = log.lineage
+        ranges = [bad for bad in _ranges_in(log, segment) if bad.next_offset > bad.first_offset]
+        first = min(bad.first_offset for bad in ranges)
+        if first < log.tombstones_removed_below:
+            # Another replica may have an old value of a key whose tombstone is gone here.
+            return "tombstones were removed there: only a whole copy of the stream can replace it"
+        fs, patch = log.environment.fs, log.directory / f"{name}{_PATCH_SUFFIX}"
+        try:
+            pieces, problem = await self._fetch(host, segment, ranges, patch)
+            if problem:
+                return problem
+            job = MendJob(
+                str(log.directory), segment.entry(), patch.name, tuple(pieces), log.epochs
+            )
+            ended = await self._jobs.mend(host, StreamCleaning(), job, lineage)
+        finally:
+            await self._jobs.in_thread(lambda: _remove(fs, patch))
+        host.observed.repaired_ranges += ended
+        host.subjects.request()
+        logger.warning(
+            "repaired stream=%s segment=%s ranges=%d offsets=%d",
+            host.name,
+            name,
+            ended,
+            sum(bad.next_offset - bad.first_offset for bad in ranges),
+        )
+        return ""
+
+    async def _fetch(
+        self, host: StreamHost, segment: Segment, ranges: list[QuarantinedRange], path: Path
+    ) -> tuple[list[Piece], str]:
+        """Write what other replicas have of these offsets to the patch; and why that is not all."""
+        log = host.log
+        turn = self._attempts_for(log, segment).failures
+        patch = await self._jobs.in_thread(lambda: _PatchFile(log, path))
+        pieces: list[Piece] = []
+        try:
+            for bad in sorted(ranges, key=lambda one: one.first_offset):
+                position = patch.size
+                # No replica needs to have what is below the log start.
+                first = max(bad.first_offset, log.log_start_offset)
+                if first < bad.next_offset:
+                    problem = await self._donors.fetch(
+                        host.name, log.incarnation, first, bad.next_offset, patch.take, turn=turn
+                    )
+                    if problem:
+                        return pieces, problem
+                pieces.append(Piece(bad.first_offset, bad.next_offset, position, patch.size))
+        finally:
+            await self._jobs.in_thread(patch.close)
+        return pieces, ""
+
+
+class _PatchFile:
+    """Not synced: after a stop nothing needs it, and the next start removes it."""
+
+    def __init__(self, log: Log, path: Path) -> None:
+        self._name = log.name
+        with storage_errors(f"repairing {log.name}"):
+            self._file: File = log.environment.fs.open(path, create=True)
+        self.size = 0
+
+    def take(self, body: memoryview) -> None:
+        with storage_errors(f"repairing {self._name}"):
+            write_all(self._file, [body], self.size)
+        self.size += len(body)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _remove(fs: FileSystem, path: Path) -> None:
+    with contextlib.suppress(OSError):  # or the next start does it
+        fs.unlink(path)
+
+
+def _damaged_segment(log: Log, bad: QuarantinedRange) -> Segment | None:
+    """The segment in which the bytes of a lost range lie; None if there is none, or no reader
+    misses them."""
+    if not bad.is_loss or bad.next_offset <= log.log_start_offset:
+        return None
+    for segment in log.segments:
+        if segment.path.name == bad.segment:
+            return None if segment.sealed and lies_behind(bad, segment) else segment
+    return None
+
+
+def _ranges_in(log: Log, segment: Segment) -> list[QuarantinedRange]:
+    """All that is quarantined among the bytes of a sealed segment."""
+    name = segment.path.name
+    return [bad for bad in log.quarantined if bad.segment == name and not lies_behind(bad, segment)]
+
+
+def _is_committed(log: Log, segment: Segment, bad: QuarantinedRange) -> bool:
+    """Other replicas have the same only of what is committed. A sealed segment is replaced as a
+    whole."""
+    end = segment.next_offset if segment.sealed else bad.next_offset
+    return end <= log.high_watermark

@@ -1,0 +1,132 @@
+"""Where the records come from that this node has lost: the other replicas of the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from liftlog.errors import CorruptBatch, LiftlogError, RequestTimeout
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import Fetch, FetchHeader, Message
+from liftlog.records.decode import iter_batches
+from liftlog.server.replication.mirror import Mirror
+from liftlog.server.replication.peer_link import PeerLink
+
+_FETCH_BYTES = 1024 * 1024
+_ANSWER_SECONDS = 10.0
+
+
+class ReplicaDonors:
+    """Asks them with fetches for their own copies, up to their own high watermarks: what is
+    committed is the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
+
+    def __init__(self, mirror: Mirror, node: str, link_to: Callable[[str], PeerLink]) -> None:
+        self._mirror = mirror
+        self._node = node
+        self._link_to = link_to
+
+    def count(self, name: str) -> int:
+        return len(self._others(name))
+
+    def all_answer(self, name: str) -> bool:
+        return all(self._link_to(node).peer is not None for node in self._others(name))
+
+    async def fetch(
+        self,
+        name: str,
+        incarnation: str,
+        first: int,
+        end: int,
+        take: Callable[[memoryview], object],
+        *,
+        turn: int,
+    ) -> str:
+        problems: list[str] = []
+        nodes = self._others(name)
+        turn %= max(len(nodes), 1)
+        for node in nodes[turn:] + nodes[:turn]:
+            try:
+                while first < end:
+                    header, body = await self._ask(node, name, incarnation, first)
+                    if (header.tombstones_removed_below or 0) > first:
+                        # What was deleted there may be alive in this copy.
+                        raise LiftlogError("it has removed tombstones there")
+                    if header.next_offset <= first:
+                        raise LiftlogError(f"it has nothing from offset {first} on yet")
+                    if body is not None:
+                        await self._check(node, name, incarnation, first, body)
+                        take(body)
+                    first = header.next_offset
+                return ""
+            except LiftlogError as error:
+                problems.append(f"node {node}: {error.message}")
+        return "; ".join(problems) or "the stream has no other replica"
+
+    def _others(self, name: str) -> list[str]:
+        """Those in sync first: the others may have less."""
+        record = self._mirror.records.get(name)
+        if record is None or record.deleted:
+            return []
+        others = [node for node in record.members if node != self._node]
+        return sorted(others, key=lambda node: node not in record.isr)
+
+    async def _check(
+        self, node: str, name: str, incarnation: str, first: int, body: memoryview
+    ) -> None:
+        """A copy that is damaged as well is of no use; its node finds out how much of it, and
+        repairs it in its turn. Raises CorruptBatch, UnsupportedFormat."""
+        try:
+            for _ in iter_batches(body):
+                pass
+        except CorruptBatch:
+            with contextlib.suppress(LiftlogError):
+                # For this it has to look into the records.
+                await self._ask(node, name, incarnation, first, columns=["offset"])
+            raise
+
+    async def _ask(
+        self,
+        node: str,
+        name: str,
+        incarnation: str,
+        first: int,
+        columns: list[str] | None = None,
+    ) -> tuple[FetchHeader, memoryview | None]:
+        message = Fetch(
+            name,
+            start=first,
+            max_bytes=_FETCH_BYTES,
+            min_bytes=0,
+            incarnation=incarnation,
+            replica=node,
+            columns=columns,
+        )
+        exchange = await ask(self._link_to(node), message)
+        if not isinstance(exchange.answer, FetchHeader):
+            raise LiftlogError("it answered something else")
+        return exchange.answer, exchange.body
+
+
+async def ask(link: PeerLink, message: Message) -> Exchange:
+    """One request and its answer. Raises the error that is answered, ConnectionLost,
+    RequestTimeout."""
+    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(_: Exchange) -> None:
+        if not answered.done():
+            answered.set_result(None)
+
+    exchange = Exchange(on_done=done)
+    link.request(message, exchange)
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            await answered
+    except TimeoutError:
+        raise RequestTimeout(f"node {link.node} does not answer") from None
+    finally:
+        if not exchange.done:
+            link.give_up(exchange)
+    if exchange.error is not None:
+        raise exchange.error
+    return exchange
