@@ -11,7 +11,7 @@ import click
 
 from liftlog.cli.config import settings_options
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.groups import Commands
+from liftlog.cli.groups import Commands, Listed
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_table, write_object
 from liftlog.cli.problems import note
@@ -22,11 +22,25 @@ if TYPE_CHECKING:
     from liftlog.client import ClusterInfo, ClusterNode, ClusterStream
 
 
-@click.group(cls=Commands, name="cluster")
+_MOVES = {
+    "move": "Move STREAM to other nodes, or change the number of its replicas.",
+    "drain": "Move all replicas of NODE to other nodes, and place no new ones there.",
+    "undrain": "Place replicas on NODE again.",
+    "forget": "Remove NODE, which is down and has no replicas, from the cluster.",
+}
+
+
+@click.group(
+    cls=Commands,
+    name="cluster",
+    listed={
+        name: Listed(f"liftlog.cli.cluster_moves:{name}", text) for name, text in _MOVES.items()
+    },
+)
 @server_options
 @debug_option
 def cluster_commands() -> None:
-    """Prepare a cluster; show its nodes and replicas."""
+    """Prepare a cluster; show its nodes and replicas, and move them."""
 
 
 @cluster_commands.command()
@@ -81,7 +95,7 @@ def init(config: Path | None, overrides: tuple[str, ...], replicas: int) -> Exit
 def status() -> ExitCode:
     """Show the nodes, and the leader and replicas of each stream.
 
-    Exits with 1 when a stream has no leader, or a replica that is not in sync.
+    Exits with 1 when a stream has no leader, has a replica that is not in sync, or is being moved.
 
     \b
     Examples:
@@ -92,6 +106,7 @@ def status() -> ExitCode:
     with connect_to_server() as client:
         found = client.cluster()
     behind = [one.name for one in found.replicated if one.is_under_replicated]
+    moving = [one.name for one in found.replicated if one.is_moving]
     if style != "table":
         write_object(found.to_wire(), style)
     elif not found.cluster_id:
@@ -100,15 +115,27 @@ def status() -> ExitCode:
         _show(found)
         if behind:
             note(f"{plural(len(behind), 'stream')} under-replicated: {', '.join(behind)}")
-    return ExitCode.FAILED if behind else ExitCode.OK
+        if moving:
+            note(f"{plural(len(moving), 'stream')} moving: {', '.join(moving)}")
+    return ExitCode.FAILED if behind or moving else ExitCode.OK
 
 
 def _show(found: ClusterInfo) -> None:
     print_table(
-        ("NODE", "STATE", "ADDRESS", "VERSION"),
-        [(printable(one.node), _state(one), printable(one.address), one.version)
-         for one in found.members],
-    )  # fmt: skip
+        ("NODE", "STATE", "ZONE", "REPLICAS", "ADDRESS", "VERSION"),
+        [
+            (
+                printable(one.node),
+                _state(one),
+                printable(one.zone or "-"),
+                str(one.replicas),
+                printable(one.address),
+                one.version,
+            )
+            for one in found.members
+        ],
+        right=(3,),
+    )
     if found.streams:
         click.echo()
         print_table(
@@ -119,9 +146,10 @@ def _show(found: ClusterInfo) -> None:
 
 
 def _state(node: ClusterNode) -> str:
-    if not node.live:
-        return "down"
-    return "draining" if node.draining else "live"
+    state = "live" if node.live else "down"
+    if not node.draining:
+        return state
+    return f"{state}, {'draining' if node.replicas else 'drained'}"
 
 
 def _row(one: ClusterStream) -> tuple[str, ...]:
@@ -130,7 +158,12 @@ def _row(one: ClusterStream) -> tuple[str, ...]:
         printable(one.name),
         printable(one.leader or "-"),
         str(one.leader_epoch),
-        printable(",".join(one.replicas)),
+        printable(",".join(_marked(one, node) for node in one.replicas)),
         printable(",".join(one.isr) or "-"),
         *("-" if end is None else f"{end:,}" for end in ends),
     )
+
+
+def _marked(stream: ClusterStream, node: str) -> str:
+    """A node that a move brings, or takes."""
+    return ("+" if node in stream.adding else "-" if node in stream.removing else "") + node

@@ -39,7 +39,8 @@ COMMANDS = {
         "liftlog.cli.info:info", "Show the daemon: name, version, uptime, NATS, limits."
     ),
     "cluster": Listed(
-        "liftlog.cli.cluster:cluster_commands", "Prepare a cluster; show its nodes and replicas."
+        "liftlog.cli.cluster:cluster_commands",
+        "Prepare a cluster; show its nodes and replicas, and move them.",
     ),
     "top": Listed("liftlog.cli.top:top", "Watch rates, sizes and lags of the streams."),
     "health": Listed("liftlog.cli.health:health", "Show whether the daemon is ready."),

@@ -276,7 +276,8 @@ class Leader:
     # --- the record --------------------------------------------------------------
 
     def propose(self, now: float) -> Change | None:
-        """A change of the ISR that is due, to be committed by compare-and-set.
+        """A change of the ISR that is due, or the end of a reassignment, to be committed by
+        compare-and-set.
 
         From now on the high watermark waits for the nodes of both records, until `adopt` brings a
         newer version: either the change was made, or it cannot be made any more. Until then this
@@ -285,7 +286,7 @@ class Leader:
         if self.resigned:
             return None
         if self.pending is None:
-            after = self._shrunk(now) or self._expanded()
+            after = self._shrunk(now) or self._expanded() or self._moved()
             if after is None:
                 return None
             self.pending = Change(self.record, after)
@@ -383,6 +384,11 @@ class Leader:
             if joins and self._has_caught_up(follower):
                 return transitions.expand(self.record, node, follower.start)
         return None
+
+    def _moved(self) -> StreamRecord | None:
+        """Elections may bring a leader that stays when all new replicas are in sync already."""
+        moves = self.record.adding or self.record.removing
+        return transitions.complete(self.record) if moves else None
 
     def _has_caught_up(self, follower: FollowerState) -> bool:
         """It has all that is committed, and all that may have been committed under former leaders:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from liftlog.errors import Conflict
 
@@ -51,6 +51,19 @@ def place(
     if not stay:
         added.sort(key=lambda node: (available[node].leads, available[node].replicas, node))
     return (*chosen[:stay], *added)
+
+
+def replace_nodes(
+    candidates: Collection[Candidate], present: Sequence[str], leaving: Collection[str]
+) -> tuple[str, ...]:
+    """As many nodes as `present`, with others in the place of those that are `leaving`. The rest
+    stays, whether it is available or not. Raises as `place`."""
+    keep = [node for node in present if node not in leaving]
+    usable = [
+        replace(one, available=one.node in keep or (one.available and one.node not in leaving))
+        for one in candidates
+    ]
+    return place(usable, len(present), keep=keep)
 
 
 def _zone(one: Candidate) -> tuple[str, str]:

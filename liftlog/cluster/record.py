@@ -46,7 +46,8 @@ class StreamRecord:
     eligible: tuple[str, ...] = ()
     last_eligible: tuple[str, ...] = ()
     starts: Mapping[str, int] = field(default_factory=dict)
-    """The start with which each node registered last: a number that each start of it raises."""
+    """The start with which each node registered last: a number that each start of it raises. Nodes
+    whose copies are not needed any more are here until they have removed them."""
     adding: tuple[str, ...] = ()
     """Replicas that a reassignment under way brings; they are among `replicas`."""
     removing: tuple[str, ...] = ()
@@ -95,6 +96,10 @@ class StreamRecord:
     def must_keep(self, node: str) -> bool:
         """Whether the copy of `node` may be the last one with something that was acked."""
         return node in self.isr or node in self.eligible
+
+    def concerns(self, node: str) -> bool:
+        """Whether `node` has a copy, is to get one, or is to remove one."""
+        return node in self.starts or (node in self.members and not self.deleted)
 
     def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of `nodes` that are replicas, in the order of `replicas`."""

@@ -186,7 +186,8 @@ def shrink(record: StreamRecord, node: str) -> StreamRecord | None:
 def expand(record: StreamRecord, node: str, start: int) -> StreamRecord | None:
     """The leader has found that `node` caught up, in the life that began with `start`.
 
-    With the last node that a reassignment adds, the reassignment completes.
+    With the last node that a reassignment adds, the reassignment completes, unless the leader is
+    one of those that leave: it hands over first.
     """
     _check_led(record)
     if node not in record.replicas:
@@ -220,14 +221,28 @@ def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
     return _next(record, _led_by(record, node))
 
 
+def successor(record: StreamRecord) -> str | None:
+    """To whom the leader hands over, because the reassignment under way takes its replica and needs
+    nothing else any more; None if that is not so."""
+    if record.leader is None or record.leader not in record.removing or not _can_complete(record):
+        return None
+    return record.in_order(_without(record.isr, record.removing))[0]
+
+
+def complete(record: StreamRecord) -> StreamRecord | None:
+    """Ends the reassignment under way, by the leader; None while it cannot end."""
+    _check_led(record)
+    return _next(record, _completed(record))
+
+
 # --- what an operator changes ----------------------------------------------------
 
 
 def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None:
     """Moves the stream to the replicas `target`; the first one is preferred as leader.
 
-    New replicas are added at once and the others leave when all new ones are in sync: in the
-    change that takes the last of them into the ISR. None if the replicas are as asked already.
+    New replicas are added at once, and the others leave when all new ones are in sync. All of that
+    is in the record: whichever node leads continues it. None if the replicas are as asked already.
     """
     _check_exists(record)
     wanted = tuple(target)
@@ -239,12 +254,19 @@ def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None
             hint="wait until that is complete, or cancel it",
         )
     removing = _without(record.replicas, wanted)
+    adding = _without(wanted, record.replicas)
     after = replace(
         record,
+        settings=_for_replicas(record.settings, len(wanted)),
         replicas=wanted + removing,
-        adding=_without(wanted, record.replicas),
+        adding=adding,
         removing=removing,
         observers=_without(record.observers, wanted),
+        # A copy that was here before counts for nothing before its node has registered it again.
+        starts={
+            node: one if node in record.members or node not in adding else 0
+            for node, one in record.starts.items()
+        },
     )
     # The sets are kept in the order of the replicas, which has changed.
     after = _ordered(after)
@@ -316,9 +338,10 @@ def in_place_of(record: StreamRecord, deleted: StreamRecord) -> StreamRecord:
 
 
 def removed(record: StreamRecord, node: str) -> StreamRecord | None:
-    """`node` has deleted its copy of a stream that was deleted. Without starts the record is of no
-    use any more: no copy is left."""
-    if not record.deleted or node not in record.starts:
+    """`node` has no copy any more: the stream was deleted or has moved, or the node will not come
+    back. Without starts the record of a deleted stream is of no use any more: no copy is left."""
+    has_copy = node in record.starts and (record.deleted or node not in record.members)
+    if not has_copy:
         return None
     starts = {name: start for name, start in record.starts.items() if name != node}
     return replace(record, starts=starts, version=record.version + 1)
@@ -354,14 +377,19 @@ def _completed(record: StreamRecord) -> StreamRecord:
     can ack."""
     if not record.adding and not record.removing:
         return record
-    caught_up = set(record.adding) <= set(record.isr)
-    if not caught_up or len(_without(record.isr, record.removing)) < record.min_isr:
+    if record.leader in record.removing or not _can_complete(record):
         return record
     return _moved(record, record.target)
 
 
+def _can_complete(record: StreamRecord) -> bool:
+    stay = _without(record.isr, record.removing)
+    return set(record.adding) <= set(stay) and len(stay) >= record.min_isr
+
+
 def _moved(record: StreamRecord, replicas: tuple[str, ...]) -> StreamRecord:
-    """Only `replicas` stay. If the leader leaves, the first one that is in sync follows it."""
+    """Only `replicas` stay. If the leader leaves, the first one that is in sync follows it. Those
+    that leave keep their entry in `starts` until they have removed their copies."""
     leaving = _without(record.replicas, replicas)
     isr = _without(record.isr, leaving)
     leader = record.leader
@@ -373,12 +401,17 @@ def _moved(record: StreamRecord, replicas: tuple[str, ...]) -> StreamRecord:
         isr=isr,
         eligible=_without(record.eligible, leaving),
         last_eligible=_without(record.last_eligible, leaving),
-        starts={node: start for node, start in record.starts.items() if node not in leaving},
+        settings=_for_replicas(record.settings, len(replicas)),
         adding=(),
         removing=(),
         leader=leader,
         leader_epoch=record.leader_epoch + 1,
     )
+
+
+def _for_replicas(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
+    """A reassignment changes this setting, if there is one."""
+    return {**settings, "replicas": count} if "replicas" in settings else settings
 
 
 def _ordered(record: StreamRecord) -> StreamRecord:

@@ -16,6 +16,9 @@ from liftlog.protocol.wire import wire as key
 PEER_MAX_IN_FLIGHT = 65_536
 """Requests that a node may have in flight: one per stream that it follows."""
 
+MAX_REPLICAS = 16
+"""Of one stream."""
+
 MAX_PARKED_MS = 30_000
 """A `replicate` that finds nothing new is answered after this time at the latest."""
 
@@ -88,14 +91,49 @@ class DescribeCluster(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class MoveStream(Message):
+    """Asks for a stream to be moved to the nodes `replicas`, the preferred leader first. Without
+    any, a move under way ends with the replicas from before it. Answered when it has begun."""
+
+    KIND: ClassVar[str] = "move"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    replicas: list[str] = key("r", array_of(NAME, MAX_REPLICAS), default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainNode(Message):
+    """Asks for all replicas of `node` to be moved to other nodes, and no new ones to be placed
+    there; with `ends`, for no more of that. Answered when it has begun."""
+
+    KIND: ClassVar[str] = "drain"
+    REPEATABLE: ClassVar[bool] = True
+    node: str = key("n", NAME)
+    ends: bool = key("e", BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetNode(Message):
+    """Asks for a node to be removed from the cluster: it is down, has no replicas, and will not
+    come back."""
+
+    KIND: ClassVar[str] = "forgetnode"
+    node: str = key("n", NAME)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterNode(Described):
-    """A node of the cluster. `live`: it has renewed its session in time."""
+    """A node of the cluster. `live`: it has renewed its session in time. `replicas` are those of
+    streams that it has, or is still to give away; of `leads` it is the first replica."""
 
     node: str = ""
     live: bool = False
     address: str = ""
     version: str = ""
     draining: bool = False
+    zone: str = ""
+    replicas: int = 0
+    leads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +147,27 @@ class ClusterStream(Described):
     replicas: list[str] = field(default_factory=list)
     isr: list[str] = field(default_factory=list)
     eligible: list[str] = field(default_factory=list)
+    adding: list[str] = field(default_factory=list)
+    removing: list[str] = field(default_factory=list)
     high_watermark: int | None = None
     log_end_offset: int | None = None
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether a replica is not in sync, or no node leads."""
-        return self.leader is None or len(self.isr) < len(self.replicas)
+        """Whether a replica is not in sync, or no node leads. Replicas that a move brings or takes
+        are not missed."""
+        moved = {*self.adding, *self.removing}
+        return self.leader is None or not {*self.replicas} - moved <= {*self.isr}
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it is being moved to other nodes."""
+        return bool(self.adding or self.removing)
+
+    @property
+    def target(self) -> list[str]:
+        """Its replicas, once that is complete."""
+        return [node for node in self.replicas if node not in self.removing]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,5 +253,14 @@ class ClusterAnswer(Message):
         return ClusterInfo.from_wire(self.cluster)
 
 
-REQUESTS: tuple[type[Message], ...] = (Peer, Replicate, Suspect, Forward, DescribeCluster)
+REQUESTS: tuple[type[Message], ...] = (
+    Peer,
+    Replicate,
+    Suspect,
+    Forward,
+    DescribeCluster,
+    MoveStream,
+    DrainNode,
+    ForgetNode,
+)
 ANSWERS: tuple[type[Message], ...] = (PeerAnswer, Replica, SuspectAnswer, ClusterAnswer)

@@ -23,6 +23,10 @@ def _name(value: str) -> str:
     return value
 
 
+def _zone(value: str) -> str:
+    return _name(value) if value else value
+
+
 def _advertised(value: str) -> str:
     address = parse_listen(value)
     if address.path is not None or not address.host or not address.port:
@@ -60,6 +64,11 @@ class ClusterSettings(SettingsModel):
         description="Where the nodes keep their metadata. `nats`: in JetStream, on the servers of "
         "`nats.servers`, in a bucket that `liftlog cluster init` makes. file:///DIR: a directory "
         "that all nodes on one machine share."
+    )
+    zone: Annotated[str, AfterValidator(_zone)] = Field(
+        default="",
+        description="What fails together with this node, such as a rack or a building: replicas of "
+        "a stream are placed in as many zones as there are. Empty: a zone of its own.",
     )
     token_file: Annotated[Path, BeforeValidator(path_text)] | None = Field(
         default=None,

@@ -12,6 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -64,6 +65,20 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
         Faults(moves=1),
         ("committed", "failover", "move", "cancel", "update", "not leader", "register unclean"),
     ),
+    "moves that end": (
+        2,
+        1,
+        replace(
+            NOTHING_BREAKS,
+            elections=0.3,
+            planned=0.3,
+            crashes=0.1,
+            unknown_outcomes=0.1,
+            moves=1.0,
+            cancels=0.1,
+        ),
+        ("committed", "failover", "move", "handed over", "left", "crashes"),
+    ),
     "beyond promises": (
         3,
         2,
@@ -105,7 +120,7 @@ def test_nothing_acked_is_lost_and_no_offset_has_two_records(name: str) -> None:
             seed,
             replicas=replicas,
             min_isr=min_isr,
-            spares=2 if faults.moves else 0,
+            spares=0 if not faults.moves else 2 if replicas > 2 else 1,
             faults=faults,
         ),
     )

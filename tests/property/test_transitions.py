@@ -79,8 +79,9 @@ class RecordChanges(RuleBasedStateMachine):
 
     @rule(node=ONE)
     def remove(self, node: str) -> None:
-        had = node in self.record.starts
-        assert self.change(t.removed, node) == (self.record.deleted and had)
+        record = self.record
+        has_copy = node in record.starts and (record.deleted or node not in record.members)
+        assert self.change(t.removed, node) == has_copy
 
     @rule(node=ONE)
     def register_again(self, node: str) -> None:
@@ -121,6 +122,18 @@ class RecordChanges(RuleBasedStateMachine):
     @rule(replicas=TARGETS)
     def reassign(self, replicas: list[str]) -> None:
         self.change(t.reassign, replicas)
+
+    @rule()
+    def complete(self) -> None:
+        self.change(t.complete)
+
+    @rule()
+    def hand_over_to_one_that_stays(self) -> None:
+        to = t.successor(self.record)
+        if to is not None:
+            assert self.change(t.transfer, to)
+            assert self.change(t.complete)
+            assert not self.record.adding + self.record.removing
 
     @rule()
     def cancel(self) -> None:

@@ -66,7 +66,9 @@ class Faults:
     unknown_outcomes: float = 0.25
     planned: float = 1.0
     moves: float = 0.0
-    """Reassignments, also cancelled ones, and other values of min_isr."""
+    """Reassignments, and other values of min_isr."""
+    cancels: float = 1.0
+    """Of reassignments."""
     beyond_promises: bool = False
     """More disks are lost than acks are to survive, and an operator elects what is left."""
 
@@ -166,6 +168,9 @@ class Node:
         elif isinstance(role, Leave):
             self.follower = None
             self.disk = self.world.new_disk()
+            gone = t.removed(self.record, self.name)
+            if gone is not None:
+                self.world.submit(self, Change(self.record, gone), "left")
             self.world.begins_again(self)
             self.side, self.new_side = Side(), None
             self.known = self.shown = self.disk.high_watermark
@@ -534,7 +539,8 @@ class World:
             (self._stop, 0.2 * faults.crashes),
             (self._leave, 0.3 * faults.planned),
             (self._move, 1.0 * faults.moves),
-            (self._cancel, 0.2 * faults.moves),
+            (self._hand_over, 6.0 * faults.moves),
+            (self._cancel, 0.2 * faults.cancels * faults.moves),
             (self._update, 0.3 * faults.moves),
             (self._recover, 2.0 * faults.beyond_promises),
         ]
@@ -932,8 +938,17 @@ class World:
 
     def _move(self, node: Node) -> None:
         size = self.random.choice((2, 3, 3, 4))
-        target = self.random.sample(self._names, min(size, len(self._names)))
+        target = self.random.sample(self._names, min(size, len(self._names) - 1))
         self._change(node, "move", lambda record: t.reassign(record, target))
+
+    def _hand_over(self, node: Node) -> None:
+        """A leader whose replica a move takes is the last that goes."""
+        if node.up and node.leader is not None and node.leader.pending is None:
+            to = t.successor(node.leader.record)
+            if to is not None:
+                after = t.transfer(node.leader.record, to)
+                assert after is not None
+                self.submit(node, Change(node.leader.record, after), "handed over")
 
     def _cancel(self, node: Node) -> None:
         self._change(node, "cancel", t.cancel)

@@ -4,7 +4,7 @@ checkpoints, the daemon."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from liftlog.client.aio.routing import Router
@@ -62,7 +62,14 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
-from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeCluster
+from liftlog.protocol.replication import (
+    ClusterAnswer,
+    ClusterInfo,
+    DescribeCluster,
+    DrainNode,
+    ForgetNode,
+    MoveStream,
+)
 
 
 class Calls:
@@ -95,6 +102,29 @@ class Calls:
         """The nodes of the daemon's cluster, and its streams as far as the caller may read them.
         Raises what every call may raise."""
         return (await self._call(DescribeCluster(), ClusterAnswer)).info
+
+    async def move_stream(self, stream: str, replicas: Sequence[str]) -> None:
+        """Begin to move a stream to these nodes, the preferred leader first; none: end a move under
+        way with the replicas from before it. `cluster` shows how far it is.
+
+        The move goes on without this client. Raises StreamNotFound, InvalidArgument for unknown
+        nodes, Conflict while it is moved elsewhere or when a new node cannot take it.
+        """
+        await self._call(MoveStream(stream, list(replicas)), Done)
+
+    async def drain_node(self, node: str, *, ends: bool = False) -> None:
+        """Place nothing more on a node, and move its replicas to others; with `ends`, place
+        replicas there again. `cluster` shows how far it is.
+
+        The moves go on without this client. Raises InvalidArgument for an unknown node, Conflict
+        when there are too few others.
+        """
+        await self._call(DrainNode(node, ends), Done)
+
+    async def forget_node(self, node: str) -> None:
+        """Remove a node from the cluster for good. Raises InvalidArgument for an unknown node,
+        Conflict while it is live or has replicas."""
+        await self._call(ForgetNode(node), Done)
 
     # --- streams ---
 

@@ -5,7 +5,7 @@ checkpoints, the daemon."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from liftlog.client.blocking.routing import SyncRouter
@@ -63,7 +63,14 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
     Welcome,
 )
-from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeCluster
+from liftlog.protocol.replication import (
+    ClusterAnswer,
+    ClusterInfo,
+    DescribeCluster,
+    DrainNode,
+    ForgetNode,
+    MoveStream,
+)
 
 
 class SyncCalls:
@@ -96,6 +103,29 @@ class SyncCalls:
         """The nodes of the daemon's cluster, and its streams as far as the caller may read them.
         Raises what every call may raise."""
         return (self._call(DescribeCluster(), ClusterAnswer)).info
+
+    def move_stream(self, stream: str, replicas: Sequence[str]) -> None:
+        """Begin to move a stream to these nodes, the preferred leader first; none: end a move under
+        way with the replicas from before it. `cluster` shows how far it is.
+
+        The move goes on without this client. Raises StreamNotFound, InvalidArgument for unknown
+        nodes, Conflict while it is moved elsewhere or when a new node cannot take it.
+        """
+        self._call(MoveStream(stream, list(replicas)), Done)
+
+    def drain_node(self, node: str, *, ends: bool = False) -> None:
+        """Place nothing more on a node, and move its replicas to others; with `ends`, place
+        replicas there again. `cluster` shows how far it is.
+
+        The moves go on without this client. Raises InvalidArgument for an unknown node, Conflict
+        when there are too few others.
+        """
+        self._call(DrainNode(node, ends), Done)
+
+    def forget_node(self, node: str) -> None:
+        """Remove a node from the cluster for good. Raises InvalidArgument for an unknown node,
+        Conflict while it is live or has replicas."""
+        self._call(ForgetNode(node), Done)
 
     # --- streams ---
 

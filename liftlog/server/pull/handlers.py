@@ -48,8 +48,16 @@ from liftlog.protocol.messages import (
     StreamAnswer,
     StreamsAnswer,
 )
-from liftlog.protocol.replication import ClusterAnswer, ClusterInfo, DescribeCluster
+from liftlog.protocol.replication import (
+    ClusterAnswer,
+    ClusterInfo,
+    DescribeCluster,
+    DrainNode,
+    ForgetNode,
+    MoveStream,
+)
 from liftlog.server.pull.requests import Ask, At, Caller, Told, ask_leader, handles, starts
+from liftlog.server.streams.moves import Moves
 
 # --- streams ---
 
@@ -246,6 +254,35 @@ async def _describe_cluster(caller: Caller, _: DescribeCluster) -> Message:
     if streams is None:
         return ClusterAnswer(ClusterInfo().to_wire())
     return ClusterAnswer(streams.describe(lambda name: caller.may("read", name)).to_wire())
+
+
+@handles(MoveStream, "admin")
+async def _move(caller: Caller, message: MoveStream) -> Message:
+    moves = _moves(caller)
+    if message.replicas:
+        await moves.move(message.stream, message.replicas)
+    else:
+        await moves.cancel(message.stream)
+    return Done()
+
+
+@handles(DrainNode, "admin")
+async def _drain(caller: Caller, message: DrainNode) -> Message:
+    await (_moves(caller).undrain if message.ends else _moves(caller).drain)(message.node)
+    return Done()
+
+
+@handles(ForgetNode, "admin")
+async def _forget_node(caller: Caller, message: ForgetNode) -> Message:
+    await _moves(caller).forget(message.node)
+    return Done()
+
+
+def _moves(caller: Caller) -> Moves:
+    streams = caller.broker.replicated
+    if streams is None:
+        raise Conflict("this daemon belongs to no cluster", hint="it has no section cluster")
+    return streams.moves
 
 
 # --- checkpoints ---

@@ -79,7 +79,8 @@ shows everything: what the caller may not see is left out here."""
 
 class Handler(NamedTuple):
     operation: Operation | None
-    """Needed on the request's `stream`; None when the handler itself chooses what to show."""
+    """Needed on the request's `stream`, or on `_offsets` if it concerns the whole cluster; None when
+    the handler itself chooses what to show."""
     perform: Perform
     at: At
     relay: Relay | None
@@ -271,7 +272,8 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
 
 
 def _stream_of(message: Message) -> str:
-    name: str = message.stream  # type: ignore[attr-defined]
+    """What concerns the whole cluster has the stream that all nodes share."""
+    name: str = getattr(message, "stream", OFFSETS_STREAM)
     return name
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import Change
@@ -21,12 +22,13 @@ from liftlog.cluster.store import (
     MetaStoreError,
     StoreUnavailable,
 )
-from liftlog.errors import CorruptMetadata, LiftlogError, MetadataUnavailable
-from liftlog.server.replication.membership import Directory
+from liftlog.errors import Conflict, CorruptMetadata, LiftlogError, MetadataUnavailable
+from liftlog.server.replication.membership import Directory, NodeInfo, to_bytes, value_of
 
 logger = logging.getLogger("liftlog.server.replication")
 
 STREAM_PREFIX = "stream."
+NODE_PREFIX = "node."
 _ATTEMPTS = 50
 _LOAD_ATTEMPTS = 20
 _LOAD_PAUSE_SECONDS = 0.5
@@ -126,7 +128,7 @@ class Mirror:
                 first = transitions.in_place_of(record, present)
             if await self._cas(first, 0 if entry is None else entry.revision):
                 return first
-        raise _busy(record.name)
+        raise _busy(f"stream {record.name}")
 
     async def change(
         self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
@@ -144,7 +146,7 @@ class Mirror:
                 return record
             if await self._cas(after, entry.revision):
                 return after
-        raise _busy(name)
+        raise _busy(f"stream {name}")
 
     async def purge(self, name: str) -> None:
         """Remove the record of a deleted stream that no node has a copy of. When it has changed
@@ -174,26 +176,78 @@ class Mirror:
             if entry is not None:
                 self._note_record(record_of(STREAM_PREFIX + name, entry), entry.revision)
 
-    async def _get(self, name: str) -> Entry | None:
+    # --- nodes ---
+
+    async def change_node(
+        self, node: str, step: Callable[[Mapping[str, Any]], dict[str, Any] | None]
+    ) -> None:
+        """Apply `step` to what the store says of a node; None: nothing is to be changed. Raises
+        Conflict when there is no such node any more, MetadataUnavailable, CorruptMetadata."""
+        key = NODE_PREFIX + node
+        for _ in range(_ATTEMPTS):
+            entry = await self._read(key)
+            if entry is None:
+                raise Conflict(f"node {node} was removed from the cluster meanwhile")
+            after = step(value_of(entry))
+            if after is None:
+                return
+            value = to_bytes(after)
+            stored = await self._write(key, value, entry.revision)
+            if stored is not None:
+                self._note(key, Entry(stored, value))
+                return
+        raise _busy(f"node {node}")
+
+    async def remove_node(self, node: str) -> None:
+        """Remove what the store says of a node, which does not run. Raises Conflict when it has
+        started meanwhile, MetadataUnavailable, CorruptMetadata."""
+        key = NODE_PREFIX + node
+        entry = await self._read(key)
+        if entry is None:
+            return
+        known = self.directory.nodes.get(node)
         try:
-            return await self._store.get(STREAM_PREFIX + name)
+            if known is None or NodeInfo.from_value(node, value_of(entry)) != known:
+                raise CasLost
+            await self._store.delete(key, entry.revision)
+        except CasLost:
+            raise Conflict(f"node {node} has started, or was changed, meanwhile") from None
+        except (CasUnknown, StoreUnavailable) as error:
+            raise MetadataUnavailable(str(error)) from error
+        self._note(key, None)
+
+    # --- the store ---
+
+    async def _get(self, name: str) -> Entry | None:
+        return await self._read(STREAM_PREFIX + name)
+
+    async def _read(self, key: str) -> Entry | None:
+        try:
+            return await self._store.get(key)
         except StoreUnavailable as error:
             raise MetadataUnavailable(str(error)) from error
 
     async def _cas(self, record: StreamRecord, revision: int) -> bool:
         """False when another change came first."""
+        stored = await self._write(STREAM_PREFIX + record.name, record.to_json(), revision)
+        if stored is None:
+            return False
+        self._note_record(record, stored)
+        return True
+
+    async def _write(self, key: str, value: bytes, revision: int) -> int | None:
+        """The new revision; None when another change came first."""
         try:
-            stored = await self._store.cas(STREAM_PREFIX + record.name, record.to_json(), revision)
+            stored = await self._store.cas(key, value, revision)
         except CasLost:
             self.writes["lost"] += 1
-            return False
+            return None
         except (CasUnknown, StoreUnavailable) as error:
             self.writes["unknown" if isinstance(error, CasUnknown) else "unavailable"] += 1
             raise MetadataUnavailable(str(error)) from error
         self.writes["stored"] += 1
-        self._note_record(record, stored)
-        return True
+        return stored
 
 
-def _busy(name: str) -> MetadataUnavailable:
-    return MetadataUnavailable(f"the record of stream {name} changes all the time: try again")
+def _busy(what: str) -> MetadataUnavailable:
+    return MetadataUnavailable(f"the record of {what} changes all the time: try again")

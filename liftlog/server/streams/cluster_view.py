@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from liftlog.cluster.leading import Leader
@@ -20,8 +21,20 @@ def describe_cluster(
 ) -> ClusterInfo:
     """The cluster, with the streams that the caller may read. Offsets are those of this node."""
     directory = mirror.directory
+    records = [one for one in mirror.records.values() if not one.deleted]
+    held = Counter(node for record in records for node in record.members)
+    led = Counter(record.target[0] for record in records)
     nodes = [
-        ClusterNode(name, name in directory.live, one.address, one.version, one.draining)
+        ClusterNode(
+            name,
+            name in directory.live,
+            one.address,
+            one.version,
+            one.draining,
+            one.zone,
+            held[name],
+            led[name],
+        )
         for name, one in sorted(directory.nodes.items())
     ]
     streams = []
@@ -37,6 +50,8 @@ def describe_cluster(
                 list(record.replicas),
                 list(record.isr),
                 list(record.eligible),
+                list(record.adding),
+                list(record.removing),
                 None if host is None else host.log.high_watermark,
                 None if host is None else host.log.log_end_offset,
             )

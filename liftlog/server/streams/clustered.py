@@ -79,6 +79,7 @@ class ClusterNode:
         broker.replicated = streams
         self._spawn(streams.mirror.run())
         self._spawn(streams.keep_in_sync())
+        self._spawn(streams.keep_placed())
         self._spawn(streams.purge_deleted(_PURGE_SECONDS))
         self._spawn(streams.hearing.run())
         streams.stand(
@@ -118,6 +119,7 @@ class ClusterNode:
                     self._data_dir.path,
                     node=cluster.node,
                     address=cluster.advertise,
+                    zone=cluster.zone,
                     may_create=cluster.store != NATS_STORE,
                 )
                 return member, await begin_session(store, member, int(cluster.session_seconds))

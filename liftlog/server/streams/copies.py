@@ -80,7 +80,7 @@ def unknown_streams(
     found = {}
     for name in filter(is_stream_name, data_dir.stream_names()):
         record = records.get(name)
-        if record is None or (node not in record.members and not record.deleted):
+        if record is None or not (record.concerns(node) or record.deleted):
             found[name] = _why_unknown(data_dir, name)
             logger.warning("stream-unknown stream=%s reason=%s", name, found[name])
     return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from liftlog.cluster import transitions
+from liftlog.cluster.placement import Candidate, place
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import Conflict, MetadataUnavailable
-from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.streams.settings import record_settings
 from liftlog.settings import StreamSettings
@@ -20,25 +21,42 @@ logger = logging.getLogger("liftlog.server.replication")
 _LOOK_AGAIN_SECONDS = 0.1
 
 
-async def create(
-    mirror: Mirror, member: Member, name: str, settings: StreamSettings, *, origin: str
-) -> StreamRecord:
-    """The record of a new stream, on nodes that are live; the one that exists if there is one.
-    Raises Conflict when there are too few nodes, MetadataUnavailable."""
+def candidates(mirror: Mirror) -> list[Candidate]:
+    """The nodes, with what each has by the newest records known here. A stream that moves counts
+    where it goes."""
     directory = mirror.directory
-    counts = dict.fromkeys(sorted(directory.live & directory.nodes.keys()), 0)
+    held, led = Counter[str](), Counter[str]()
     for record in mirror.records.values():
-        for node in record.replicas:
-            if node in counts and not record.deleted:
-                counts[node] += 1
-    chosen = sorted(counts, key=lambda node: (counts[node], node != member.name, node))
-    if len(chosen) < settings.replicas:
+        if not record.deleted:
+            held.update(record.target)
+            led[record.target[0]] += 1
+    return [
+        Candidate(
+            node,
+            info.zone,
+            replicas=held[node],
+            leads=led[node],
+            available=node in directory.live and not info.draining,
+        )
+        for node, info in sorted(directory.nodes.items())
+    ]
+
+
+async def create(
+    mirror: Mirror, name: str, settings: StreamSettings, *, origin: str
+) -> StreamRecord:
+    """The record of a new stream, on nodes that are live and not drained; the one that exists if
+    there is one. Raises Conflict when there are too few nodes, MetadataUnavailable."""
+    directory = mirror.directory
+    nodes = candidates(mirror)
+    try:
+        replicas = place(nodes, settings.replicas)
+    except Conflict:
         raise Conflict(
             f"stream {name} is to have {settings.replicas} replicas, and there are "
-            f"{len(chosen)} live nodes: {', '.join(chosen)}",
+            + takers_text(nodes),
             hint="start the other nodes; `liftlog cluster status` shows them",
-        )
-    replicas = chosen[: settings.replicas]
+        ) from None
     record = transitions.create(
         name,
         secrets.token_hex(16),
@@ -49,9 +67,15 @@ async def create(
     return await mirror.create(record)
 
 
-async def create_configured(
-    mirror: Mirror, member: Member, streams: Mapping[str, StreamSettings]
-) -> None:
+def takers_text(nodes: Sequence[Candidate]) -> str:
+    """How many nodes can take replicas, and why the others cannot, for an error message."""
+    takers = [one.node for one in nodes if one.available]
+    others = [one.node for one in nodes if not one.available]
+    text = f"{len(takers)} live nodes that take any: {', '.join(takers) or 'none'}"
+    return text + (f" ({', '.join(others)} down or drained)" if others else "")
+
+
+async def create_configured(mirror: Mirror, streams: Mapping[str, StreamSettings]) -> None:
     """Create the streams of the configuration file that do not exist, as soon as there are
     enough nodes. Each node does so; the first one is right."""
     missing = dict(streams)
@@ -63,7 +87,7 @@ async def create_configured(
                 del missing[name]
                 continue
             try:
-                await create(mirror, member, name, settings, origin="config")
+                await create(mirror, name, settings, origin="config")
                 del missing[name]
             except (Conflict, MetadataUnavailable) as error:
                 if name not in told:

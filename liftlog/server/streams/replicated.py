@@ -29,6 +29,7 @@ from liftlog.server.replication.repair import ReplicaDonors
 from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.server.replication.succession import Succession
 from liftlog.server.streams import cluster_view, copies, placing
+from liftlog.server.streams.moves import Moves
 from liftlog.server.streams.replica import LocalNode, Replica, StreamHosts
 from liftlog.server.streams.settings import origin_of, record_settings
 from liftlog.settings import StreamSettings
@@ -36,6 +37,7 @@ from liftlog.settings import StreamSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _PROPOSE_SECONDS = 0.1
+_PLACE_SECONDS = 0.2
 _CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
 _CONFIRM_SECONDS = 10.0
@@ -73,6 +75,7 @@ class ReplicatedStreams:
         self.session: NodeSession | None = None
         self.forwarding = Forwarding(link_to, self.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to)
+        self.moves = Moves(self.mirror)
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
         self._peers: dict[str, int] = {}
@@ -86,9 +89,8 @@ class ReplicatedStreams:
         """There is a newer record of a stream."""
         replica = self._streams.get(record.name)
         if replica is None:
-            # This node may have been away when the stream was deleted.
-            has_copy = record.starts if record.deleted else record.members
-            if self._is_stopping or self.member.name not in has_copy:
+            # This node may have been away when the stream was deleted, or moved.
+            if self._is_stopping or not record.concerns(self.member.name):
                 return
             replica = self._streams[record.name] = Replica(record.name, self._node)
             self._spawn(self._follow(replica))
@@ -136,6 +138,15 @@ class ReplicatedStreams:
             for start in range(0, len(due), _CHANGES_AT_ONCE):
                 some = due[start : start + _CHANGES_AT_ONCE]
                 await asyncio.gather(*(replica.commit(change) for replica, change in some))
+
+    async def keep_placed(self) -> None:
+        """Begin the moves that drained nodes need, and end those that wait for this node to give up
+        the lead, until cancelled."""
+        while True:
+            await asyncio.sleep(_PLACE_SECONDS)
+            await self.moves.leave_drained(self.led)
+            for replica in list(self._streams.values()):
+                await replica.hand_over_if_moved()
 
     async def purge_deleted(self, after_seconds: float) -> None:
         """Remove records of deleted streams, some time after the last node has removed its copy,
@@ -233,15 +244,15 @@ class ReplicatedStreams:
         """The record of a new stream, on nodes that are live; the one that exists if there is one.
         Raises Conflict when there are too few nodes, MetadataUnavailable."""
         try:
-            return await placing.create(self.mirror, self.member, name, settings, origin="api")
+            return await placing.create(self.mirror, name, settings, origin="api")
         except Conflict:
             await self.mirror.load()  # a node that has come just now may not be known here
-            return await placing.create(self.mirror, self.member, name, settings, origin="api")
+            return await placing.create(self.mirror, name, settings, origin="api")
 
     async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
         """Create the streams of the configuration file that do not exist, as soon as there are
         enough nodes."""
-        await placing.create_configured(self.mirror, self.member, streams)
+        await placing.create_configured(self.mirror, streams)
 
     async def update(self, name: str, settings: StreamSettings) -> None:
         """Store other settings; each node with a copy adopts them. Raises MetadataUnavailable."""

@@ -199,23 +199,75 @@ def test_without_a_leader_there_is_no_change_by_one(change: str) -> None:
 
 
 def test_a_move_completes_with_the_last_new_replica() -> None:
-    moving = made(t.reassign(record(), "dec"))
+    moving = made(t.reassign(record(leader="c"), "dec"))
     assert moving.replicas == ("d", "e", "c", "a", "b")
     assert ("".join(moving.adding), "".join(moving.removing)) == ("de", "ab")
-    assert sets(moving) == ("a", "cab", "", "")
+    assert sets(moving) == ("c", "cab", "", "")
     moving = made(t.register(made(t.register(moving, "d", 5, clean=True)), "e", 6, clean=True))
     half = made(t.expand(moving, "e", 6))
     assert (half.adding, half.leader_epoch) == (("d", "e"), 1)
     done = made(t.expand(half, "d", 5))
     assert (done.replicas, done.adding, done.removing) == (("d", "e", "c"), (), ())
-    assert (sets(done), done.leader_epoch) == (("d", "dec", "", ""), 2)
-    assert done.starts == {"c": 1, "d": 5, "e": 6}
+    assert (sets(done), done.leader_epoch) == (("c", "dec", "", ""), 2)
     assert t.reassign(done, "dec") is None
+
+
+def test_a_leader_that_leaves_hands_over_before_a_move_completes() -> None:
+    moving = made(t.register(made(t.reassign(record(), "dc")), "d", 5, clean=True))
+    assert t.successor(moving) is None, "d is not in sync"
+    assert t.complete(moving) is None
+    ready = made(t.expand(moving, "d", 5))
+    assert (sets(ready), ready.removing) == (("a", "dcab", "", ""), ("a", "b"))
+    assert t.complete(ready) is None
+    assert t.successor(ready) == "d"
+    assert t.successor(made(t.fence(ready, {"d"}))) is None
+    handed = made(t.transfer(ready, "d"))
+    assert (sets(handed), handed.leader_epoch) == (("d", "dcab", "", ""), 2)
+    assert t.successor(handed) is None
+    done = made(t.complete(handed))
+    assert (done.replicas, sets(done), done.leader_epoch) == (
+        ("d", "c"),
+        ("d", "dc", "", ""),
+        3,
+    )
+    assert t.complete(done) is None
+    # It does the same if the old leader dies instead, and one that stays is elected.
+    elected = made(t.failover(ready, {"a"}, "c"))
+    assert sets(made(t.complete(elected))) == ("c", "dc", "", "")
+
+
+def test_a_node_that_left_is_known_until_its_copy_is_gone() -> None:
+    moving = made(t.register(made(t.reassign(record("ab"), "bc")), "c", 5, clean=True))
+    moving = made(t.transfer(moving, "b"))
+    done = made(t.expand(moving, "c", 5))
+    assert done.replicas == ("b", "c")
+    assert done.starts == {"a": 1, "b": 1, "c": 5}
+    assert t.removed(done, "b") is None, "it has a replica"
+    gone = made(t.removed(done, "a"))
+    assert gone.starts == {"b": 1, "c": 5}
+    assert t.removed(gone, "a") is None
+
+
+def test_a_node_that_comes_again_registers_before_it_counts() -> None:
+    """Its former copy may be there, or half of it."""
+    done = made(t.reassign(record(leader="b"), "bc"))
+    again = made(t.reassign(done, "bca"))
+    assert again.starts == {"a": 0, "b": 1, "c": 1}
+    with pytest.raises(Conflict, match="but registered"):
+        t.expand(again, "a", 1)
+    assert made(t.register(again, "a", 1, clean=True)).isr == ("b", "c")
+
+
+def test_a_move_to_more_or_fewer_changes_the_setting() -> None:
+    one = record("ab", settings={"replicas": 2, "min_isr": 1})
+    more = made(t.reassign(one, "abc"))
+    assert more.settings == {"replicas": 3, "min_isr": 1}
+    assert made(t.cancel(more)).settings == {"replicas": 2, "min_isr": 1}
 
 
 def test_a_move_waits_until_those_that_stay_can_ack() -> None:
     two = record(isr=("a", "b"))
-    waiting = made(t.reassign(two, ("b", "c")))
+    waiting = made(t.reassign(made(t.transfer(two, "b")), ("b", "c")))
     assert (waiting.replicas, waiting.removing) == (("b", "c", "a"), ("a",))
     done = made(t.expand(waiting, "c", 1))
     assert (done.replicas, sets(done)) == (("b", "c"), ("b", "bc", "", ""))
@@ -280,7 +332,7 @@ def test_a_smaller_minimum_settles_and_may_complete_a_move() -> None:
     lone = record(isr=("a",), eligible=("b",), last_eligible=("c",))
     after = made(t.update(lone, {"subject": "x", "min_isr": 1}))
     assert sets(after) == ("a", "a", "", "")
-    waiting = made(t.reassign(record(isr=("a", "c"), leader="c"), "ab"))
+    waiting = made(t.reassign(record(isr=("a", "c")), "ab"))
     done = made(t.update(waiting, {"min_isr": 1}))
     assert (done.replicas, sets(done)) == (("a", "b"), ("a", "a", "", ""))
 

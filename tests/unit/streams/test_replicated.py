@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -283,11 +284,38 @@ async def test_nodes_that_have_come_just_now_get_replicas(tmp_path: Path, store:
     for name in "abc":
         with pytest.raises(Conflict, match=f"there are {'abc'.index(name)} live nodes"):
             await node.streams.create("s", wanted)
-        info = {"start": 1, "data_id": "d", "address": f"tcp://127.0.0.1:{ord(name)}"}
-        await store.cas(f"node.{name}", to_bytes(info), 0)
-        await store.cas(f"live.{name}", to_bytes({"start": 1}), 0)
+        await add_node(store, name)
     record = await node.streams.create("s", wanted)
     assert set(record.replicas) == {"a", "b", "c"}
+    await node.close()
+
+
+async def add_node(store: Store, name: str, **info: Any) -> None:
+    """A node that is live."""
+    told = {"start": 1, "data_id": "d", "address": f"tcp://127.0.0.1:{ord(name)}", **info}
+    await store.cas(f"node.{name}", to_bytes(told), 0)
+    await store.cas(f"live.{name}", to_bytes({"start": 1}), 0)
+
+
+async def test_new_streams_are_spread_over_zones_and_nodes(tmp_path: Path, store: Store) -> None:
+    """A node that is drained, or down, gets none."""
+    node = Node(tmp_path / "a", store, start=1)
+    zones = {"a": "x", "b": "x", "c": "y", "d": "y", "e": "y", "f": "z"}
+    for name, zone in zones.items():
+        await add_node(store, name, zone=zone, draining=name == "e")
+    entry = await store.get("live.f")
+    assert entry is not None
+    await store.delete("live.f", entry.revision)
+    wanted = parse_stream_settings({"subject": "s.>", "replicas": 2})
+    await node.streams.mirror.load()
+    made = [await node.streams.create(f"s{number}", wanted) for number in range(8)]
+    for record in made:
+        assert len({zones[name] for name in record.replicas}) == 2, "one in each zone"
+    assert Counter(name for record in made for name in record.replicas) == dict.fromkeys("abcd", 4)
+    assert Counter(record.leader for record in made) == dict.fromkeys("abcd", 2)
+    many = parse_stream_settings({"subject": "s.>", "replicas": 5})
+    with pytest.raises(Conflict, match=r"4 live nodes .* a, b, c, d \(e, f down or drained\)"):
+        await node.streams.create("many", many)
     await node.close()
 
 
