@@ -15,7 +15,7 @@ stream              create, ls, info, update, truncate and others; lease has the
 consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed
 pub                 publish; pub_run does the work
 info, top, health   the daemon as it is
-cluster             its cluster: init, status
+cluster             its cluster: init, status; cluster_moves: move, drain, undrain, forget
 doctor/             what on this machine would keep the daemon from its work
 log_files           `log`. log_reading: the work of verify and dump, log_repair: of repair and
                     reindex, as far as it is not in liftlog/log/offline/

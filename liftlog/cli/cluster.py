@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 _MOVES = {
-    "move": "Move STREAM to other nodes, or change the number of its replicas.",
-    "drain": "Move all replicas of NODE to other nodes, and place no new ones there.",
+    "move": "Move STREAM to other nodes, or change how many hold it.",
+    "drain": "Move all replicas of NODE to other nodes.",
     "undrain": "Place replicas on NODE again.",
-    "forget": "Remove NODE, which is down and has no replicas, from the cluster.",
+    "forget": "Remove NODE, which is down and empty, from the cluster.",
 }
 
 
@@ -40,7 +40,7 @@ _MOVES = {
 @server_options
 @debug_option
 def cluster_commands() -> None:
-    """Prepare a cluster; show its nodes and replicas, and move them."""
+    """Prepare a cluster; show and move its replicas."""
 
 
 @cluster_commands.command()

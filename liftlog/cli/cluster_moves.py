@@ -47,7 +47,7 @@ def _split(context: click.Context, parameter: click.Parameter, value: str | None
 @server_options
 @debug_option
 def move(stream: str, replicas: list[str], cancel: bool, no_wait: bool) -> ExitCode:
-    """Move STREAM to other nodes, or change the number of its replicas.
+    """Move STREAM to other nodes, or change how many hold it.
 
     New replicas copy the stream while it is in use, and no ack waits for them. The old ones are
     removed when all new ones are in sync, and the leader's last. The move is written down in the
@@ -112,9 +112,9 @@ def _tell_stream(found: ClusterStream) -> None:
 @server_options
 @debug_option
 def drain(node: str, no_wait: bool) -> ExitCode:
-    """Move all replicas of NODE to other nodes, and place no new ones there.
+    """Move all replicas of NODE to other nodes.
 
-    Other nodes are chosen as for new streams: in other zones than the replicas that stay, and those
+    No new ones are placed there. Other nodes are chosen as for new streams: in other zones than the replicas that stay, and those
     with the fewest replicas. The cluster's metadata says that NODE is being drained, so this goes
     on whatever becomes of this command; run it again to wait for its end. A node that is down can
     be drained too, as long as its streams have other replicas in sync.
@@ -162,14 +162,14 @@ def undrain(node: str) -> ExitCode:
 @server_options
 @debug_option
 def forget(node: str) -> ExitCode:
-    """Remove NODE, which is down and has no replicas, from the cluster.
+    """Remove NODE, which is down and empty, from the cluster.
 
     A node whose machine is gone: drain it, then forget it. If it comes back with its data directory
     it joins again, and what it still has of the streams is not used.
 
     \b
     Examples:
-      liftlog cluster drain c && liftlog cluster forget c
+      liftlog cluster forget c
     """
     with connect_to_server() as client:
         client.forget_node(node)

@@ -40,7 +40,7 @@ COMMANDS = {
     ),
     "cluster": Listed(
         "liftlog.cli.cluster:cluster_commands",
-        "Prepare a cluster; show its nodes and replicas, and move them.",
+        "Prepare a cluster; show and move its replicas.",
     ),
     "top": Listed("liftlog.cli.top:top", "Watch rates, sizes and lags of the streams."),
     "health": Listed("liftlog.cli.health:health", "Show whether the daemon is ready."),

@@ -185,16 +185,21 @@ class Cluster:
 
     def status(self, through: str | None = None) -> tuple[dict[str, Any], int]:
         """What `liftlog cluster status --output json` prints, and its exit code."""
+        done = self.command("cluster", "status", "--output", "json", through=through)
+        assert done.returncode in (0, 1), done.stderr
+        return json.loads(done.stdout), done.returncode
+
+    def command(self, *words: str, through: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs `liftlog` with these words, against the node `through`, or any."""
         address = self.nodes[through or self.up()[0]].pull_address
-        done = subprocess.run(
-            [*COMMAND, "cluster", "status", "--output", "json"],
+        return subprocess.run(
+            [*COMMAND, *words],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), "LIFTLOG_SERVER": address},
             capture_output=True,
             timeout=PATIENCE,
             check=False,
+            text=True,
         )
-        assert done.returncode in (0, 1), done.stderr.decode()
-        return json.loads(done.stdout), done.returncode
 
     def stream(self, name: str, through: str | None = None) -> ClusterStream:
         """The stream as this node knows it, with the offsets of its own copy; waits until the node

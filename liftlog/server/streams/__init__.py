@@ -14,6 +14,7 @@ replicated       the streams that have records in a cluster: changed, served to 
 replica          one of them: has the role on this node that its record says
 copies           its directory: opened, created, removed
 placing          which nodes hold a new one
+moves            replicas go to other nodes: moves, drained nodes, nodes that are forgotten
 cluster_view     what clients are told of the cluster, and who else can answer them
 clustered        this daemon as a node: joins, and reaches the others
 neighbours       what streams have to know about each other

@@ -1,0 +1,76 @@
+"""Streams move between nodes while they are in use, and nothing acked is lost on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.cluster import Cluster, RetryingPublisher, assert_kept
+from support.ingesting import until
+from support.nats_server import NatsServer
+
+STREAMS = {"in": {"subject": "in.>", "replicas": 2, "min_isr": 1}}
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url, STREAMS, cluster={"session": "6s"}) as cluster:
+        cluster.wait_all_in_sync()
+        yield cluster
+        cluster.assert_sound()
+
+
+def wait_acked(publisher: RetryingPublisher, more: int) -> None:
+    wanted = len(publisher.acked) + more
+    until(lambda: len(publisher.acked) >= wanted, 60, f"{more} more acks")
+
+
+def test_a_stream_goes_round_all_nodes_while_it_is_written(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    """By a move of the leader's replica, by a drain, and while nodes die and come back."""
+    publisher = RetryingPublisher(server.port, "in.p", pad=100)
+    publisher.start()
+    wait_acked(publisher, 50)
+    old = cluster.leader("in")
+    [other] = cluster.followers("in")
+    [new] = {"a", "b", "c"} - {old, other}
+    moved = run(cluster, other, "move", "in", "--replicas", f"{other},{new}")
+    assert (moved["replicas"], moved["adding"], moved["removing"]) == ([other, new], [], [])
+    wait_acked(publisher, 50)
+    copy = cluster.nodes[old].data_dir / "streams" / "in"
+    until(lambda: not copy.exists(), 60, "the old copy is removed")
+
+    cluster.kill(other)  # the leader; what is asked now waits for its successor
+    run(cluster, new, "drain", other, "--no-wait")
+    until(lambda: old in cluster.stream("in", through=new).replicas, 60, "the drain goes on")
+    cluster.start(other)
+    drained = run(cluster, new, "drain", other)
+    assert (drained["replicas"], drained["draining"]) == (0, True)
+    assert set(cluster.stream("in", through=new).replicas) == {old, new}
+    wait_acked(publisher, 50)
+    copy = cluster.nodes[other].data_dir / "streams" / "in"
+    until(lambda: not copy.exists(), 60, "this one, too")
+
+    cluster.stop(other)
+    until(lambda: "is live" not in failed(cluster, new, "forget", other), 60, "its session ends")
+    told = cluster.status(through=new)[0]
+    assert [node["node"] for node in told["nodes"]] == sorted((old, new))
+    publisher.finish()
+    assert_kept([publisher], cluster.read_all("in", (old, new)))
+
+
+def run(cluster: Cluster, through: str, *words: str) -> Any:
+    """What the command prints; it must succeed."""
+    done = cluster.command("cluster", *words, "--output", "json", through=through)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def failed(cluster: Cluster, through: str, *words: str) -> str:
+    """What the command says about its failure; empty when it succeeds."""
+    return cluster.command("cluster", *words, through=through).stderr
