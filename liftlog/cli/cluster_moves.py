@@ -114,10 +114,10 @@ def _tell_stream(found: ClusterStream) -> None:
 def drain(node: str, no_wait: bool) -> ExitCode:
     """Move all replicas of NODE to other nodes.
 
-    No new ones are placed there. Other nodes are chosen as for new streams: in other zones than the replicas that stay, and those
-    with the fewest replicas. The cluster's metadata says that NODE is being drained, so this goes
-    on whatever becomes of this command; run it again to wait for its end. A node that is down can
-    be drained too, as long as its streams have other replicas in sync.
+    No new ones are placed there. Other nodes are chosen as for new streams: in other zones than the
+    replicas that stay, and those with the fewest replicas. The cluster's metadata says that NODE is
+    being drained, so this goes on whatever becomes of this command; run it again to wait for its
+    end. A node that is down can be drained too, as long as its streams have other replicas in sync.
 
     \b
     Examples:

@@ -79,7 +79,7 @@ shows everything: what the caller may not see is left out here."""
 
 class Handler(NamedTuple):
     operation: Operation | None
-    """Needed on the request's `stream`, or on `_offsets` if it concerns the whole cluster; None when
+    """Needed on the request's `stream`, or on `_offsets` if it is about the cluster; None when
     the handler itself chooses what to show."""
     perform: Perform
     at: At
