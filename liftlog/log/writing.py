@@ -118,7 +118,8 @@ class LogWriter:
         batches, group = _continuing(memoryview(data), end, epochs)
         if not batches:
             return
-        self.note_epochs(tuple(epochs))
+        if tuple(epochs) != manifest.epochs:
+            self.note_epochs(tuple(epochs))
         self.append(batches)
         # The next group that is encoded here must differ from the one that it follows.
         self.commit_group = (group + 1) & 0xFFFF

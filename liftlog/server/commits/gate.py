@@ -148,7 +148,8 @@ class ReplicatedGate:
         """A follower asks for more, which confirms what it has. See `Leader.fetched`."""
         before = self.leader.high_watermark
         verdict = self.leader.fetched(request, self._now())
-        self._moved_from(before)
+        if self.leader.high_watermark > before:
+            self._moved_from(before)
         return verdict
 
     def expired(self, node: str) -> None:

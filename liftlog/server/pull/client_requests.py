@@ -36,6 +36,8 @@ class ClientRequests:
         """Begin a request; it is answered now or later."""
         if isinstance(message, Fetch):
             self._fetch(request_id, message)
+        elif isinstance(message, Replicate | Peer | Suspect | Forward):
+            self._begin_for_peer(request_id, message)
         elif isinstance(message, Cancel):
             for queue in list(self._fetches.values()):
                 if queue.cancel(request_id):
@@ -44,8 +46,6 @@ class ClientRequests:
             if self._peer is not None:
                 self._peer.heard()
             self._answers.answer(request_id, Pong())
-        elif isinstance(message, Peer | Replicate | Suspect | Forward):
-            self._begin_for_peer(request_id, message)
         else:
             self._begin(request_id, message, self._caller)
 
@@ -57,20 +57,20 @@ class ClientRequests:
             self._services.spawn(self._serve(request_id, message, caller))
 
     def _begin_for_peer(
-        self, request_id: int, message: Peer | Replicate | Suspect | Forward
+        self, request_id: int, message: Replicate | Peer | Suspect | Forward
     ) -> None:
         if self._peer is None:
             self._peer = PeerRequests(self._caller, self._answers)
         try:
-            if isinstance(message, Peer):
+            if isinstance(message, Replicate):
+                self._peer.replicate(request_id, message)
+            elif isinstance(message, Peer):
                 self._peer.introduce(request_id, message)
             elif isinstance(message, Suspect):
                 self._peer.suspect(request_id, message)
-            elif isinstance(message, Forward):
+            else:
                 caller, asked = self._peer.forwarded(message)
                 self._begin(request_id, asked, caller)
-            else:
-                self._peer.replicate(request_id, message)
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self._answers.refuse(request_id, error)
 

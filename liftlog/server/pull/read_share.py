@@ -123,7 +123,11 @@ class ReadShare:
     ) -> None:
         self._depth -= 1
         if not self._depth:
-            self._spend(perf_counter() - self._entered)
+            seconds = (perf_counter() - self._entered) * self._pace
+            self._spent += seconds
+            self._left -= seconds
+            if self._timer is None:
+                self._begin_ticking()
 
     def wait(self, resume: Callable[[], None]) -> None:
         """Run `resume` once when time is left again. It must then check `is_open` again."""
@@ -132,14 +136,10 @@ class ReadShare:
     def leave(self, resume: Callable[[], None]) -> None:
         self._waiting.pop(resume, None)
 
-    def _spend(self, seconds: float) -> None:
-        seconds *= self._pace
-        self._spent += seconds
-        self._left -= seconds
-        if self._timer is None:
-            self._loop = self._get_loop()
-            self._at, self._used, self._got = self._loop.time(), self._usage(), self._ingested()
-            self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+    def _begin_ticking(self) -> None:
+        self._loop = self._get_loop()
+        self._at, self._used, self._got = self._loop.time(), self._usage(), self._ingested()
+        self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

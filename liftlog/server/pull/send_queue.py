@@ -123,7 +123,8 @@ class SendQueue:
     def put(self, frame: bytes) -> None:
         if self._closed:
             return
-        self._note_start()
+        if not self._items:
+            self.progress_at = self._loop.time()
         self._items.append(frame)
         self.unsent_bytes += len(frame)
         self._note_memory(len(frame) + _FRAME_OVERHEAD_BYTES)
@@ -133,7 +134,8 @@ class SendQueue:
         if self._closed:
             piece.release()
             return
-        self._note_start()
+        if not self._items:
+            self.progress_at = self._loop.time()
         self._items.append(_FilePart(piece))
         self.unsent_bytes += piece.length
 
@@ -160,10 +162,6 @@ class SendQueue:
     def _note_memory(self, more: int) -> None:
         self.memory_bytes += more
         self._memory.used_bytes += more
-
-    def _note_start(self) -> None:
-        if not self._items:
-            self.progress_at = self._loop.time()
 
     def _send(self) -> None:
         if self._sending:

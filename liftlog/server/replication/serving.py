@@ -169,7 +169,8 @@ class ServedStream:
         asked = FetchRequest(
             node, start, request.epoch, request.offset, request.last_epoch, request.side_version
         )
-        self._drop_parked(node)
+        if node in self._parked:
+            self._drop_parked(node)
         if self._log.log_end_offset > self.leader.log_end:
             # A thread has written, and the loop is yet to be told. What is read below is the log.
             self.gate.written(())
@@ -294,7 +295,8 @@ class ServedStream:
         max_bytes = max(1, min(request.max_bytes, _MAX_BODY_BYTES))
         body = self._newest.read(request.offset, max_bytes)
         if body:
-            self._note_sent(len(body), is_paced=is_paced)
+            if is_paced:
+                self._pace.sent(len(body), self._loop.time())
             reply.replica(self._header(request, body_length=len(body)), body)
             return
         try:
@@ -330,12 +332,9 @@ class ServedStream:
                 first, end = found.first_offset, found.next_offset
             self._look(request, reply, first, end)
         else:
-            self._note_sent(found.length, is_paced=is_paced)
+            if is_paced:
+                self._pace.sent(found.length, self._loop.time())
             reply.replica(self._header(request, body_length=found.length), found)
-
-    def _note_sent(self, size_bytes: int, *, is_paced: bool) -> None:
-        if is_paced:
-            self._pace.sent(size_bytes, self._loop.time())
 
     def _look(self, request: Replicate, reply: Reply, first: int, end: int) -> None:
         """Damage that is met for the first time, here or by a follower that got these bytes: a
