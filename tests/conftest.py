@@ -33,3 +33,9 @@ settings.register_profile(
     "fuzz", deadline=None, max_examples=20_000, suppress_health_check=_SLOW_MACHINES
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure() -> None:
+    from support import forks  # not before its asserts are registered
+
+    forks.allow()

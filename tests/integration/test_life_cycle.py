@@ -60,7 +60,9 @@ class Heard:
 def test_systemd_is_told(server: NatsServer) -> None:
     heard = Heard()
     environ = {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "300000"}
-    daemon = Daemon(server.url, {"streams": {"s": {"subject": "told.>"}}}, environ=environ)
+    daemon = Daemon(
+        server.url, {"streams": {"s": {"subject": "told.>"}}}, environ=environ, fresh=True
+    )
     with daemon.spawn():
         assert "STATUS=serving 2 streams" in heard.until("READY=1")
         for _ in range(3):
@@ -84,7 +86,7 @@ def test_a_long_drain_is_no_hang_for_systemd(server: NatsServer) -> None:
     heard = Heard()
     environ = {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "300000"}
     settings = {"streams": {"s": {"subject": "long.>"}}, "drain_timeout": "4s"}
-    with Daemon(server.url, settings, environ=environ) as daemon:
+    with Daemon(server.url, settings, environ=environ, fresh=True) as daemon:
         server.pause()  # the drain waits for an answer
         try:
             os.kill(daemon.pid, signal.SIGTERM)
@@ -102,7 +104,7 @@ def test_a_long_drain_is_no_hang_for_systemd(server: NatsServer) -> None:
 def test_quit_shows_stacks_and_usr1_opens_the_log_anew(server: NatsServer, tmp_path: Path) -> None:
     own, rotated = tmp_path / "own.log", tmp_path / "own.log.1"
     settings = {"logging": {"file": str(own), "format": "json"}}
-    with Daemon(server.url, settings) as daemon:
+    with Daemon(server.url, settings, fresh=True) as daemon:
         daemon.process.send_signal(signal.SIGQUIT)
         until(lambda: "Tasks of the event loop" in daemon.log)
         assert "most recent call first" in daemon.log

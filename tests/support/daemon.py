@@ -15,10 +15,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple
 
 import yaml
-from support.processes import cpu_seconds, kill_session, status_bytes, wrapped_pid
+from support.forks import Forked, can_fork
+from support.processes import Process, cpu_seconds, kill_session, status_bytes, wrapped_pid
 from support.repository import REPOSITORY
 
 from liftlog.server.vitals.child_processes import tied_to_parent
@@ -54,8 +55,10 @@ class Daemon:
         arguments: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
+        fresh: bool = False,
     ) -> None:
-        """`wrapper` is put before the command (strace and its options, absolute path first)."""
+        """`wrapper` is put before the command (strace and its options, absolute path first).
+        `fresh` starts a Python of its own in any case."""
         self._temporary = None
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="liftlog-daemon-")
@@ -67,6 +70,7 @@ class Daemon:
         self.arguments = list(arguments)
         self.environ = dict(environ or {})
         self.wrapper = list(wrapper)
+        self._fresh = fresh
         self.settings: dict[str, Any] = {
             "data_dir": str(self.data_dir),
             "pull": {"listen": ["tcp://127.0.0.1:0"]},
@@ -75,7 +79,7 @@ class Daemon:
         if nats_url is not None:
             self.settings["nats"] = {"servers": [nats_url]}
         _merge(self.settings, settings or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._addresses: dict[str, Any] = {}
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
@@ -88,23 +92,36 @@ class Daemon:
         self.config_path.write_text(yaml.safe_dump(self.settings, sort_keys=False))
         self.addresses_path.unlink(missing_ok=True)
         self._addresses = {}
-        command = [*self.program, "-c", str(self.config_path), *self.arguments]
-        if self.wrapper:  # which must not leave the daemon behind when it is killed
-            command = [*self.wrapper, *tied_to_parent(command, parent=0)]
         python_path = os.pathsep.join(filter(None, (str(REPOSITORY), os.getenv("PYTHONPATH"))))
+        environ = {**os.environ, "PYTHONPATH": python_path, **self.environ}
         with self.log_path.open("ab") as log:
-            process = subprocess.Popen(
-                tied_to_parent(command),
-                cwd=self.directory,
-                env={**os.environ, "PYTHONPATH": python_path, **self.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self._spawn(environ, log)
         self._process = process
         self._finalizer = weakref.finalize(self, kill_session, process)
         return self
+
+    def _spawn(self, environ: dict[str, str], log: IO[bytes]) -> Process:
+        arguments = ["-c", str(self.config_path), *self.arguments]
+        is_special = self._fresh or self.wrapper or self.program is not Daemon.program
+        if not is_special and can_fork(environ):
+            return Forked(
+                ["serve", *arguments],
+                output=log.fileno(),
+                cwd=self.directory,
+                environ=environ,
+            )
+        command = [*self.program, *arguments]
+        if self.wrapper:  # which must not leave the daemon behind when it is killed
+            command = [*self.wrapper, *tied_to_parent(command, parent=0)]
+        return subprocess.Popen(
+            tied_to_parent(command),
+            cwd=self.directory,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def start(self, timeout: float = READY_TIMEOUT_SECONDS) -> Daemon:
         """Returns when `/readyz` answers 200."""
@@ -184,7 +201,7 @@ class Daemon:
     # --- what it says -----------------------------------------------------------
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Process:
         assert self._process is not None, "the daemon is not running"
         return self._process
 

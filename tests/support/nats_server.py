@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from support.processes import wrapped_pid
+from support.forks import Forked, can_fork
+from support.processes import Process, wrapped_pid
 
 from liftlog.server.life.embedded import announced_port, find_nats_server, write_config
 from liftlog.server.vitals.child_processes import tied_to_parent
@@ -59,7 +60,7 @@ class NatsServer:
         if max_payload is not None:
             self._config["max_payload"] = max_payload
             self._config["max_pending"] = max(64 << 20, max_payload)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._port: int | None = None
         self._started_on: int | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -97,13 +98,7 @@ class NatsServer:
         command = [str(find_nats_server()), "-c", str(config)]
         if self._wrapper:  # which must not leave the server behind when it is killed
             command = [*self._wrapper, *tied_to_parent(command, parent=0)]
-        process = subprocess.Popen(
-            tied_to_parent(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = _spawn(command)
         self._process = process
         self._finalizer = weakref.finalize(self, _end, process)
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
@@ -205,8 +200,21 @@ class NatsServer:
             self._temporary.cleanup()
 
 
+def _spawn(command: list[str]) -> Process:
+    if can_fork():
+        with open(os.devnull, "wb") as nothing:
+            return Forked(command[1:], program=Path(command[0]), output=nothing.fileno())
+    return subprocess.Popen(
+        tied_to_parent(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 def _end(
-    process: subprocess.Popen[bytes],
+    process: Process,
     number: signal.Signals = signal.SIGKILL,
     pid: int | None = None,
 ) -> None:

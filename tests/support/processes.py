@@ -6,6 +6,11 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import TypeAlias
+
+from support.forks import Forked
+
+Process: TypeAlias = subprocess.Popen[bytes] | Forked
 
 
 def status_bytes(pid: int, field: str) -> int:
@@ -44,7 +49,7 @@ def wrapped_pid(pid: int, wrapper: object) -> int:
     return children[0] if children else pid
 
 
-def kill_session(process: subprocess.Popen[bytes]) -> None:
+def kill_session(process: Process) -> None:
     """Also what it left behind: it leads a session of its own."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
