@@ -52,6 +52,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
       liftlog serve --set nats.servers=nats://a:4222 --set 'streams={orders: {subject: "orders.>"}}'
     """
     from liftlog.settings import Settings, load_settings
+    from liftlog.tls import system_certificates_unread
 
     environ = dict(os.environ)
 
@@ -60,7 +61,8 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
 
     settings = load()
 
-    from liftlog.server.daemon import run
+    with system_certificates_unread():  # aiohttp's client alone would; its server is used
+        from liftlog.server.daemon import run
     from liftlog.server.life.logs import configure_logging
 
     logging_ = settings.logging

@@ -205,7 +205,7 @@ def run_and_list(arguments: list[str], **environ: str) -> tuple[str, set[str]]:
         check=True,
         timeout=60,
     )
-    return done.stdout, set(json.loads(done.stderr))
+    return done.stdout, set(json.loads(done.stderr.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("typed", [None, "liftlog s", "liftlog --"])
@@ -261,6 +261,51 @@ def test_consume_loads_no_server() -> None:
     )
     assert not loaded & HEAVY
     assert not {name for name in loaded if name.startswith("liftlog.server")}
+
+
+# What the daemon needs to start, apart from the standard library; each takes its time.
+OF_THE_DAEMON = {
+    *("acl", "compaction", "envelope", "liftlog"),
+    *("aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "frozenlist", "idna", "multidict"),
+    *("propcache", "yarl"),
+    *("annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"),
+    *("jinja2", "markupsafe"),
+    *("click", "crc32c", "msgpack", "nats", "numpy", "uvloop", "yaml"),
+}
+NOT_OF_THE_DAEMON = {"liftlog.spark", "liftlog.demo", "liftlog.log.offline", "liftlog.log.backup"}
+
+
+def test_what_the_start_of_the_daemon_imports() -> None:
+    """Nearly all of its time goes into imports."""
+    code = (
+        "import json, sys\nfrom liftlog.cli.main import main\n"
+        "try:\n    main(['serve', '--set', 'data_dir=/dev/null/none'])\n"
+        "except SystemExit as end:\n    code = end.code\n"
+        "from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context\n"
+        "files = {name: getattr(module, '__file__', '') for name, module in sys.modules.items()}\n"
+        "print(json.dumps([code, len(context.get_ca_certs()), files]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    exit_code, certificates, files = json.loads(done.stdout.splitlines()[-1])
+    assert exit_code, "it fails after its imports"
+    assert certificates == 0, "aiohttp's client has read those of the system"
+    library = str(Path(os.__file__).parent)
+    packages = {
+        name.partition(".")[0]
+        for name, file in files.items()
+        if file and (not file.startswith(library) or "site-packages" in file)
+    }
+    assert {name for name in packages if not name.startswith("_")} <= OF_THE_DAEMON
+    assert not NOT_OF_THE_DAEMON & set(files)
+    assert len(files) < 1000, "there were 900; what came in?"
+
+
+def test_pub_imports_what_publishing_needs() -> None:
+    _, loaded = run_and_list(["pub", "a", "b", "--nats", "nats://127.0.0.1:1"])
+    assert "nats" in loaded
+    assert not loaded & (HEAVY - {"nats"})
 
 
 def test_records_are_read_in_small_pieces_when_few_are_wanted() -> None:
