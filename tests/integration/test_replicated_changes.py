@@ -59,8 +59,12 @@ def wait(reached: Callable[[], bool]) -> None:
 
 
 def setting(cluster: Cluster, node: str, name: str) -> object:
+    """None as long as the node does not know the stream."""
     with connect_sync(cluster.nodes[node].pull_address) as client:
-        return client.describe_stream(STREAM).settings[name]
+        try:
+            return client.describe_stream(STREAM).settings[name]
+        except StreamNotFound:
+            return None
 
 
 def publish(server: NatsServer, count: int) -> None:
@@ -80,7 +84,7 @@ def test_settings_reach_every_node_and_outlive_the_leader(cluster: Cluster, lead
     cluster.start(leader)
     cluster.wait_isr(STREAM)
     for name in NODES:
-        assert setting(cluster, name, "max_message_bytes") == "1KiB"
+        wait(lambda name=name: setting(cluster, name, "max_message_bytes") == "1KiB")  # type: ignore[misc]
         assert setting(cluster, name, "paused") is True
 
 

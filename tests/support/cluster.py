@@ -297,7 +297,8 @@ class Cluster:
             place = start
             while True:
                 try:
-                    found = client.read(stream, start=place, until="end", replica=node)
+                    # A copy that is opened again may not know this end for a moment, and waits.
+                    found = client.read(stream, start=place, until=end, replica=node)
                     records.extend(map(convert, found))  # up to the damage
                     break
                 except CorruptRange as damage:

@@ -32,7 +32,7 @@ def describe(daemon: Daemon, stream: str) -> Any:
         return client.describe_stream(stream)
 
 
-def until(condition: Callable[[], Any], timeout: float = 15.0, what: str = "") -> None:
+def until(condition: Callable[[], Any], timeout: float = 60.0, what: str = "") -> None:
     """Poll: for states that nothing announces."""
     deadline = time.monotonic() + timeout
     while not condition():
