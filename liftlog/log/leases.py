@@ -12,7 +12,7 @@ OFFSET_OUT_OF_RANGE.
 
 Kept in the checkpoint file `leases` in the stream's directory, from the first lease on. Of a stream
 with replicas the file is its side state: its version, by which replicas know whether they have the
-same, and the offset below which tombstones may go.
+same, the offset below which tombstones may go, and where messages may have been missed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 from liftlog.errors import (
     CorruptMetadata,
+    DiskFull,
     InvalidArgument,
     LeaseGone,
     LimitExceeded,
@@ -48,6 +49,8 @@ MAX_LEASES = 100
 MAX_LEASES_PER_PRINCIPAL = 50
 """The most of these that one principal can hold, so that room is left for the others."""
 MAX_HOLDER_CHARACTERS = 200
+MAX_POSSIBLE_LOSSES = 100
+"""Of each stream; the oldest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,15 @@ class SideState:
     version: int = 0
     leases: Mapping[str, Lease] = field(default_factory=dict)
     tombstone_bound: int = 0
+    possible_losses: tuple[Mapping[str, Any], ...] = ()
+    """`offset` of the first message after it, `time_ns` and `reason`; the oldest first."""
 
     def to_dict(self) -> dict[str, Any]:
         content: dict[str, Any] = {"leases": [asdict(lease) for lease in self.leases.values()]}
         if self.version:
             content |= {"version": self.version, "tombstone_bound": self.tombstone_bound}
+        if self.possible_losses:
+            content["possible_losses"] = [dict(one) for one in self.possible_losses]
         return content
 
     @classmethod
@@ -93,12 +100,22 @@ class SideState:
                 content.get("version", 0),
                 {lease.lease_id: lease for lease in leases},
                 content.get("tombstone_bound", 0),
+                tuple(
+                    {"offset": one["offset"], "time_ns": one["time_ns"], "reason": one["reason"]}
+                    for one in content.get("possible_losses", ())
+                ),
             )
             numbers = [found.version, found.tombstone_bound]
             for lease in leases:
                 numbers += [lease.low, lease.high, lease.expires_ns]
                 if type(lease.lease_id) is not str or type(lease.holder) is not str:
                     raise TypeError("a name is not a text")
+            for loss in found.possible_losses:
+                numbers += [loss["offset"], loss["time_ns"]]
+                if type(loss["reason"]) is not str:
+                    raise TypeError("a reason is not a text")
+            if len(found.possible_losses) > MAX_POSSIBLE_LOSSES:
+                raise TypeError("too many possible losses")
             if len(leases) > MAX_LEASES or not all(
                 type(one) is int and one >= 0 for one in numbers
             ):
@@ -224,7 +241,9 @@ class Leases:
             )
             try:
                 self._fs.unlink(self._directory / LEASES_NAME)
-            except OSError as error:
+                if self._known.version:  # the rest of the side state, as far as there is room
+                    self._write(self._known)
+            except (OSError, StorageError, DiskFull) as error:
                 logger.warning("leases-not-removed stream=%s error=%s", self._directory.name, error)
             return count
 
@@ -271,6 +290,15 @@ class Leases:
             known = self._load()
             if bound != known.tombstone_bound:
                 self._write(self._following(known, tombstone_bound=bound))
+
+    def note_possible_loss(self, offset: int, time_ns: int, reason: str) -> None:
+        """Messages may have been missed before the one at `offset`. Durable on return, here and on
+        the replicas that copy it. Raises DiskFull, StorageError."""
+        event = {"offset": offset, "time_ns": time_ns, "reason": reason}
+        with self._lock:
+            known = self._load()
+            losses = (*known.possible_losses, event)[-MAX_POSSIBLE_LOSSES:]
+            self._write(self._following(known, possible_losses=losses))
 
     def copy(self, side: SideState) -> None:
         """Have what the leader has; durable on return. Raises DiskFull, StorageError."""

@@ -200,7 +200,7 @@ def a_copy_rots(campaign: Campaign) -> None:
         assert not reading.damaged, f"{name}: {reading.damaged} of {len(rotten)} batches"
     campaign.load.check(cluster, whole=True)
     assert not any(path.exists() for path, _ in rotten), "a damaged file is still in use"
-    assert f"repaired stream={stream}" in cluster.nodes[node].log
+    assert cluster.nodes[node].metric("liftlog_repaired_ranges_total", stream=stream) > 0
 
 
 OF_NODES: dict[str, Fault] = {

@@ -117,6 +117,37 @@ def test_a_lease_outlives_its_leader(cluster: Cluster, raw: RawNats) -> None:
     assert [lease_ids(cluster, node) for node in NODES] == [set()] * 3
 
 
+def losses(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    found = checkpoint(cluster, node, "leased", LEASES_NAME, KIND).get("possible_losses", [])
+    return list(found)
+
+
+def test_possible_losses_outlive_their_leader(cluster: Cluster, raw: RawNats) -> None:
+    """Each new leader notes one, and has those of the leaders before it."""
+    publish_until_acked(raw, "leased", b"0", "before")
+    first = cluster.leader("leased")
+    cluster.stop(first)
+    until(lambda: cluster.leader("leased") != first, 60)
+    second = cluster.leader("leased")
+    until(lambda: losses(cluster, second), 60)
+    known = losses(cluster, second)
+    publish_until_acked(raw, "leased", b"1", "between")
+    cluster.start(first)
+    cluster.wait_isr("leased")
+    cluster.stop(second)
+    until(lambda: cluster.leader("leased") != second, 60)
+    third = cluster.leader("leased")
+    until(lambda: len(losses(cluster, third)) > len(known), 60)
+    assert losses(cluster, third)[: len(known)] == known
+    cluster.start(second)
+    cluster.wait_isr("leased")
+    until(lambda: len({str(losses(cluster, node)) for node in NODES}) == 1, 60)
+    with connect_sync(cluster.nodes[cluster.leader("leased")].pull_address) as client:
+        told = client.describe_stream("leased").possible_losses
+    assert told == losses(cluster, NODES[0])
+    assert [one["offset"] for one in told] == sorted(one["offset"] for one in told)
+
+
 def test_a_lease_is_granted_when_all_in_sync_have_it(cluster: Cluster, raw: RawNats) -> None:
     publish(raw, "leased", b"0")
     leader, gone = cluster.leader("leased"), cluster.followers("leased")[0]

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from liftlog.errors import DiskFull
 from liftlog.log import Log
+from liftlog.log.leases import MAX_POSSIBLE_LOSSES
 from liftlog.server.commits.committing import CommitResources, GroupCommits
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
 from liftlog.server.commits.gate import CommitGate, LocalGate
@@ -44,7 +45,6 @@ SYSTEM = "system"
 _STALL_SECONDS = 1.0
 """A commit that takes longer no longer keeps the daemon from reading for other streams."""
 _LOOK_AGAIN_SECONDS = 0.05
-_MAX_POSSIBLE_LOSSES = 100
 
 Switches = dict[str, list[bool]]
 """What the API set on top of a stream of the configuration file: [the file's value, the value that
@@ -91,8 +91,7 @@ class StreamHost:
         self.origin = origin
         self.switches = switches or {}
         self.failure = ""
-        self.possible_losses: list[dict[str, Any]] = list(log.metadata.get("possible_losses", []))
-        """The newest, also from before a restart."""
+        self._own_losses: list[dict[str, Any]] = list(log.metadata.get("possible_losses", []))
         self.possible_loss_events = 0
         """Since the start."""
         self.recovery_point_offset = log.log_end_offset
@@ -344,7 +343,7 @@ class StreamHost:
         are about to hold, if they are given."""
         switches = self.switches if switches is None else switches
         metadata = new_metadata(settings or self.settings, self.origin)
-        metadata["possible_losses"] = self.possible_losses
+        metadata["possible_losses"] = self._own_losses
         return metadata | ({"switches": switches} if switches else {})
 
     def set_neighbours(self, ack_subjects: AckSubjects, siblings: dict[bytes, str]) -> None:
@@ -355,12 +354,22 @@ class StreamHost:
 
     def note_possible_loss(self, reason: str, time_ns: int) -> int:
         """Messages may not have reached the stream before the one that comes next, whose offset is
-        returned. Stored with the next `metadata`."""
+        returned. Stored with the next `metadata`, or in the side state if there are replicas."""
         self.possible_loss_events += 1
         offset = self.sequencer.next_offset
-        event = {"offset": offset, "time_ns": time_ns, "reason": reason}
-        self.possible_losses = [*self.possible_losses, event][-_MAX_POSSIBLE_LOSSES:]
+        if not self.log.config.replicated:
+            event = {"offset": offset, "time_ns": time_ns, "reason": reason}
+            self._own_losses = [*self._own_losses, event][-MAX_POSSIBLE_LOSSES:]
         return offset
+
+    @property
+    def possible_losses(self) -> list[dict[str, Any]]:
+        """The newest, also from before a restart, and of former leaders."""
+        leases = self.log.leases
+        if not (self.log.config.replicated and leases.are_known):
+            return self._own_losses
+        found = [*self._own_losses, *map(dict, leases.side_state.possible_losses)]
+        return found[-MAX_POSSIBLE_LOSSES:]
 
     @property
     def has_moved(self) -> bool:

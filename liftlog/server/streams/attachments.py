@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from liftlog.errors import LiftlogError
 from liftlog.log import Clock
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
@@ -158,6 +159,17 @@ class Attachments:
         return self._link.server_version if self._link is not None else ""
 
 
+async def _save_for_replicas(host: StreamHost, offset: int, time_ns: int, reason: str) -> None:
+    """In the side state, which the others copy: it outlives this leader. A failure is logged only:
+    the event is in the log file."""
+    try:
+        await host.run_exclusive(
+            lambda: host.log.leases.note_possible_loss(offset, time_ns, reason)
+        )
+    except LiftlogError as error:
+        logger.warning("possible-loss-not-saved stream=%s error=%s", host.name, error)
+
+
 class PossibleLosses:
     """Events in which a stream may have missed messages. Belongs to the event loop. They are stored
     in the background, so they delay nothing."""
@@ -168,9 +180,13 @@ class PossibleLosses:
 
     def note(self, host: StreamHost, reason: str) -> None:
         """Note such an event for `host`, at the offset that its next message gets."""
-        offset = host.note_possible_loss(reason, self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        offset = host.note_possible_loss(reason, now_ns)
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
-        task = asyncio.get_running_loop().create_task(save_metadata(host))
+        saving = save_metadata(host)
+        if host.log.config.replicated:
+            saving = _save_for_replicas(host, offset, now_ns, reason)
+        task = asyncio.get_running_loop().create_task(saving)
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
 

@@ -25,6 +25,7 @@ from liftlog.log.leases import (
     MAX_DURATION_NS,
     MAX_LEASES,
     MAX_LEASES_PER_PRINCIPAL,
+    MAX_POSSIBLE_LOSSES,
     Lease,
     Leases,
     SideState,
@@ -322,6 +323,28 @@ def test_leases_of_a_time_without_replicas_are_side_state_too(
     assert leases.side_state.version == 71, "1 before, since 0 is the empty state"
 
 
+def test_possible_losses_are_copied_and_the_newest_stay(fs: SimFileSystem, leases: Leases) -> None:
+    leases.number(lambda version: version + 10, lambda version: version + 1)
+    for number in range(MAX_POSSIBLE_LOSSES + 2):
+        leases.note_possible_loss(number, BASE_NS, "no leader")
+    side = leases.side_state
+    assert (side.version, len(side.possible_losses)) == (
+        10 + MAX_POSSIBLE_LOSSES + 2,
+        MAX_POSSIBLE_LOSSES,
+    )
+    assert side.possible_losses[0]["offset"] == 2
+    lease = acquire(leases, 1, 2)
+    leases.void("the disk is full")
+    assert leases.side_state.possible_losses == side.possible_losses
+    copy_fs = SimFileSystem()
+    copy = opened(copy_fs, directory(copy_fs))
+    copy.copy(SideState.from_dict(leases.side_state.to_dict()))
+    for disk in (fs, copy_fs):
+        again = opened(disk.power_cut("all"))
+        assert again.side_state.possible_losses == side.possible_losses
+        assert lease.lease_id not in again.side_state.leases
+
+
 def test_void_leases_are_a_change_and_the_bound_stays(leases: Leases) -> None:
     leases.number(lambda version: version, lambda version: version + 1)
     leases.set_tombstone_bound(5)
@@ -362,6 +385,11 @@ def test_a_copy_is_whole_or_the_one_before(stop: int) -> None:
         {"leases": [], "version": 1, "tombstone_bound": "5"},
         {"leases": [{"lease_id": 5, "low": 1, "high": 2, "expires_ns": 3, "holder": ""}]},
         {"leases": [{"lease_id": "a", "low": 1.5, "high": 2, "expires_ns": 3, "holder": ""}]},
+        {"leases": [], "possible_losses": 5},
+        {"leases": [], "possible_losses": [{"offset": 1, "time_ns": 2}]},
+        {"leases": [], "possible_losses": [{"offset": -1, "time_ns": 2, "reason": ""}]},
+        {"leases": [], "possible_losses": [{"offset": 1, "time_ns": 2, "reason": 3}]},
+        {"leases": [], "possible_losses": [{"offset": 1, "time_ns": 2, "reason": ""}] * 101},
         {
             "leases": [
                 {"lease_id": str(n), "low": 1, "high": 2, "expires_ns": 3, "holder": ""}
