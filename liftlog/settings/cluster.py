@@ -47,6 +47,12 @@ def _whole_seconds(value: float) -> float:
     return value
 
 
+def _url(value: str) -> str:
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError("expected http://HOST[:PORT] or https://HOST[:PORT]")
+    return value
+
+
 class ClusterSettings(SettingsModel):
     """A daemon with this section is a node: its streams may have replicas on other nodes."""
 
@@ -117,4 +123,9 @@ class ClusterSettings(SettingsModel):
         alias="ready_after",
         description="After a start `/readyz` answers 503 until the replicas here are in sync, but "
         "no longer than this. So a rolling restart waits for each node.",
+    )
+    web: Annotated[str, AfterValidator(_url)] = Field(
+        default="",
+        description="Address of this node's web page as browsers reach it, such as "
+        "https://a.example. The pages of other nodes link to it.",
     )

@@ -183,6 +183,22 @@ def test_creating_again_and_deleting(cluster: Cluster, leader: str) -> None:
             client.delete_stream("nothing")
 
 
+def test_the_web_page_of_each_node(cluster: Cluster, leader: str) -> None:
+    cluster.wait_isr(STREAM)
+    for daemon in cluster.nodes.values():
+        page = json.loads(daemon.get("/ui/cluster.json")[1])
+        assert [(one["node"], one["state"]) for one in page["nodes"]] == [
+            (name, "live") for name in NODES
+        ]
+        [row] = [one for one in page["streams"] if one["name"] == STREAM]
+        assert (row["leader"], row["in_sync"], row["state"]) == (leader, list(NODES), "in sync")
+        status, text = daemon.get("/ui/cluster")
+        assert (status, f">{STREAM}</a>" in text) == (200, True)
+        stream = json.loads(daemon.get(f"/ui/streams/{STREAM}.json")[1])
+        assert stream["replication"]["leader"] == leader
+        assert "Replication" in daemon.get(f"/ui/streams/{STREAM}")[1]
+
+
 def test_metrics_of_replicas(cluster: Cluster, leader: str) -> None:
     cluster.wait_isr(STREAM)
 

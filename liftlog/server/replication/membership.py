@@ -86,6 +86,7 @@ class NodeInfo:
     address: str
     version: str = ""
     zone: str = ""
+    web: str = ""
     draining: bool = False
     features: tuple[str, ...] = ()
 
@@ -100,6 +101,7 @@ class NodeInfo:
                 address=str(value["address"]),
                 version=str(value.get("version", "")),
                 zone=str(value.get("zone", "")),
+                web=str(value.get("web", "")),
                 draining=bool(value.get("draining", False)),
                 features=tuple(value.get("features", ())),
             )
@@ -151,6 +153,7 @@ async def join(
     node: str,
     address: str,
     zone: str = "",
+    web: str = "",
     may_create: bool = True,
 ) -> Member:
     """Raise this node's start, in the store and in its directory. `may_create`: an empty store
@@ -202,6 +205,7 @@ async def join(
             "data_id": file.data_id,
             "address": address,
             "zone": zone,
+            "web": web,
             "version": __version__,
             "features": [],
             "draining": value.get("draining", False),

@@ -120,6 +120,7 @@ class ClusterNode:
                     node=cluster.node,
                     address=cluster.advertise,
                     zone=cluster.zone,
+                    web=cluster.web,
                     may_create=cluster.store != NATS_STORE,
                 )
                 return member, await begin_session(store, member, int(cluster.session_seconds))

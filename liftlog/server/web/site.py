@@ -17,6 +17,7 @@ from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
 from liftlog.server.web.pages.charts import daemon_charts, stream_charts
+from liftlog.server.web.pages.cluster import cluster
 from liftlog.server.web.pages.consumers import consumers, move, moving
 from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.record import record, value
@@ -47,6 +48,7 @@ PAGES = (
     Page("/ui/charts", "charts.html", daemon_charts, is_live=True),
     Page("/ui/access", "access.html", access),
     Page("/ui/health", "health.html", health, is_live=True),
+    Page("/ui/cluster", "cluster.html", cluster, is_live=True),
     # Before the stream's own page: routes are tried in this order.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
     Page(f"{_STREAM}/consumers/{{consumer}}", "moving.html", moving),
@@ -150,6 +152,7 @@ class WebSite:
         return {
             "path": request.path,
             "viewer": viewer,
+            "in_cluster": self._parts.broker.replicated is not None,
             "has_acl": policy is not None,
             "may_sign_in": policy is not None and viewer.cookie is None,
             "logout_token": sessions.form_token(viewer.cookie, "sign out"),

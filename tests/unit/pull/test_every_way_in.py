@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
@@ -18,6 +19,7 @@ from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
 from acl.policy import Policy
+from liftlog.cluster import transitions
 from liftlog.protocol.described import DaemonInfo
 from liftlog.protocol.messages import REQUESTS, Message, StreamInfo
 from liftlog.protocol.replication import ClusterInfo
@@ -41,7 +43,7 @@ OPEN_ROUTES = {
     "/livez", "/readyz", "/metrics",  # for those who watch the daemon, see explanation/security.md
     "/ui/static/{file}", "GET /ui/login", "/", "/ui", "/ui/",
 }  # fmt: skip
-SHOWING_ROUTES = {"/ui/streams", "/ui/consumers", "/ui/access", "/ui/health"}
+SHOWING_ROUTES = {"/ui/streams", "/ui/consumers", "/ui/access", "/ui/health", "/ui/cluster"}
 """And their twins: they show what may be read."""
 
 SECRET = "secret-stream"
@@ -106,6 +108,14 @@ class _Administration(_Sensor):
 
 
 class _Replicated(_Sensor):
+    led: ClassVar[dict[str, Any]] = {}
+    followed: ClassVar[dict[str, Any]] = {}
+    member = SimpleNamespace(name="a", cluster_id="c0ffee")
+    mirror = SimpleNamespace(
+        records={SECRET: transitions.create(SECRET, "i", {"subject": "a.b"}, "a", starts={"a": 1})},
+        directory=SimpleNamespace(nodes={}, live=set()),
+    )
+
     def answerer(self, name: str) -> None:
         """All streams are here."""
 

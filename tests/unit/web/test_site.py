@@ -22,7 +22,7 @@ async def test_every_page_and_its_twin(site: Any, orders: Any) -> None:
     pages = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
              "/ui/streams/orders/records/1", "/ui/streams/orders/charts", "/ui/consumers",
              "/ui/charts", "/ui/access",
-             "/ui/health")  # fmt: skip
+             "/ui/health", "/ui/cluster")  # fmt: skip
     async with site() as browser:
         for page in pages:
             status, text, answer = await browser.get(page)

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.history import Rate
+from liftlog.server.web.pages.cluster import leader_of
 
 PER_PAGE = 50
 _MAX_DAMAGED = 100
@@ -24,7 +25,9 @@ async def overview(asked: Asked) -> Shown:
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
     # Checked again after the await: the ACL may have changed.
     infos = [info for info in await parts.descriptions.of(names) if asked.may("read", info.name)]
-    rows = [_row(info, parts.history.rate(info.name)) for info in infos]
+    rows = [
+        _row(info, parts.history.rate(info.name), leader_of(asked, info.name)) for info in infos
+    ]
     matching = [row for row in rows if _matches(row, wanted) and (not only or row["problems"])]
     matching.sort(key=_ORDER[sort])
     pages = max(1, -(-len(matching) // PER_PAGE))
@@ -43,7 +46,7 @@ async def overview(asked: Asked) -> Shown:
         "page": number,
         "pages": pages,
         "streams": shown,
-        "shape": [row["name"] for row in shown] + _troubled(shown),
+        "shape": [row["name"] for row in shown] + _troubled(shown) + _replicated(shown),
     }
     query = {name: one for name, one in (("q", wanted), ("only", only)) if one}
     links = {one: "?" + urlencode({**query, "sort": one}) for one in SORTS}
@@ -67,7 +70,12 @@ def _troubled(rows: list[dict[str, Any]]) -> list[list[Any]]:
     return [list(one) for one in found]
 
 
-def _row(info: StreamInfo, rate: Rate) -> dict[str, Any]:
+def _replicated(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    found = [(row["name"], row["replication"]) for row in rows if row["replication"]]
+    return [[name, one["state"], one["leader"]] for name, one in found]
+
+
+def _row(info: StreamInfo, rate: Rate, replication: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "name": info.name,
         "subject": info.subject,
@@ -82,6 +90,7 @@ def _row(info: StreamInfo, rate: Rate) -> dict[str, Any]:
         "history": rate.history,
         "problems": len(info.quarantined) + (info.state == "failed"),
         "warnings": len(info.warnings),
+        "replication": replication,
     }
 
 

@@ -20,6 +20,7 @@ from liftlog.protocol.checkpoints import CheckpointsAnswer, ListCheckpoints
 from liftlog.server.web.actions import ACTIONS
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.formats import damage_marks, segment_parts
+from liftlog.server.web.pages.cluster import replication_of, without_lags
 
 MAX_SEGMENTS = 1000
 """The newest; each is shown."""
@@ -50,6 +51,7 @@ async def stream(asked: Asked) -> Shown:
         "may_move": asked.may("commit", name),
         "leases": leases,
         "may_administer": asked.may("admin", name) and not name.startswith("_"),
+        "replication": replication_of(asked, name),
         "problem": problem,
     }
     data["possible_losses"] = data["possible_losses"][-_MAX_TOLD:][::-1]
@@ -62,6 +64,7 @@ async def stream(asked: Asked) -> Shown:
         [one["consumer"] for one in consumers],
         len(described.quarantined),
         len(data["leases"]),
+        without_lags(data["replication"] or {}),
     ]
     damaged = data["quarantined"]
     drawn = segment_parts(_undamaged(segments, damaged))

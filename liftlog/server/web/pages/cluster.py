@@ -1,0 +1,158 @@
+"""The cluster as this node sees it: the nodes, and where each replicated stream stands. What needs
+help comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from liftlog.cluster.record import StreamRecord
+from liftlog.server.replication.membership import NodeInfo
+from liftlog.server.replication.serving import ServedStream
+from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.server.web.asking import Asked, Shown
+
+MAX_STREAMS = 200
+"""Shown; a search finds the others."""
+NO_LEADER, TOO_FEW, MISSING, IN_SYNC = "no leader", "too few in sync", "under-replicated", "in sync"
+_STATES = (NO_LEADER, TOO_FEW, MISSING, IN_SYNC)
+
+
+async def cluster(asked: Asked) -> Shown:
+    streams, wanted = asked.parts.broker.replicated, asked.text("q")
+    if streams is None:
+        nothing: dict[str, Any] = {"cluster_id": "", "nodes": [], "streams": [], "shape": []}
+        return Shown("Cluster", nothing, {"q": ""})
+    led, followed = streams.led, streams.followed
+    lags = {name: {streams.member.name: one.lag} for name, one in followed.items()}
+    readable = [
+        record
+        for name, record in streams.mirror.records.items()
+        if not record.deleted and asked.may("read", name)
+    ]
+    rows = [
+        standing(streams, record, _lags(led.get(record.name), lags.get(record.name, {})))
+        for record in readable
+    ]
+    matching = [row for row in rows if wanted.lower() in row["name"].lower()]
+    matching.sort(key=lambda row: (_STATES.index(row["state"]), row["name"]))
+    shown = matching[:MAX_STREAMS]
+    nodes = [_node(streams, one, readable) for _, one in sorted(_known(streams).items())]
+    data = {
+        "cluster_id": streams.member.cluster_id,
+        "node": streams.member.name,
+        "totals": {
+            "live": sum(one["state"] != "down" for one in nodes),
+            "streams": len(rows),
+            "troubled": sum(row["state"] != IN_SYNC for row in rows),
+        },
+        "nodes": nodes,
+        "streams": shown,
+        "matching": len(matching),
+        "shape": [
+            [list(one.values()) for one in nodes],
+            [
+                [value for key, value in row.items() if key not in ("lag", "copies")]
+                for row in shown
+            ],
+        ],
+    }
+    return Shown("Cluster", data, {"q": wanted})
+
+
+def _lags(led: ServedStream | None, own: dict[str, int]) -> dict[str, int]:
+    """By node: of all followers where the stream is led here, else of the copy here."""
+    return own if led is None else led.leader.lags()
+
+
+def standing(
+    streams: ReplicatedStreams, record: StreamRecord, lags: Mapping[str, int]
+) -> dict[str, Any]:
+    """Where a stream stands. `lag` is the largest that is known here."""
+    leader = "" if record.leader is None else record.leader
+    return {
+        "name": record.name,
+        "state": _state(record),
+        "leader": leader,
+        "leader_page": page_of(streams, leader, record.name),
+        "leader_epoch": record.leader_epoch,
+        "replicas": list(record.replicas),
+        "in_sync": list(record.isr),
+        "min_isr": record.min_isr,
+        "is_moving": bool(record.adding or record.removing),
+        "lag": max(lags.values(), default=0),
+        "copies": [
+            {"node": node, "in_sync": node in record.isr, "lag": lags.get(node)}
+            for node in record.replicas
+        ],
+    }
+
+
+def without_lags(row: dict[str, Any]) -> list[Any]:
+    """What a page has to be loaded again for, when it has changed."""
+    return [value for key, value in row.items() if key not in ("lag", "copies")]
+
+
+def _state(record: StreamRecord) -> str:
+    if record.leader is None:
+        return NO_LEADER
+    if not record.can_commit:
+        return TOO_FEW
+    return IN_SYNC if {*record.target} <= {*record.isr} else MISSING
+
+
+def _known(streams: ReplicatedStreams) -> dict[str, NodeInfo]:
+    return streams.mirror.directory.nodes
+
+
+def _node(
+    streams: ReplicatedStreams, node: NodeInfo, records: list[StreamRecord]
+) -> dict[str, Any]:
+    state = "draining" if node.draining else "live"
+    return {
+        "node": node.name,
+        "state": state if node.name in streams.mirror.directory.live else "down",
+        "address": node.address,
+        "page": node.web if _is_url(node.web) else "",
+        "zone": node.zone,
+        "version": node.version,
+        "leads": sum(record.leader == node.name for record in records),
+        "replicas": sum(node.name in record.replicas for record in records),
+    }
+
+
+def page_of(streams: ReplicatedStreams, node: str, stream: str) -> str:
+    """The page of the stream on that node; empty if it is this one, or its address is not known."""
+    info = _known(streams).get(node)
+    if info is None or node == streams.member.name or not _is_url(info.web):
+        return ""
+    return f"{info.web.rstrip('/')}/ui/streams/{quote(stream)}"
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+# --- for the pages of streams ---
+
+
+def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
+    """Where the stream stands in the cluster; None if it has no record there."""
+    streams = asked.parts.broker.replicated
+    record = None if streams is None else streams.known(name)
+    if streams is None or record is None:
+        return None
+    followed = streams.followed.get(name)
+    own = {} if followed is None else {streams.member.name: followed.lag}
+    return standing(streams, record, _lags(streams.led.get(name), own))
+
+
+def leader_of(asked: Asked, name: str) -> dict[str, Any] | None:
+    """As `replication_of`, for a row of a list: the leader and the state."""
+    streams = asked.parts.broker.replicated
+    record = None if streams is None else streams.known(name)
+    if streams is None or record is None:
+        return None
+    found = standing(streams, record, {})
+    return {key: found[key] for key in ("state", "leader", "leader_page")}

@@ -1,0 +1,135 @@
+"""The pages of a node of a cluster: what needs help first, and where the leader's page is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from acl.policy import Policy
+from liftlog.cluster import transitions
+from liftlog.cluster.record import StreamRecord
+from liftlog.server.replication.membership import NodeInfo
+
+STARTS = {"a": 1, "b": 1, "c": 1}
+
+
+def record(name: str, **changes: Any) -> StreamRecord:
+    settings = {"subject": f"{name}.>", "replicas": 3}
+    return replace(transitions.create(name, "00c0ffee", settings, "abc", starts=STARTS), **changes)
+
+
+class Node:
+    """Node a of three: b is draining and has a web page, c is down."""
+
+    def __init__(self, *records: StreamRecord, lags: Mapping[str, int] | None = None) -> None:
+        leader = SimpleNamespace(lags=lambda: lags or {})
+        self.member = SimpleNamespace(name="a", cluster_id="00dec0de")
+        self.led = {
+            one.name: SimpleNamespace(leader=leader) for one in records if one.leader == "a"
+        }
+        self.followed = {one.name: SimpleNamespace(lag=7) for one in records if one.leader == "b"}
+        nodes = {
+            "a": NodeInfo("a", 1, "1", "tcp://10.0.0.1:9292", "1.0", zone="z1"),
+            "b": NodeInfo(
+                "b", 1, "2", "tcp://10.0.0.2:9292", web="https://b.example", draining=True
+            ),
+            "c": NodeInfo("c", 1, "3", "tcp://10.0.0.3:9292", web="javascript:alert(1)"),
+        }
+        directory = SimpleNamespace(nodes=nodes, live={"a", "b"})
+        self.mirror = SimpleNamespace(
+            directory=directory, records={one.name: one for one in records}
+        )
+
+    def answerer(self, name: str) -> None:
+        """This node answers itself, with what it knows."""
+
+    def known(self, name: str) -> StreamRecord | None:
+        found: StreamRecord | None = self.mirror.records.get(name)
+        return found
+
+
+@pytest.fixture
+def join(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda node: monkeypatch.setattr(type(broker), "replicated", node)
+
+
+async def test_a_daemon_on_its_own(site: Any, orders: Any) -> None:
+    async with site() as browser:
+        _, text, _ = await browser.get("/ui/cluster")
+        assert "belongs to no cluster" in text
+        assert 'href="/ui/cluster"' not in text, "no link in the navigation"
+        assert json.loads((await browser.get("/ui/streams/orders.json"))[1])["replication"] is None
+
+
+async def test_what_needs_help_comes_first(site: Any, orders: Any, join: Any) -> None:
+    join(
+        Node(
+            record("whole"),
+            record("orders", isr=("a", "b")),
+            record("few", isr=("a",)),
+            record("idle", leader=None),
+            record("gone", deleted=True),
+            lags={"b": 3, "c": 12},
+        )
+    )
+    async with site() as browser:
+        data = json.loads((await browser.get("/ui/cluster.json"))[1])
+        assert [(one["name"], one["state"]) for one in data["streams"]] == [
+            ("idle", "no leader"),
+            ("few", "too few in sync"),
+            ("orders", "under-replicated"),
+            ("whole", "in sync"),
+        ]
+        assert data["totals"] == {"live": 2, "streams": 4, "troubled": 3}
+        assert [(one["node"], one["state"], one["leads"], one["replicas"], one["zone"])
+                for one in data["nodes"]] == [
+            ("a", "live", 3, 4, "z1"), ("b", "draining", 0, 4, ""), ("c", "down", 0, 4, ""),
+        ]  # fmt: skip
+        assert data["streams"][2]["lag"] == 12
+        assert data["streams"][2]["copies"] == [
+            {"node": "a", "in_sync": True, "lag": None},
+            {"node": "b", "in_sync": True, "lag": 3},
+            {"node": "c", "in_sync": False, "lag": 12},
+        ]
+        _, text, _ = await browser.get("/ui/cluster?q=ORD")
+        assert "/ui/streams/orders" in text
+        assert "/ui/streams/whole" not in text
+        assert "javascript:" not in text
+        assert (await browser.get("/ui/cluster?q=nothing-of-this"))[0] == 200
+        _, text, _ = await browser.get("/ui/streams/orders")
+        assert "under-replicated" in text
+        assert "2 of 3" in text
+
+
+async def test_a_stream_that_another_node_leads(site: Any, orders: Any, join: Any) -> None:
+    join(Node(record("orders", leader="b")))
+    async with site() as browser:
+        for page in ("/ui/cluster", "/ui/streams/orders"):
+            assert 'href="https://b.example/ui/streams/orders"' in (await browser.get(page))[1]
+        data = json.loads((await browser.get("/ui/streams/orders.json"))[1])
+        assert data["replication"]["leader"] == "b"
+        assert data["replication"]["lag"] == 7
+        row = json.loads((await browser.get("/ui/streams.json"))[1])["streams"][0]
+        assert row["replication"] == {
+            "state": "in sync",
+            "leader": "b",
+            "leader_page": "https://b.example/ui/streams/orders",
+        }
+        join(Node(record("orders", leader="c")))
+        _, text, _ = await browser.get("/ui/streams/orders")
+        assert "javascript:" not in text
+
+
+async def test_only_what_one_may_read(site: Any, orders: Any, join: Any, policy: Policy) -> None:
+    join(Node(record("orders"), record("secret")))
+    async with site(policy) as browser:
+        await browser.sign_in("eu")
+        _, text, _ = await browser.get("/ui/cluster.json")
+        assert [one["name"] for one in json.loads(text)["streams"]] == ["orders"]
+        assert "secret" not in text
+        assert json.loads(text)["nodes"][0]["leads"] == 1
