@@ -84,7 +84,15 @@ class DirectReader(asyncio.StreamReader):
         return data
 
 
-class _TlsProtocol(asyncio.StreamReaderProtocol):
+class _DirectProtocol(asyncio.StreamReaderProtocol):
+    """What arrives goes to the reader with no call in between."""
+
+    def __init__(self, reader: DirectReader) -> None:
+        super().__init__(reader)
+        self.data_received = reader.feed_data  # type: ignore[method-assign]
+
+
+class _TlsProtocol(_DirectProtocol):
     """asyncio's own protocol does not know that TLS was started later on this connection."""
 
     def eof_received(self) -> bool:
@@ -110,7 +118,7 @@ class WideTransport(TcpTransport):
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         loop = asyncio.get_running_loop()
         reader = DirectReader(READ_BYTES, self._feed)
-        protocol = asyncio.StreamReaderProtocol(reader)
+        protocol = _DirectProtocol(reader)
         async with asyncio.timeout(connect_timeout):
             transport, _ = await loop.create_connection(lambda: protocol, uri.hostname, uri.port)
         self._use(reader, transport, protocol)

@@ -18,6 +18,8 @@ from .systems import ALWAYS, CEILING, DEFAULT, LIFTLOG, Ceiling, JetStream, Lift
 ALL_LOADS = {load: (PLAIN, *each) for load, each in (LOADS | SPREAD).items()} | KIND_LOADS
 SUBJECT = "bench.publish"
 _FSYNC_SECONDS = 1.0
+_NAME_CHARS = 24
+"""Of every stream: its name is in each ack, and an ack of one load must not be longer for that."""
 
 
 def build(name: str, directory: Path, wrapper: Sequence[str] = ()) -> System:
@@ -59,7 +61,7 @@ def measure(
 
 def publish_once(system: System, load: str, **more: Any) -> dict[str, Any]:
     """A run on a fresh stream, which afterwards must hold exactly what was acked."""
-    stream = f"bench-{load.replace('+', '-')}"
+    stream = f"bench-{load.replace('+', '-')}".ljust(_NAME_CHARS, "-")
     kind, connections, in_flight = ALL_LOADS[load]
     settle_disk()
     system.create(stream, SUBJECT, kind=kind)
