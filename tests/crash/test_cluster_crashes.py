@@ -294,6 +294,7 @@ def test_disks_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
             settings=NODE_SETTINGS,
             cluster=QUICK,
             wrapper=reboots.wrapper,
+            boot_id=reboots.boot_id,
             **place,
         ) as cluster:
             campaign = Campaign(cluster, load, chance, tmp_path, disk, reboots)

@@ -61,11 +61,12 @@ class Cluster:
         store: Path | None = None,
         advertised: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
+        boot_id: Path | None = None,
     ) -> None:
         """`nats` is the URL of a server, or of each of some; `cluster` are more settings of that
         section; `disks` are places for the data of some nodes, by their names, and `store` is one
         for the metadata; `advertised` are addresses at which the others reach a node, if not at its
-        own; `wrapper` as for `Daemon`."""
+        own; `wrapper` and `boot_id` as for `Daemon`."""
         self._stack = ExitStack()
         if directory is None:
             made = tempfile.TemporaryDirectory(prefix="liftlog-cluster-")
@@ -95,6 +96,7 @@ class Cluster:
                 },
                 directory=directory / name,
                 wrapper=wrapper,
+                boot_id=boot_id,
             )
         for name, disk in (disks or {}).items():
             daemon = self.nodes[name]

@@ -55,9 +55,11 @@ class Daemon:
         arguments: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
+        boot_id: Path | None = None,
         fresh: bool = False,
     ) -> None:
-        """`wrapper` is put before the command (strace and its options, absolute path first).
+        """`wrapper` is put before the command (strace and its options, absolute path first). One
+        that only shows the file `boot_id` as the boot id is not needed where daemons are forked.
         `fresh` starts a Python of its own in any case."""
         self._temporary = None
         if directory is None:
@@ -70,6 +72,7 @@ class Daemon:
         self.arguments = list(arguments)
         self.environ = dict(environ or {})
         self.wrapper = list(wrapper)
+        self._boot_id = boot_id
         self._fresh = fresh
         self.settings: dict[str, Any] = {
             "data_dir": str(self.data_dir),
@@ -102,13 +105,15 @@ class Daemon:
 
     def _spawn(self, environ: dict[str, str], log: IO[bytes]) -> Process:
         arguments = ["-c", str(self.config_path), *self.arguments]
-        is_special = self._fresh or self.wrapper or self.program is not Daemon.program
+        is_wrapped = bool(self.wrapper) and self._boot_id is None
+        is_special = self._fresh or is_wrapped or self.program is not Daemon.program
         if not is_special and can_fork(environ):
             return Forked(
                 ["serve", *arguments],
                 output=log.fileno(),
                 cwd=self.directory,
                 environ=environ,
+                boot_id=self._boot_id,
             )
         command = [*self.program, *arguments]
         if self.wrapper:  # which must not leave the daemon behind when it is killed
@@ -208,7 +213,10 @@ class Daemon:
     @property
     def pid(self) -> int:
         """The daemon's own process, also under a wrapper."""
-        return wrapped_pid(self.process.pid, self.wrapper)
+        process = self.process
+        return (
+            process.pid if isinstance(process, Forked) else wrapped_pid(process.pid, self.wrapper)
+        )
 
     @property
     def running(self) -> bool:

@@ -35,6 +35,8 @@ _TESTS = str(REPOSITORY / "tests")
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "OPENBLAS", "OMP_")
 _MAX_REQUEST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNS = 0x20000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
 _allowed = False
@@ -61,7 +63,9 @@ def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
 
 class Forked:
     """A process of its own session, with what tests use of `subprocess.Popen`. It reads nothing and
-    writes to `output`. `arguments` are those of `liftlog`; or, with `program`, of that file."""
+    writes to `output`. `arguments` are those of `liftlog`; or, with `program`, of that file.
+    `boot_id` is a file that it finds instead of the system's boot id, as after a reboot; that needs
+    root."""
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class Forked:
         cwd: Path | None = None,
         environ: Mapping[str, str] | None = None,
         program: Path | None = None,
+        boot_id: Path | None = None,
     ) -> None:
         self.args = list(arguments)
         self.returncode: int | None = None
@@ -78,6 +83,7 @@ class Forked:
         request = {
             "arguments": self.args,
             "program": None if program is None else str(program),
+            "boot_id": None if boot_id is None else str(boot_id),
             "cwd": os.fspath(cwd or Path.cwd()),
             "environ": dict(os.environ if environ is None else environ),
         }
@@ -221,11 +227,13 @@ def _kill_all(children: Mapping[int, _Child]) -> None:
 
 
 def _become(request: Mapping[str, object], told: socket.socket, output: int) -> list[str]:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _libc("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     for number in (1, 2):
         os.dup2(output, number)
     os.close(output)
+    if request["boot_id"] is not None:
+        _show_boot_id(str(request["boot_id"]))
     arguments, environ = request["arguments"], request["environ"]
     assert isinstance(arguments, list)
     assert isinstance(environ, dict)
@@ -243,6 +251,18 @@ def _become(request: Mapping[str, object], told: socket.socket, output: int) -> 
     sys.path[0] = os.getcwd()
     sys.path.remove(_TESTS)
     return arguments
+
+
+def _show_boot_id(path: str) -> None:
+    """In place of the system's, to this process and its children."""
+    _libc("unshare", _CLONE_NEWNS)
+    _libc("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+    _libc("mount", os.fsencode(path), b"/proc/sys/kernel/random/boot_id", None, _MS_BIND, None)
+
+
+def _libc(function: str, *arguments: object) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments):
+        raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
 
 
 def main() -> None:

@@ -130,13 +130,13 @@ class Reboots:
     """Gives a program another boot id: after a power cut the machine has restarted."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "boot_id"
+        self.boot_id = directory / "boot_id"
         self._unshare = shutil.which("unshare")
         self.reboot()
 
     def reboot(self) -> None:
-        self._path.unlink(missing_ok=True)  # a new file: the old one may be bound somewhere
-        self._path.write_text(f"{uuid.uuid4()}\n")
+        self.boot_id.unlink(missing_ok=True)  # a new file: the old one may be bound somewhere
+        self.boot_id.write_text(f"{uuid.uuid4()}\n")
 
     @property
     def wrapper(self) -> list[str]:
@@ -145,4 +145,4 @@ class Reboots:
             pytest.skip("unshare is not installed")
         script = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
         unshare = [self._unshare, "--mount", "--fork", "--kill-child"]
-        return [*unshare, "/bin/sh", "-c", script, str(self._path)]
+        return [*unshare, "/bin/sh", "-c", script, str(self.boot_id)]

@@ -25,6 +25,7 @@ class Machine:
             {**settings, "data_dir": str(data_dir)},
             directory=disk.path.parent,
             wrapper=self.reboots.wrapper,
+            boot_id=self.reboots.boot_id,
         )
         self.daemon.data_dir = data_dir
 

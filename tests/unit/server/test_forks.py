@@ -55,6 +55,16 @@ def test_its_environment_and_directory_are_those_asked_for(tmp_path: Path) -> No
     assert not [line for line in lines if line.startswith("HOME=")]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_it_may_see_another_boot_id(tmp_path: Path) -> None:
+    place = Path("/proc/sys/kernel/random/boot_id")
+    (tmp_path / "other").write_text("another\n")
+    before = place.read_text()
+    code, printed = run(tmp_path, str(place), program=Path("/bin/cat"), boot_id=tmp_path / "other")
+    assert (code, printed) == (0, "another\n")
+    assert place.read_text() == before
+
+
 def test_a_zombie_until_it_is_asked_for(tmp_path: Path) -> None:
     with (tmp_path / "output").open("wb") as output:
         sleeping = Forked(["3600"], program=Path("/bin/sleep"), output=output.fileno())
