@@ -7,6 +7,7 @@
 //     node reader.js orders                          all records, one JSON object per line
 //     node reader.js orders --from latest --follow   records as they arrive, until Ctrl-C
 //     node reader.js orders --describe               the daemon's description of the stream
+//     node reader.js orders --server tcp://a:9292,tcp://b:9292    from the nodes of a cluster
 //
 // If the daemon requires a token, it is read from the environment: LIFTLOG_TOKEN. For tls://
 // addresses NODE_EXTRA_CA_CERTS can name a file of trusted CA certificates.
@@ -26,6 +27,10 @@ const MAX_MAP_BYTES = 16 * 1024 * 1024; // per answer
 const MAX_BODY_BYTES = 256 * 1024 * 1024;
 const MAX_FETCH_BYTES = 1024 * 1024;
 const WAIT_MS = 10_000;
+const PATIENCE_MS = 60_000; // for so long a read tries to reach a node that answers
+const MAX_ADDRESSES = 64;
+const NOT_LEADER = 25;
+const NOT_READY = 29;
 
 // --- msgpack: the part that the protocol uses -------------------------------------------------
 
@@ -427,14 +432,17 @@ class Connection {
    * until: 'end' (what is committed now), an offset (exclusive), or null: wait for more, forever.
    * onCorrupt: called with the error of a damaged range, which is then skipped; without it the
    * error is thrown.
+   * place: what another connection needs to continue: `next` is the offset after the last record,
+   * `stop`, `x` and `e` are as in the requests. It is kept up to date.
    */
-  async *read(stream, { from = 'earliest', until = 'end', onCorrupt = null } = {}) {
+  async *read(stream, { from = 'earliest', until = 'end', onCorrupt = null, place = {} } = {}) {
     const options = {
       s: stream,
       m: Math.min(MAX_FETCH_BYTES, this.limits.maxFetchBytes),
       w: until === null ? Math.min(WAIT_MS, this.limits.maxWaitMs) : 0,
     };
-    let stop = until === 'end' ? null : until;
+    if (place.x) Object.assign(options, { x: place.x, e: place.e });
+    let stop = place.stop ?? (until === 'end' ? null : until);
     const ask = (position) => {
       const fetch = { head: null, next: null };
       fetch.answer = this.request('fetch', { ...options, ...position }, (head) => {
@@ -450,39 +458,47 @@ class Connection {
     const goOn = (head) => {
       if (until === 'end' && stop === null) stop = BigInt(head.h);
       Object.assign(options, { x: head.x, e: head.e });
+      Object.assign(place, { x: head.x, e: head.e, stop });
+      place.next ??= BigInt(head.o); // `latest` and times have become an offset
       if (stop === null || BigInt(head.n) < stop) current.next = ask({ o: head.n });
     };
-    let current = ask(typeof from === 'object' ? { t: from.timeNs } : { o: from });
+    const start = place.next ?? from;
+    let current = ask(typeof start === 'object' ? { t: start.timeNs } : { o: start });
     let suspect = null; // the offset that is requested again, because another batch was there
     try {
       while (current !== null) {
-        let [first, place] = [0n, null];
+        let [first, due] = [0n, null];
         try {
           const { head, body } = await current.answer;
           const [wanted, start] = [BigInt(head.o), BigInt(head.l)];
           first = wanted > start ? wanted : start;
-          place = { next: BigInt(head.f), end: BigInt(head.n) };
-          for (const batch of body.length ? decodeBatches(body, place) : []) {
+          due = { next: BigInt(head.f), end: BigInt(head.n) };
+          for (const batch of body.length ? decodeBatches(body, due) : []) {
             for (const record of batch.records) {
               // Batches are complete: they can begin and end with records that were not requested.
-              if (record.offset >= first && (stop === null || record.offset < stop)) yield record;
+              if (record.offset < first || (stop !== null && record.offset >= stop)) continue;
+              place.next = record.offset + 1n;
+              yield record;
             }
+            place.next = batch.nextOffset;
           }
+          place.next = BigInt(head.n);
         } catch (error) {
           let next = offsetAfter(error);
           if (next === null && error instanceof CorruptBatch) {
             // The daemon has an index: its answer for this offset says how far the damage extends.
-            const at = place.next > first ? place.next : first;
+            const at = due.next > first ? due.next : first;
             if (suspect !== at) {
               suspect = at;
               this.cancel(current.next);
               current = stop === null || at < stop ? ask({ o: at, m: 1 }) : null;
               continue;
             }
-            next = place.end > at ? place.end : at + 1n;
+            next = due.end > at ? due.end : at + 1n;
           }
           if (next === null || onCorrupt === null) throw error;
           onCorrupt(error);
+          place.next = next;
           this.cancel(current.next); // the next range can begin inside this answer
           current.next = stop === null || next < stop ? ask({ o: next }) : null;
         }
@@ -563,6 +579,56 @@ class Connection {
   }
 }
 
+/**
+ * The records of a stream, from a daemon or from the nodes of a cluster: `Connection.read`, which
+ * continues on another node when its leader has changed. Any node may be asked first; one that does
+ * not lead the stream names the leader. A single daemon without a cluster is asked once.
+ */
+async function* readFrom(addresses, stream, { token, ...options } = {}) {
+  const known = [...addresses];
+  const place = {};
+  let [address, connection, since, pause, named] = [known[0], null, null, 0, false];
+  for (;;) {
+    try {
+      connection = await Connection.open(address, { token });
+      for await (const record of connection.read(stream, { ...options, place })) {
+        [since, pause] = [null, 0];
+        yield record;
+      }
+      return;
+    } catch (error) {
+      const other = known[(known.indexOf(address) + 1) % known.length];
+      const isOfCluster = error.code === NOT_LEADER || error.code === NOT_READY;
+      if (error instanceof RequestError ? !error.retriable : error instanceof CorruptBatch) {
+        throw error;
+      }
+      if (other === address && !isOfCluster) throw error;
+      since ??= Date.now();
+      if (Date.now() - since > PATIENCE_MS) throw error;
+      const leader = error.code === NOT_LEADER ? error.details.address : null;
+      const follows = mayFollow(leader, address, known);
+      address = follows ? leader : other;
+      pause = follows && !named ? 0 : Math.min(Math.max(2 * pause, 50), 1000);
+      named = follows; // a node that is named is asked at once, but not again and again
+    } finally {
+      connection?.close();
+      connection = null;
+    }
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+}
+
+/** Whether to ask the node that another one names; a reader that uses TLS never goes on without. */
+function mayFollow(leader, address, known) {
+  if (!leader || leader === address) return false;
+  if (address.startsWith('tls:') && !leader.startsWith('tls:')) return false;
+  if (!known.includes(leader)) {
+    if (known.length >= MAX_ADDRESSES) return false;
+    known.push(leader);
+  }
+  return true;
+}
+
 /** Where records continue after damage; null if the error does not say. */
 function offsetAfter(error) {
   if (error instanceof CorruptBatch) return error.nextOffset;
@@ -583,7 +649,8 @@ function connect(address) {
 
 const USAGE = `usage: node reader.js STREAM [options]
   --server URL    tcp:// or tls://host:port, unix:///path
-                  (default: LIFTLOG_SERVER, else tcp://127.0.0.1:${DEFAULT_PORT}); also --address
+                  (default: LIFTLOG_SERVER, else tcp://127.0.0.1:${DEFAULT_PORT}); also --address;
+                  several nodes of a cluster with commas between them
   --from WHERE    earliest (default), latest, an offset, or time:<ns since 1970>
   --follow        go on with records as they come
   --count N       end after so many records
@@ -632,37 +699,53 @@ async function main() {
   const { LIFTLOG_SERVER, LIFTLOG_TOKEN } = process.env;
   const given = options.server || options.address || LIFTLOG_SERVER;
   const server = given || `tcp://127.0.0.1:${DEFAULT_PORT}`;
-  const connection = await Connection.open(server, { token: LIFTLOG_TOKEN });
-  try {
-    if (options.describe) {
+  const addresses = server.split(',').map((one) => one.trim());
+  if (options.describe) {
+    const connection = await openFirst(addresses, LIFTLOG_TOKEN);
+    try {
       await print(toLine(await connection.describe(stream)));
-      return;
+    } finally {
+      connection.close();
     }
-    let left = Number(options.count);
-    const records = connection.read(stream, {
-      from: position(options.from),
-      until: options.follow ? null : 'end',
-      onCorrupt: options['skip-corrupt'] ? (error) => console.error(error.message) : null,
-    });
-    for await (const record of records) {
-      await print(
-        toLine({
-          offset: record.offset,
-          timestamp_ns: record.timestampNs,
-          subject: record.subject,
-          key: readable(record.key),
-          headers: readable(record.headers),
-          value: readable(record.value),
-        }),
-      );
-      if (--left <= 0) break;
-    }
-  } finally {
-    connection.close();
+    return;
+  }
+  let left = Number(options.count);
+  const records = readFrom(addresses, stream, {
+    token: LIFTLOG_TOKEN,
+    from: position(options.from),
+    until: options.follow ? null : 'end',
+    onCorrupt: options['skip-corrupt'] ? (error) => console.error(error.message) : null,
+  });
+  for await (const record of records) {
+    await print(
+      toLine({
+        offset: record.offset,
+        timestamp_ns: record.timestampNs,
+        subject: record.subject,
+        key: readable(record.key),
+        headers: readable(record.headers),
+        value: readable(record.value),
+      }),
+    );
+    if (--left <= 0) break;
   }
 }
 
-module.exports = { Connection, RequestError, CorruptBatch, decodeBatches, pack, unpack, crc32c };
+/** A connection to the first of the nodes that can be reached. */
+async function openFirst(addresses, token) {
+  for (const address of addresses.slice(0, -1)) {
+    try {
+      return await Connection.open(address, { token });
+    } catch (error) {
+      if (error instanceof RequestError && !error.retriable) throw error;
+    }
+  }
+  return Connection.open(addresses.at(-1), { token });
+}
+
+module.exports = {
+  Connection, readFrom, RequestError, CorruptBatch, decodeBatches, pack, unpack, crc32c,
+};
 
 if (require.main === module) {
   process.stdout.on('error', () => process.exit()); // the reader has stopped, as with `| head`

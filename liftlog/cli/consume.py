@@ -23,7 +23,7 @@ from liftlog.cli.suggestions import complete_stream
 from liftlog.errors import ConnectionLost, CorruptRange
 
 if TYPE_CHECKING:
-    from liftlog.client import Filter, OnReset, Reset, SyncClient
+    from liftlog.client import Filter, OnReset, Prefer, Reset, SyncClient
     from liftlog.client.read_options import Start, Until
 
 _FEW_RECORDS = 1000
@@ -81,6 +81,13 @@ _FEW_RECORDS_FETCH_BYTES = 64 * 1024
     "Default: error.",
 )
 @click.option(
+    "--prefer",
+    type=click.Choice(["leader", "nearest"]),
+    default="leader",
+    help="In a cluster: read from the node that leads the stream, or from the node of --server if "
+    "its copy is in sync. Default: leader.",
+)
+@click.option(
     "--reconnect-for",
     type=click.FloatRange(min=0),
     default=60.0,
@@ -99,6 +106,7 @@ def consume(
     keys: tuple[str, ...],
     headers: tuple[str, ...],
     on_reset: OnReset,
+    prefer: Prefer,
     reconnect_for: float,
 ) -> ExitCode:
     """Print the records of STREAM, and wait for more until Ctrl-C.
@@ -133,6 +141,7 @@ def consume(
             write,
             skip_damaged=skip_damaged,
             on_reset=on_reset,
+            prefer=prefer,
             only=_filter(subjects, keys, headers),
         )
         try:
@@ -170,6 +179,7 @@ class _Reading:
         *,
         skip_damaged: bool,
         on_reset: OnReset = "error",
+        prefer: Prefer = "leader",
         only: Filter | None = None,
     ) -> None:
         self.damaged = False
@@ -181,6 +191,7 @@ class _Reading:
         self._options: dict[str, Any] = {
             "filter": only,
             "on_reset": on_reset,
+            "prefer": prefer,
             "reset_callback": self._tell_reset,
         }
         if skip_damaged:

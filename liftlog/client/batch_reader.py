@@ -72,6 +72,8 @@ class BatchReader(_Reader):
         loop = asyncio.get_running_loop()
         deadline = None if seconds is None else loop.time() + seconds
         while True:
+            if ahead.needs_bound:
+                await self._session.bound(ahead)
             batch = self._take()
             if batch is not None:
                 return batch
@@ -129,6 +131,8 @@ class SyncBatchReader(_Reader):
         ahead = self._ahead
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
+            if ahead.needs_bound:
+                self._session.bound(ahead)
             batch = self._take()
             if batch is not None:
                 return batch

@@ -33,11 +33,13 @@ from liftlog.client.read_options import (
     Filter,
     OnCorrupt,
     OnReset,
+    Prefer,
     Reset,
     ResetCallback,
     Start,
     Until,
     check_on_reset,
+    check_prefer,
     check_until,
     not_selected,
     selection_fields,
@@ -46,8 +48,9 @@ from liftlog.client.read_options import (
 from liftlog.client.reconnecting import is_detour
 from liftlog.errors import CorruptRange, InvalidArgument, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.limits import KIB, MIB
-from liftlog.protocol.messages import Fetch, FetchHeader
+from liftlog.protocol.messages import ANY_REPLICA, LATEST, Fetch, FetchHeader
 from liftlog.records.decode import RecordBatch
 
 if TYPE_CHECKING:
@@ -90,8 +93,10 @@ class ReadAhead:
         incarnation: str | None = None,
         epoch: int | None = None,
         replica: str | None = None,
+        prefer: Prefer = "leader",
     ) -> None:
         check_until(until)
+        check_prefer(prefer, replica)
         check_on_reset(on_reset, reset_callback)
         if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
             raise InvalidArgument(f"on_corrupt={on_corrupt!r} is not 'raise', 'skip' or callable")
@@ -104,7 +109,10 @@ class ReadAhead:
         self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
         self._next |= {"incarnation": incarnation, "epoch": epoch}
         self._selection = selection_fields(filter, columns)
-        self._replica = replica
+        self._replica = ANY_REPLICA if prefer == "nearest" else replica
+        self.needs_bound = prefer == "nearest"
+        """`begin_with` is to be called before the first batch is asked for."""
+        self._at_least: int | None = None
         self._until = until
         self._on_corrupt = on_corrupt
         self._on_reset = on_reset
@@ -162,6 +170,21 @@ class ReadAhead:
     def epoch(self) -> int | None:
         """The leader epoch of the stream in the newest answer."""
         return self._next.get("epoch")
+
+    def begin_with(self, info: StreamInfo) -> None:
+        """The leader describes the stream: any copy that answers this read has as much. The ends
+        of the log are those of the leader."""
+        self.needs_bound = False
+        self._at_least = info.high_watermark
+        if self._next.get("start") == LATEST:
+            self._next["start"] = info.high_watermark
+        if self._next["incarnation"] is None:
+            self._next["incarnation"] = info.incarnation
+        if self._until == END:
+            self._stop_offset = info.high_watermark
+        position = self._next.get("start")
+        if self._stop_offset is not None and type(position) is int:
+            self._begun = self._over = position >= self._stop_offset
 
     def next_some(self) -> Batches | None:
         """Like `next_batch`, but returns adjacent small batches together."""
@@ -248,7 +271,7 @@ class ReadAhead:
     def resume(self) -> None:
         """Continue after the last batch returned, on a new connection."""
         self.interruption = None
-        self._suspect = None  # the question about a damaged header was not answered
+        self._suspect = self._looked_at = None  # the question about damage was not answered
         self._begin(self._next)
 
     # --- damage ---
@@ -302,6 +325,7 @@ class ReadAhead:
             max_bytes=SMALLEST_FETCH_BYTES,
             columns=["offset"],
             replica=self._replica,
+            at_least=self._bound_for(offset),
             **self._next,
         )
         try:
@@ -436,6 +460,7 @@ class ReadAhead:
             max_bytes=self._fetch_bytes,
             max_wait_ms=wait_ms,
             replica=self._replica,
+            at_least=self._bound_for(position),
             **fields,
         )
         self._fetch_bytes = min(
@@ -448,6 +473,13 @@ class ReadAhead:
             self._requester.request(fetch, exchange)
         except LiftlogError as error:  # too long for this daemon
             exchange.finish(None, error)
+
+    def _bound_for(self, position: object) -> int | None:
+        """What a copy must have to answer a fetch from there: its end may lie before a position
+        that another copy has reached."""
+        if self._at_least is not None and type(position) is int:
+            self._at_least = max(self._at_least, position)
+        return self._at_least
 
     def _on_header(self, header: FetchHeader) -> None:
         asked, self._asked = self._asked, None

@@ -93,6 +93,9 @@ OnCorrupt: TypeAlias = Literal["raise", "skip"] | Callable[[CorruptRange], None]
 """What a read does about damaged records: end with CorruptRange, log a warning and continue after
 them, or call the callable and continue (unless it raises)."""
 
+Prefer: TypeAlias = Literal["leader", "nearest"]
+"""Which copy of a replicated stream a read uses."""
+
 OnReset: TypeAlias = Literal["error", "earliest", "latest"]
 """End with the error, or continue at the log start or at the high watermark."""
 
@@ -142,6 +145,12 @@ class ReadOptions(TypedDict, total=False):
 
     `replica` names the node of a cluster that the client is connected to: the read then uses its
     copy of the stream, although another node leads. It may be a moment behind.
+
+    `prefer="nearest"`: of a replicated stream, read the copy of the node that the client is
+    connected to (the first of its addresses that answers), if it is in sync, else that of the
+    leader. It has everything that was committed when the read began: the leader is asked for that
+    once, and a copy that lacks some of it is waited for. What is committed later may come a moment
+    later than from the leader. A daemon without a cluster answers as ever.
     """
 
     filter: Filter | None
@@ -154,6 +163,15 @@ class ReadOptions(TypedDict, total=False):
     incarnation: str | None
     epoch: int | None
     replica: str | None
+    prefer: Prefer
+
+
+def check_prefer(prefer: Prefer, replica: str | None) -> None:
+    """Raises InvalidArgument."""
+    if prefer not in get_args(Prefer):
+        raise InvalidArgument(f"prefer={prefer!r} is not 'leader' or 'nearest'")
+    if prefer == "nearest" and replica is not None:
+        raise InvalidArgument("a read of one replica has no choice: leave out `prefer`")
 
 
 def start_fields(start: Start) -> dict[str, Any]:

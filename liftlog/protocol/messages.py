@@ -31,6 +31,9 @@ from liftlog.protocol.wire import wire as key
 EARLIEST = "earliest"
 LATEST = "latest"
 
+ANY_REPLICA = "*"
+"""As the `replica` of a fetch: any node in sync answers from its own copy."""
+
 ANONYMOUS = "anonymous"
 TOKEN = "token"
 NKEY = "nkey"
@@ -110,7 +113,8 @@ class Fetch(Message):
     """Asks for whole record batches from one position on.
 
     Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
-    filter or columns the server encodes new batches for the answer.
+    filter or columns the server encodes new batches for the answer. A copy whose high watermark is
+    below `at_least` does not answer.
     """
 
     KIND: ClassVar[str] = "fetch"
@@ -129,6 +133,7 @@ class Fetch(Message):
     filter_headers: list[str] | None = key("fh", array_of(text(4096), 16), default=None)
     columns: list[str] | None = key("p", array_of(text(16), 16), default=None)
     replica: str | None = key("r", NAME, default=None)
+    at_least: int | None = key("a", uint(), default=None)
 
     @property
     def filter_values(self) -> int:

@@ -1,20 +1,28 @@
-"""Readers of a cluster: rot on one node costs them a delay at most, since it is repaired from
-another one."""
+"""Readers of a cluster. Rot on one node costs them a delay at most, since it is repaired from
+another one; and they may read from followers."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import NODES, Cluster
-from support.ingesting import publish, until
+from click.testing import CliRunner
+from support.cluster import NODES, Cluster, lasting_ports
+from support.ingesting import publish, publish_until_acked, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+from support.repository import REPOSITORY
 from support.stored_logs import batch_positions, flip
 
+from liftlog.cli.root import cli
 from liftlog.client import connect_sync
+from liftlog.errors import NotLeader
+from liftlog.protocol.messages import ANY_REPLICA, Fetch
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -27,11 +35,26 @@ STREAMS: dict[str, dict[str, Any]] = {
     }
 }
 RECORDS = 120
+READER = REPOSITORY / "docs" / "examples" / "reader.js"
+NODE_JS = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE_JS is None, reason="node is not installed")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with NatsServer() as server, Cluster(server.url, STREAMS) as cluster:
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def raw(server: NatsServer) -> Iterator[RawNats]:
+    with RawNats(server.port, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url, STREAMS) as cluster:
         cluster.wait_isr("orders")
         with RawNats(server.port, timeout=60) as raw:
             for number in range(RECORDS):
@@ -47,7 +70,7 @@ def values(cluster: Cluster, node: str, **options: Any) -> list[bytes | None]:
         return [one.value for one in client.read("orders", until="end", **options)]
 
 
-EXPECTED = [b"%d" % number + bytes(700) for number in range(RECORDS)]
+EXPECTED: list[bytes] = [b"%d" % number + bytes(700) for number in range(RECORDS)]
 
 
 def sealed(cluster: Cluster, node: str) -> list[Path]:
@@ -102,6 +125,98 @@ def test_rot_of_a_follower_is_repaired_when_its_copy_is_read(cluster: Cluster) -
     assert others == [readings, readings]
 
 
+# --- followers ---
+
+
+def served(cluster: Cluster, node: str) -> float:
+    """Records that clients have got of this node."""
+    return cluster.nodes[node].metric("liftlog_pull_records_total")
+
+
+def test_the_nearest_copy_in_sync_is_read(cluster: Cluster) -> None:
+    leader, near = cluster.leader("orders"), cluster.followers("orders")[0]
+    before = served(cluster, leader), served(cluster, near)
+    assert values(cluster, near, prefer="nearest") == EXPECTED
+    assert values(cluster, near, prefer="nearest", start="latest") == []
+    assert values(cluster, near, prefer="nearest", start=100) == EXPECTED[99:]
+    assert served(cluster, leader) == before[0]
+    assert served(cluster, near) >= before[1] + RECORDS
+    assert values(cluster, leader, prefer="nearest") == EXPECTED
+
+
+def test_the_nearest_copy_has_what_was_acked_before(cluster: Cluster, raw: RawNats) -> None:
+    near = cluster.followers("orders")[0]
+    with connect_sync(cluster.nodes[near].pull_address) as client:
+        for number in range(RECORDS, RECORDS + 20):
+            offset = publish(raw, "orders", b"%d" % number + bytes(700))["seq"]
+            [*_, last] = client.read("orders", start=offset, until="end", prefer="nearest")
+            assert last.offset == offset
+            EXPECTED.append(last.value or b"")
+
+
+def test_a_copy_that_hangs_behind_sends_the_reader_to_the_leader(cluster: Cluster) -> None:
+    """It would have to be waited for; it is no longer in sync when it is asked."""
+    leader, near = cluster.leader("orders"), cluster.followers("orders")[0]
+    end = len(EXPECTED) + 1
+    with connect_sync(cluster.nodes[near].pull_address) as client:
+        fetch = Fetch("orders", 1, replica=ANY_REPLICA, at_least=end + 1)
+        exchange = client._session._session_at(client.address).ask(fetch, 30)
+        assert isinstance(exchange.error, NotLeader)
+        assert exchange.error.details["address"] == cluster.nodes[leader].pull_address
+    assert len(values(cluster, near, prefer="nearest")) == len(EXPECTED)
+
+
+def test_the_command_reads_the_nearest_copy(cluster: Cluster) -> None:
+    near = cluster.followers("orders")[1]
+    before = served(cluster, near)
+    environ = {"LIFTLOG_SERVER": cluster.nodes[near].pull_address}
+    options = ["--until-end", "--prefer", "nearest", "--output", "jsonl"]
+    done = CliRunner(env=environ).invoke(cli, ["consume", "orders", *options])
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) == len(EXPECTED)
+    assert served(cluster, near) >= before + len(EXPECTED)
+
+
+# --- a reader in another language ---
+
+
+@needs_node
+def test_the_reader_in_javascript_finds_the_leader_and_follows_it(
+    cluster: Cluster, raw: RawNats
+) -> None:
+    """It is given an address where no one listens, and one of a follower."""
+    leader, follower = cluster.leader("orders"), cluster.followers("orders")[0]
+    nowhere, near = lasting_ports(1)[0], cluster.nodes[follower].pull_address
+    command = [str(NODE_JS), str(READER), "orders", "--server"]
+    done = subprocess.run([*command, near], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(EXPECTED)
+
+    addresses = f"tcp://127.0.0.1:{nowhere},{near}"
+    count = len(EXPECTED) + 3
+    reading = subprocess.Popen(
+        [*command, addresses, "--follow", "--count", str(count)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert reading.stdout is not None
+        first = reading.stdout.readline()  # it is on its way, from the leader
+        cluster.stop(leader)
+        for number in range(3):
+            publish_until_acked(raw, "orders", b"%d" % number, f"js-{number}")
+            EXPECTED.append(b"%d" % number)
+        out, complaints = reading.communicate(timeout=120)
+    finally:
+        reading.kill()
+        cluster.start()
+    assert (reading.returncode, complaints) == (0, "")
+    offsets = [int(json.loads(line)["offset"]) for line in [first, *out.splitlines()]]
+    assert offsets == list(range(1, count + 1))
+    cluster.wait_isr("orders")
+
+
 def test_what_is_damaged_everywhere_is_told_as_lost(cluster: Cluster) -> None:
     """A node that has the offsets is asked for them; here none has."""
     _, header = batch_positions(sealed(cluster, NODES[0])[-1])[0]
@@ -119,5 +234,5 @@ def test_what_is_damaged_everywhere_is_told_as_lost(cluster: Cluster) -> None:
         )
         found = [record.offset for record in read]
     assert lost == [(header.base_offset, header.next_offset)]
-    assert len(found) == RECORDS - (header.next_offset - header.base_offset)
+    assert len(found) == len(EXPECTED) - (header.next_offset - header.base_offset)
     until(lambda: quarantined(cluster, cluster.leader("orders")) == 1)

@@ -14,6 +14,7 @@ from liftlog.client.consuming import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECON
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import Column, Filter, ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
+from liftlog.protocol.messages import ANY_REPLICA
 from liftlog.records.decode import Record
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class Client(Calls):
         records and about a position that is gone. Raises InvalidArgument. The iteration raises what
         `fetch` raises, and ConnectionLost after `reconnect_for` seconds without a connection.
         """
-        route = self._session.route(stream, options.get("replica"))
+        replica = ANY_REPLICA if options.get("prefer") == "nearest" else options.get("replica")
+        route = self._session.route(stream, replica)
         return BatchReader(route, ReadAhead(route, stream, start, until, **options))
 
     def read(

@@ -18,9 +18,15 @@ from liftlog.client.reconnecting import (
 )
 from liftlog.client.routes import Routes, Wandering, key_of, stream_key
 from liftlog.client.target import Target
-from liftlog.errors import ConnectionLost, LiftlogError, NotLeader, ShuttingDown
+from liftlog.errors import (
+    ConnectionLost,
+    LiftlogError,
+    NotLeader,
+    ProtocolViolation,
+    ShuttingDown,
+)
 from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.messages import Message
+from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
 
 
 class Router:
@@ -183,6 +189,16 @@ class ReadRoute:
     def give_up(self, exchange: Exchange) -> None:
         """Cancel a request that is under way."""
         self._session.give_up(exchange)
+
+    async def bound(self, ahead: ReadAhead) -> None:
+        """Ask the leader what a copy must have to answer this read. Raises what calls raise."""
+        timeout = self.target.request_timeout
+        exchange = await self._router.ask(DescribeStream(ahead.stream), timeout)
+        if exchange.error is not None:
+            raise exchange.error
+        if not isinstance(exchange.answer, StreamAnswer):
+            raise ProtocolViolation("the question about a stream was answered with something else")
+        ahead.begin_with(exchange.answer.info)
 
     async def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
         """Resume an interrupted read as soon as there is a connection to the right node.

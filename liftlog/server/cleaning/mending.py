@@ -185,11 +185,14 @@ class Mender:
             told()
 
     async def _supervise(self, host: StreamHost, segment: Segment) -> None:
+        known = len(host.log.quarantined)
         try:
             problem = await self._mend(host, segment)
         except SegmentsChanged as error:  # by retention or compaction: look again
             problem = str(error)
         except (LiftlogError, JobFailed, WorkerDied, OSError) as error:
+            if len(host.log.quarantined) > known:
+                return  # the segment has more damage, which is known now: try again at once
             problem = str(error)
         except Exception as error:  # a supervisor: repairs must not end the daemon
             logger.exception("repair-failed stream=%s segment=%s", host.name, segment.path.name)

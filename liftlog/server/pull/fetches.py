@@ -25,7 +25,7 @@ from liftlog.errors import (
     StaleIncarnation,
 )
 from liftlog.log import Log, LogSlice
-from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
+from liftlog.protocol.messages import ANY_REPLICA, EARLIEST, LATEST, Fetch, FetchHeader
 from liftlog.records.selection import Selection, parse_selection
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.server.commits.host import StreamHost
@@ -35,6 +35,9 @@ from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.tailing import Tail
 
+_CATCH_UP_SECONDS = 1.0
+"""For so long a fetch waits for a follower to have what the client asks for; then it is sent to the
+leader."""
 _REPAIR_SECONDS = 5.0
 """For so long a fetch waits for a repair before the client is asked to try again."""
 
@@ -43,6 +46,7 @@ Result = TypeVar("Result")
 
 class _Waiting:
     __slots__ = (
+        "catch_up_until",
         "damage",
         "deadline",
         "examined",
@@ -66,6 +70,7 @@ class _Waiting:
         self.examined = False  # a thread has examined the damage
         self.damage: CorruptRange | None = None  # found by a thread, not yet looked at
         self.repair_until: float | None = None  # set when it waits for a repair
+        self.catch_up_until: float | None = None  # set when this copy has too little
         self.begin(None, None)
 
     def begin(self, incarnation: str | None, readable: tuple[str, ...] | None) -> None:
@@ -168,6 +173,8 @@ class FetchQueue:
         readable = self._readable_subjects()
         stream = self._stream(fetch)
         log = stream.log
+        if fetch.replica is not None and self._lags(waiting, stream):
+            return False
         _check_identity(fetch, log)
         if waiting.incarnation != log.incarnation or waiting.readable != readable:
             waiting.begin(log.incarnation, readable)
@@ -195,8 +202,31 @@ class FetchQueue:
         broker = self._services.broker
         if fetch.replica is None or broker.replicated is None:
             return broker.led_stream(self._stream_name)
-        broker.replicated.check_is_here(fetch.replica)
+        if fetch.replica != ANY_REPLICA:
+            broker.replicated.check_is_here(fetch.replica)
+        elif not broker.replicated.is_in_sync(self._stream_name):
+            return broker.led_stream(self._stream_name)
         return broker.stream(self._stream_name)
+
+    def _lags(self, waiting: _Waiting, stream: StreamHost) -> bool:
+        """Whether the fetch waits until this copy has what the client asks for. Raises NotLeader
+        when that takes long."""
+        fetch, log, replicated = waiting.fetch, stream.log, self._services.broker.replicated
+        if stream.is_leading or replicated is None:
+            return False
+        wanted = fetch.at_least or 0
+        if log.high_watermark >= wanted and (fetch.epoch or 0) <= log.leader_epoch:
+            return False
+        now = self._loop.time()
+        if waiting.catch_up_until is None:
+            waiting.catch_up_until = now + _CATCH_UP_SECONDS
+        if now >= waiting.catch_up_until:
+            raise replicated.not_leader(self._stream_name)
+        group = self._services.tail_group(stream)
+        waiter = group.wait(stream, max(wanted - 1, log.high_watermark), self._woken)
+        self._parked = partial(group.leave, waiter)
+        self._timer = self._loop.call_at(waiting.catch_up_until, self._resume)
+        return True
 
     def _readable_subjects(self) -> tuple[str, ...] | None:
         """The subjects on which records may be handed out (None: all). Asked each time that a

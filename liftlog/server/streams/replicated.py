@@ -371,6 +371,12 @@ class ReplicatedStreams:
         """Raises NotLeader unless this node leads the stream, NotReady while it begins to."""
         cluster_view.check_ready(self.member, self._led(name).leader)
 
+    def is_in_sync(self, name: str) -> bool:
+        """Whether the copy of a stream here is in sync, but another node leads; as far as this node
+        knows."""
+        record, me = self.mirror.records.get(name), self.member.name
+        return record is not None and me in record.isr and record.leader != me
+
     def check_is_here(self, node: str) -> None:
         """Raises NotLeader unless `node` is this one."""
         cluster_view.check_is_here(self.member, self.mirror, node)
