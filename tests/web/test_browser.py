@@ -127,6 +127,10 @@ def test_no_name_pushes_figures_out_of_sight(daemon: Daemon, window: NewWindow, 
         page.goto(path)
         table = page.locator(".scroll").first
         assert table.evaluate("one => one.scrollWidth <= one.clientWidth"), width
+    rows = page.locator("table.streams tbody tr")
+    assert all(
+        height < 100 for height in rows.evaluate_all("all => all.map(one => one.offsetHeight)")
+    )
     # On a desk the form stands on two lines.
     fields = page.locator("form.filters input, form.filters select, form.filters button")
     tops = fields.evaluate_all("all => all.map((one) => one.getBoundingClientRect().top)")
