@@ -15,6 +15,7 @@ from liftlog.cli.groups import Commands, Listed
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_table, write_object
 from liftlog.cli.problems import note
+from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import plural, printable
 from liftlog.errors import ConfigError
 
@@ -118,6 +119,30 @@ def status() -> ExitCode:
         if moving:
             note(f"{plural(len(moving), 'stream')} moving: {', '.join(moving)}")
     return ExitCode.FAILED if behind or moving else ExitCode.OK
+
+
+@cluster_commands.command()
+@click.argument("stream", shell_complete=complete_stream)
+@click.option(
+    "--node", metavar="NODE", help="The node that is to lead. Default: the first replica."
+)
+@server_options
+@debug_option
+def elect(stream: str, node: str | None) -> None:
+    """Hand the lead of STREAM over to another node.
+
+    The node must be in sync. No message is lost, stored twice or refused meanwhile. If the handover
+    fails, the stream is led as before. Leaders hand streams back to the first replica by
+    themselves, after `cluster.balance_interval`.
+
+    \b
+    Examples:
+      liftlog cluster elect orders --node b
+      liftlog cluster elect orders
+    """
+    with connect_to_server() as client:
+        leader = client.elect_leader(stream, node)
+    note(f"Stream {printable(stream)} is led by node {printable(leader)}.")
 
 
 def _show(found: ClusterInfo) -> None:

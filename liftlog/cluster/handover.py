@@ -247,7 +247,7 @@ class Taker(Generic[T]):
         if self.problem:
             return ()
         self._held_bytes += size_bytes
-        rows = list(range(count)) if self._told is None else self._without_copies(digests)
+        rows = self._without_copies(digests) if self._told else list(range(count))
         self._held.append(_Held(item, digests, rows))
         if self._held_bytes > self._max_held_bytes:
             self.broken("too much has come to hold it")

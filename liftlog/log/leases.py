@@ -283,6 +283,14 @@ class Leases:
             self._known = replace(known, version=first(version))
             self._next_version = following
 
+    def follow(self) -> None:
+        """This node leads no longer: changes are copied, and the version is the stored one, as
+        after a start. Raises StorageError."""
+        with self._lock:
+            self._next_version = lambda version: version
+            with storage_errors(f"reading the leases of {self._directory.name}"):
+                self._known = self._read()
+
     def set_tombstone_bound(self, bound: int) -> None:
         """Let tombstones below `bound` go, on this replica and on those that copy its side state.
         Durable on return. Raises DiskFull, StorageError."""

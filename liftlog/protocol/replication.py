@@ -19,6 +19,9 @@ PEER_MAX_IN_FLIGHT = 65_536
 MAX_REPLICAS = 16
 """Of one stream."""
 
+MAX_DIGEST_BYTES = 512 * 1024
+"""The digests in one `handover`."""
+
 MAX_PARKED_MS = 30_000
 """A `replicate` that finds nothing new is answered after this time at the latest."""
 
@@ -80,6 +83,49 @@ class Forward(Message):
     KIND: ClassVar[str] = "forward"
     request: bytes = key("m", raw(1, _MAX_FORWARDED_BYTES))
     principal: str | None = key("p", LABEL, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver(Message):
+    """From the leader `node` of a stream to a node that is to lead next: what that one does now.
+
+    `step`: "prepare" (learn the message ids), "subscribe", "tell" or "drop". `token` tells this
+    handover from all others. With "tell" come the end of what the leader has stored, and
+    `digests`, of eight bytes each, of what it has received since "subscribe"; `more` of them
+    follow in another request.
+    """
+
+    KIND: ClassVar[str] = "handover"
+    stream: str = key("s", NAME)
+    incarnation: str = key("x", LABEL)
+    epoch: int = key("e", uint())
+    node: str = key("n", NAME)
+    step: str = key("p", LABEL)
+    token: bytes = key("y", raw(16, 16))
+    end: int = key("o", uint(), default=0)
+    digests: bytes = key("d", raw(0, MAX_DIGEST_BYTES), default=b"")
+    more: bool = key("m", BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain(Message):
+    """The record of a stream has changed: the node that is asked answers when it does what
+    `version` of it says."""
+
+    KIND: ClassVar[str] = "look"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    version: int = key("v", uint())
+
+
+@dataclass(frozen=True, slots=True)
+class ElectLeader(Message):
+    """Has `node` lead a stream; without it the first of the stream's replicas."""
+
+    KIND: ClassVar[str] = "elect"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    node: str | None = key("n", NAME, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +288,14 @@ class SuspectAnswer(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderAnswer(Message):
+    """Answer to elect: the node that leads now."""
+
+    KIND: ClassVar[str] = "leader"
+    node: str = key("n", NAME)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterAnswer(Message):
     """Answer to cluster."""
 
@@ -258,9 +312,18 @@ REQUESTS: tuple[type[Message], ...] = (
     Replicate,
     Suspect,
     Forward,
+    HandOver,
+    LookAgain,
+    ElectLeader,
     DescribeCluster,
     MoveStream,
     DrainNode,
     ForgetNode,
 )
-ANSWERS: tuple[type[Message], ...] = (PeerAnswer, Replica, SuspectAnswer, ClusterAnswer)
+ANSWERS: tuple[type[Message], ...] = (
+    PeerAnswer,
+    Replica,
+    SuspectAnswer,
+    LeaderAnswer,
+    ClusterAnswer,
+)

@@ -106,6 +106,12 @@ class ClusterSettings(SettingsModel):
         description="A leader that most replicas have not heard for so long, though it is "
         "connected, is replaced. One whose process has ended is replaced sooner.",
     )
+    balance_interval_seconds: PositiveDuration = Field(
+        default=30.0,
+        alias="balance_interval",
+        description="How often a leader looks for streams whose first replica is another node. One "
+        "that has been in sync for two such intervals gets the lead.",
+    )
     catch_up_rate_bytes: Size = Field(
         default=64 * 2**20,
         alias="catch_up_rate",

@@ -417,9 +417,10 @@ class Settings(SettingsModel):
         default="liftlog", description="Name of this daemon in NATS subjects, metrics and logs."
     )
     drain_timeout_seconds: PositiveDuration = Field(
-        default=5.0,
+        default=30.0,
         alias="drain_timeout",
-        description="Time to commit and ack what has arrived, after SIGTERM or SIGINT.",
+        description="Time for a stop, after SIGTERM or SIGINT: a node of a cluster hands over the "
+        "streams that it leads, then what has arrived is committed and acked.",
     )
     allow_anonymous: Flag = Field(
         default=False, description="Allow the daemon to listen beyond loopback without an ACL file."

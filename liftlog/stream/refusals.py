@@ -34,6 +34,7 @@ WRONG_STREAM = RefusalReason("wrong_stream", 400, 10060, "expected stream does n
 OVERLOADED = RefusalReason("overloaded", 429, 10167, "too many requests")
 STORE_FAILED = RefusalReason("store_failed", 503, 10077, "the message could not be stored")
 DISK_FULL = RefusalReason("disk_full", 503, 10077, "no space left on the disk of the log")
+MOVING = RefusalReason("moving", 503, 10008, "the stream moves to another node")
 NOT_LEADING = RefusalReason("not_leading", 503, 10008, "another node is to lead this stream")
 NOT_ENOUGH_REPLICAS = RefusalReason(
     "not_enough_replicas", 503, 10008, "too few copies of the stream are in sync"

@@ -212,7 +212,8 @@ class HandoverWorld:
         if (name == GIVER and self.is_dead) or generation != self.nodes[name].generation:
             return
         if name == TAKER and self.taker is not None:
-            rows = self.taker.arrived(message, 1, [message.digest], 100, self.now)
+            digests = [message.digest] if self.taker.wants_digests(self.now) else ()
+            rows = self.taker.arrived(message, 1, digests, 100, self.now)
             if rows:
                 self._store(message, TAKER)
             return

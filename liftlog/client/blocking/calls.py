@@ -68,7 +68,9 @@ from liftlog.protocol.replication import (
     ClusterInfo,
     DescribeCluster,
     DrainNode,
+    ElectLeader,
     ForgetNode,
+    LeaderAnswer,
     MoveStream,
 )
 
@@ -126,6 +128,15 @@ class SyncCalls:
         """Remove a node from the cluster for good. Raises InvalidArgument for an unknown node,
         Conflict while it is live or has replicas."""
         self._call(ForgetNode(node), Done)
+
+    def elect_leader(self, stream: str, node: str | None = None) -> str:
+        """Have `node` lead a stream of a cluster, or the first of its replicas. Publishers and
+        consumers notice nothing. Returns the node, once it leads.
+
+        Raises StreamNotFound, Conflict when the node is not in sync, and StreamUnavailable when
+        the stream could not be handed over; it is led as before then.
+        """
+        return (self._call(ElectLeader(stream, node), LeaderAnswer)).node
 
     # --- streams ---
 

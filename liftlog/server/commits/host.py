@@ -398,6 +398,16 @@ class StreamHost:
         if self._refuse_with is None:
             self._refuse_with = refusal
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether messages are taken in, or refused only as the settings say."""
+        return self._refuse_with in (None, PAUSED, READ_ONLY)
+
+    def accept_again(self, refusal: RefusalReason) -> None:
+        """End what `refuse_new` began with this refusal, if nothing else has come since."""
+        if self._refuse_with is refusal and self.is_leading:
+            self._refuse_with = _standing_refusal(self.settings)
+
     async def drained(self) -> None:
         """Returns when everything received so far is committed and answered, or has failed."""
         while not self._is_idle():

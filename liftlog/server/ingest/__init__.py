@@ -9,6 +9,7 @@ endings        why a connection ends and what is refused, from the server's word
 connection     one connection to one server, from login to its end
 subscriptions  which subscriptions are wanted, and the state of each
 nats_link      one connection after another; repeats what was refused
+relay          what a stream that moves to another node does with messages meanwhile
 handover       moves from a server in lame duck mode to another one
 overlap        takes each message once while two connections deliver it
 jetstream      whether JetStream acks the same messages

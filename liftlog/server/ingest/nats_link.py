@@ -419,14 +419,24 @@ class NatsLink:
                     f"NATS refused the subscription to {wanted.subject}: {wanted.problem}"
                 )
 
-    async def unwant(self, wanted: LinkSubscription) -> None:
+    async def unwant(self, wanted: LinkSubscription) -> bool:
         """End a subscription. If NATS answers in time, messages under way are delivered before this
-        returns."""
+        returns. Returns whether it did."""
         async with self._lock:
             self._book.remove(wanted)
             if self._connection is not None:
                 with contextlib.suppress(NatsUnavailable):
                     await self._connection.drain([wanted], _DRAIN_SECONDS)
+                    return True
+        return False
+
+    async def confirm(self) -> None:
+        """Returns when everything has been received that NATS had sent until now. Raises
+        NatsUnavailable."""
+        connection = self._connection
+        if connection is None or not connection.connected:
+            raise NatsUnavailable("there is no connection to NATS at the moment")
+        await connection.confirm()
 
     async def drain(self) -> None:
         """Unsubscribe from everything and receive what was under way. Nothing is delivered

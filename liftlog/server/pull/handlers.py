@@ -53,11 +53,15 @@ from liftlog.protocol.replication import (
     ClusterInfo,
     DescribeCluster,
     DrainNode,
+    ElectLeader,
     ForgetNode,
+    HandOver,
+    LeaderAnswer,
+    LookAgain,
     MoveStream,
 )
 from liftlog.server.pull.requests import Ask, At, Caller, Told, ask_leader, handles, starts
-from liftlog.server.streams.moves import Moves
+from liftlog.server.streams.replicated import ReplicatedStreams
 
 # --- streams ---
 
@@ -258,7 +262,7 @@ async def _describe_cluster(caller: Caller, _: DescribeCluster) -> Message:
 
 @handles(MoveStream, "admin")
 async def _move(caller: Caller, message: MoveStream) -> Message:
-    moves = _moves(caller)
+    moves = _replicated(caller).moves
     if message.replicas:
         await moves.move(message.stream, message.replicas)
     else:
@@ -268,21 +272,40 @@ async def _move(caller: Caller, message: MoveStream) -> Message:
 
 @handles(DrainNode, "admin")
 async def _drain(caller: Caller, message: DrainNode) -> Message:
-    await (_moves(caller).undrain if message.ends else _moves(caller).drain)(message.node)
+    await (_replicated(caller).moves.undrain if message.ends else _replicated(caller).moves.drain)(
+        message.node
+    )
     return Done()
 
 
 @handles(ForgetNode, "admin")
 async def _forget_node(caller: Caller, message: ForgetNode) -> Message:
-    await _moves(caller).forget(message.node)
+    await _replicated(caller).moves.forget(message.node)
     return Done()
 
 
-def _moves(caller: Caller) -> Moves:
+@handles(HandOver, "replicate")
+async def _hand_over(caller: Caller, message: HandOver) -> Message:
+    await _replicated(caller).handovers.asked(message)
+    return Done()
+
+
+@handles(LookAgain, "replicate")
+async def _look_again(caller: Caller, message: LookAgain) -> Message:
+    await _replicated(caller).look_again(message.stream, message.version)
+    return Done()
+
+
+@handles(ElectLeader, "admin", at=At.LEADER)
+async def _elect(caller: Caller, message: ElectLeader) -> Message:
+    return LeaderAnswer(await _replicated(caller).elect(message.stream, message.node))
+
+
+def _replicated(caller: Caller) -> ReplicatedStreams:
     streams = caller.broker.replicated
     if streams is None:
         raise Conflict("this daemon belongs to no cluster", hint="it has no section cluster")
-    return streams.moves
+    return streams
 
 
 # --- checkpoints ---

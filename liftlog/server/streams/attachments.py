@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from liftlog.errors import LiftlogError
+from liftlog.errors import LiftlogError, NatsUnavailable
 from liftlog.log import Clock
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.ingest.relay import Relay
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.settings import save_metadata
@@ -43,6 +45,8 @@ class Attachments:
         self._note_gap = note_gap
         self._link: NatsLink | None = None
         self._subscriptions: dict[str, LinkSubscription] = {}
+        self._relays: dict[str, Relay] = {}
+        """Of streams that can move to another node."""
         self._own_receivers: dict[str, RunHandler] = {}
         self._optional: set[str] = set()
 
@@ -67,6 +71,9 @@ class Attachments:
         if self._link is None or not self.is_attachable(host):
             return
         receive = self._own_receivers.get(host.name) or self._intake.receiver(host)
+        if host.log.config.replicated:
+            relay = self._relays[host.name] = Relay(time.monotonic, receive)
+            receive = relay.receive
         self._subscriptions[host.name] = self._link.want(
             host.settings.subject,
             host.settings.queue_group,
@@ -82,11 +89,68 @@ class Attachments:
         if self._link is not None and wanted is not None:
             await self._link.attach(wanted)
 
-    async def detach(self, host: StreamHost) -> None:
-        """Unsubscribe. Returns when no more messages can arrive."""
+    async def detach(self, host: StreamHost) -> bool:
+        """Unsubscribe. Returns when no more messages can arrive; False if NATS has not confirmed
+        that, so some may have been missed."""
+        self._relays.pop(host.name, None)
         wanted = self._subscriptions.pop(host.name, None)
-        if self._link is not None and wanted is not None:
-            await self._link.unwant(wanted)
+        if self._link is None or wanted is None:
+            return True
+        return await self._link.unwant(wanted)
+
+    # --- a stream that moves from one node to another ---
+
+    def is_recorded(self, host: StreamHost) -> bool:
+        """Whether its leader receives messages from NATS at all; a system stream may not."""
+        return host.origin != SYSTEM or host.name in self._own_receivers
+
+    def relay(self, host: StreamHost) -> Relay | None:
+        """What its messages pass by, while it is attached."""
+        return self._relays.get(host.name)
+
+    async def attach_early(self, host: StreamHost, relay: Relay) -> None:
+        """Subscribe for a stream that another node still leads. Returns when NATS has confirmed.
+        Raises NatsUnavailable, NatsRefused."""
+        if self._link is None or host.name in self._subscriptions:
+            raise NatsUnavailable("there is no connection to NATS at the moment")
+
+        def missed(reason: str) -> None:
+            if relay.taker is not None:
+                relay.taker.broken(reason)
+
+        wanted = self._link.want(
+            host.settings.subject,
+            host.settings.queue_group,
+            relay.receive,
+            missed,
+            is_acked=host.settings.acks == "on",
+        )
+        self._subscriptions[host.name], self._relays[host.name] = wanted, relay
+        try:
+            await self._link.attach(wanted)
+        except BaseException:
+            await self.detach(host)
+            raise
+
+    async def confirm_early(self, host: StreamHost) -> None:
+        """Returns when everything has been received that NATS had sent until now. Raises
+        NatsUnavailable."""
+        if self._link is None or not self._is_confirmed(host):
+            raise NatsUnavailable("there is no connection to NATS at the moment")
+        await self._link.confirm()
+
+    def take(self, host: StreamHost) -> bool:
+        """This node leads the stream from now on: store what came early. False if there is nothing
+        to use; then `detach` it, and `want` it a little later."""
+        relay, wanted = self._relays.get(host.name), self._subscriptions.get(host.name)
+        if relay is None or wanted is None or not wanted.confirmed:
+            return False
+        receive = self._own_receivers.get(host.name) or self._intake.receiver(host)
+        if not relay.take(host.log.log_end_offset, receive):
+            return False
+        wanted.on_gap = partial(self._note_gap, host)
+        self._intake.mark_dirty(host)
+        return True
 
     async def drain(self) -> None:
         """Detach everything. On return all that NATS had sent has been received."""
@@ -98,10 +162,7 @@ class Attachments:
     def is_attachable(self, host: StreamHost) -> bool:
         """Whether it receives messages from NATS at all: not if another node leads it, and a system
         stream may not."""
-        return host.is_leading and self._is_recorded(host)
-
-    def _is_recorded(self, host: StreamHost) -> bool:
-        return host.origin != SYSTEM or host.name in self._own_receivers
+        return host.is_leading and self.is_recorded(host)
 
     def is_attached(self, host: StreamHost) -> bool:
         """Whether NATS delivers to the stream, as far as is known."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from liftlog.cluster.handover import SPREAD_SECONDS
 from liftlog.errors import (
     Conflict,
     Forbidden,
@@ -39,7 +40,7 @@ from liftlog.server.replication.records import RECORDS_NAME, StreamRecords
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
-from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
+from liftlog.server.streams.dedupe_restoring import LearnedIds, write_dedupe_snapshot
 from liftlog.server.streams.description import (
     describe,
     describe_broken,
@@ -59,6 +60,9 @@ from liftlog.stream import AckSubjects
 logger = logging.getLogger("liftlog.server")
 
 _DRAIN_SECONDS = 30.0
+_LAST_COMMITS_SECONDS = 3.0
+_HAND_OVER_SHARE = 0.6
+"""Of the time for a stop, so much is for handing streams over."""
 _MAX_NAMED = 20
 _OPENING_SECONDS = 10.0
 _TURN_SECONDS = 0.002
@@ -81,7 +85,7 @@ class Broker:
         """Held while streams come or go."""
         self.clock_guard = ClockGuard(clock)
         self._losses = PossibleLosses(clock)
-        self._attachments = Attachments(self.hosts, self.intake, self._losses.note)
+        self.attachments = Attachments(self.hosts, self.intake, self._losses.note)
         self._neighbours = Neighbours(self.hosts, settings.nats.ack_subjects)
         path = data_dir.path / RECORDS_NAME
         self.records = StreamRecords(FileMetaStore(path, shared=False, fs=data_dir.environment.fs))
@@ -163,8 +167,10 @@ class Broker:
         *,
         origin: str,
         led: ServedStream | None,
+        ids: LearnedIds | None = None,
     ) -> StreamHost:
         """See `StreamHosts`."""
+        before = self.hosts.get(name)
         host = await self._maker.host(
             name,
             settings,
@@ -172,9 +178,11 @@ class Broker:
             origin,
             gate=None if led is None else led.gate,
             is_leading=led is not None,
+            ids=ids,
         )
         self.streams_changed()
-        self._attachments.want(host)
+        if before is not None and self.compactor is not None:
+            await self.compactor.forget(before)
         return host
 
     def expects_repair(self, name: str, first: int, end: int) -> bool:
@@ -186,14 +194,34 @@ class Broker:
             and self.mender.is_expected(host, first, end)
         )
 
+    async def attach_replica(self, host: StreamHost) -> bool:
+        """See `StreamHosts`."""
+        if self.attachments.take(host):
+            return True
+        if self.attachments.relay(host) is not None:
+            # What is subscribed to may still bring messages that the leader before has stored.
+            await self.attachments.detach(host)
+            await asyncio.sleep(SPREAD_SECONDS)
+        self.attachments.want(host)
+        return False
+
     def note_possible_loss(self, host: StreamHost, reason: str) -> None:
         """See `StreamHosts`."""
         self._losses.note(host, reason)
 
+    async def rest_replica(self, host: StreamHost, *, seconds: float) -> bool:
+        """See `StreamHosts`."""
+        if host.is_leading:
+            await self.attachments.detach(host)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(host.drained(), seconds)
+            return not host.failure
+        return False
+
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
         """See `StreamHosts`."""
         async with self.changes:
-            await self._attachments.detach(host)
+            await self.attachments.detach(host)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(host.drained(), seconds)
             del self.hosts[host.name]
@@ -207,7 +235,7 @@ class Broker:
 
     def receive_for(self, name: str, receive: RunHandler, *, is_required: bool) -> None:
         """Attach a system stream. Call it before `set_link`."""
-        self._attachments.receive_for(name, receive, is_required=is_required)
+        self.attachments.receive_for(name, receive, is_required=is_required)
 
     @property
     def ack_subjects(self) -> AckSubjects:
@@ -239,7 +267,7 @@ class Broker:
 
     def set_link(self, link: NatsLink) -> None:
         """Streams are attached through this link from now on."""
-        self._attachments.set_link(link)
+        self.attachments.set_link(link)
 
     @property
     def closing(self) -> bool:
@@ -248,17 +276,17 @@ class Broker:
     @property
     def attached(self) -> bool:
         """Whether every subscription that the daemon needs is confirmed."""
-        return self._attachments.all_confirmed
+        return self.attachments.all_confirmed
 
     def jetstream_rivals(self) -> list[str]:
         """Streams whose messages are acked by JetStream as well."""
         return [
-            host.name for host in self.hosts.values() if self._attachments.jetstream_warnings(host)
+            host.name for host in self.hosts.values() if self.attachments.jetstream_warnings(host)
         ]
 
     def refused_subjects(self) -> list[RefusedSubject]:
         """Subscriptions that NATS refuses."""
-        return self._attachments.refused()
+        return self.attachments.refused()
 
     def streams_changed(self) -> None:
         """Call it when streams have come or gone, or settings of one have changed."""
@@ -293,9 +321,9 @@ class Broker:
             else:
                 host = await self._maker.create(name, wanted_settings, origin="api")
                 self.streams_changed()
-                self._attachments.want(host)
+                self.attachments.want(host)
         try:
-            await self._attachments.attach(host)
+            await self.attachments.attach(host)
         except NatsRefused:
             if is_new:
                 await self._undo_creation(host)
@@ -385,12 +413,12 @@ class Broker:
         """End a stream; its files stay, and its name is in `broken` until they are removed. Call it
         while `changes` is held."""
         # No message arrives after this, and every message before it is committed and answered.
-        await self._attachments.detach(host)
+        await self.attachments.detach(host)
         try:
             await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
         except TimeoutError:
             # Nothing has been taken away yet: the stream continues as before.
-            self._attachments.want(host)
+            self.attachments.want(host)
             raise StreamUnavailable(
                 f"stream {host.name} was not deleted: its disk does not answer"
             ) from None
@@ -450,7 +478,7 @@ class Broker:
 
     def describe(self, host: StreamHost) -> StreamInfo:
         compaction = self.compactor.describe(host) if self.compactor is not None else {}
-        warnings = self._neighbours.warnings(host) + self._attachments.jetstream_warnings(host)
+        warnings = self._neighbours.warnings(host) + self.attachments.jetstream_warnings(host)
         return describe(host, self.state_of(host), warnings, compaction)
 
     def state_of(self, host: StreamHost) -> str:
@@ -458,7 +486,7 @@ class Broker:
             return "failed"
         if not host.is_leading:
             return "follower"
-        if not self._attachments.is_attachable(host):
+        if not self.attachments.is_attachable(host):
             return "internal"
         if not self.is_attached(host):
             return "detached"
@@ -468,7 +496,7 @@ class Broker:
 
     def is_attached(self, host: StreamHost) -> bool:
         """Whether NATS delivers to the stream, as far as is known."""
-        return self._attachments.is_attached(host)
+        return self.attachments.is_attached(host)
 
     def failed_streams(self) -> list[str]:
         """Streams that cannot be written, or could not be opened."""
@@ -485,14 +513,14 @@ class Broker:
 
     @property
     def nats_connected(self) -> bool:
-        return self._attachments.connected
+        return self.attachments.connected
 
     @property
     def nats_problem(self) -> str:
         """Why messages do not reach the daemon, as far as NATS is the cause: no connection, or a
         subject that NATS refuses. Empty when all is well."""
         if not self.nats_connected:
-            return f"not connected to NATS: {self._attachments.problem}"
+            return f"not connected to NATS: {self.attachments.problem}"
         refused = [
             f"{one.subject} (stream {one.stream}): {one.problem}"
             for one in self.refused_subjects()
@@ -503,19 +531,36 @@ class Broker:
     @property
     def nats_version(self) -> str:
         """Version of the NATS server; empty without a connection."""
-        return self._attachments.server_version
+        return self.attachments.server_version
 
     # --- stop ---
 
     async def drain(self) -> None:
         """Accept no more messages; commit and answer everything that was received."""
         self._closing = True
-        await self._attachments.drain()
+        if self.replicated is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self.replicated.hand_over_all(),
+                    self.settings.drain_timeout_seconds * _HAND_OVER_SHARE,
+                )
+        await self.attachments.drain()
         for host in self.hosts.values():
             host.refuse_new()
-        await asyncio.gather(*(host.drained() for host in self.hosts.values()))
+        await asyncio.gather(*map(self._drained, self.hosts.values()))
         if self.replicated is not None:
             await self.replicated.leave()
+
+    async def _drained(self, host: StreamHost) -> None:
+        """What waits for other nodes is not waited for long: they may be gone. It is stored here,
+        its publishers have no ack, and a later leader commits it."""
+        if not host.log.config.replicated:
+            await host.drained()
+            return
+        try:
+            await asyncio.wait_for(host.drained(), _LAST_COMMITS_SECONDS)
+        except TimeoutError:
+            logger.warning("not-committed stream=%s action=stop", host.name)
 
     async def close(self) -> None:
         """Close every log, and mark the data directory clean with those that closed well."""

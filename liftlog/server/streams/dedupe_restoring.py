@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,33 @@ _SNAPSHOT_MAX_IDS = 200_000  # beyond it scanning the log costs less than writin
 _SCAN_BYTES = 4 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True)
+class LearnedIds:
+    """The ids of a log up to `end`, learned before they are needed."""
+
+    dedupe: DedupeWindow
+    end: int
+    lineage: str
+
+
+def learn_ids(log: Log, dedupe: DedupeWindow, now_ns: int) -> LearnedIds:
+    """Fill an empty window with the ids that are in the log now."""
+    lineage, end = log.lineage, log.log_end_offset
+    restore_dedupe(log, dedupe, now_ns)
+    return LearnedIds(dedupe, end, lineage)
+
+
+def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
+    """Add what was appended since; None if the log has been cut meanwhile."""
+    lineage, end, dedupe = log.lineage, log.log_end_offset, known.dedupe
+    if lineage != known.lineage or end < known.end:
+        return None
+    if dedupe.window_ns:
+        _rebuild(log, dedupe, now_ns - dedupe.window_ns, start=known.end)
+        dedupe.expire(now_ns)
+    return LearnedIds(dedupe, end, lineage)
+
+
 def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
     """Fill an empty window with the ids that it would hold if the daemon had never stopped."""
     if not dedupe.window_ns:
@@ -33,12 +61,13 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
     dedupe.expire(now_ns)
 
 
-def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int) -> None:
-    """Learn the message ids of the window from the log alone, including records below the log start
-    whose files are still there. The ids of records that cannot be read are lost."""
+def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int, *, start: int = 0) -> None:
+    """Learn the message ids of the window, from offset `start` on, from the log alone, including
+    records below the log start whose files are still there. The ids of records that cannot be read
+    are lost."""
     recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
     end = log.log_end_offset  # of a replica, what is not committed yet will be, or is cut with it
-    offset = recent[0].base_offset if recent else end
+    offset = max(recent[0].base_offset, start) if recent else end
     while offset < end:
         reached, problem = offset, None
         try:

@@ -22,7 +22,12 @@ from liftlog.server.commits.host import SYSTEM, Committers, StreamHost, Switches
 from liftlog.server.commits.subjects import new_table, restore_subjects
 from liftlog.server.replication.records import StreamRecords
 from liftlog.server.streams.attachments import PossibleLosses
-from liftlog.server.streams.dedupe_restoring import last_message_id, restore_dedupe
+from liftlog.server.streams.dedupe_restoring import (
+    LearnedIds,
+    last_message_id,
+    learn_more,
+    restore_dedupe,
+)
 from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.retention import removes_too_much
 from liftlog.server.streams.settings import (
@@ -230,8 +235,10 @@ class StreamMaker:
         *,
         gate: CommitGate | None = None,
         is_leading: bool = True,
+        ids: LearnedIds | None = None,
     ) -> StreamHost:
-        """Serve an open log from now on."""
+        """Serve an open log from now on, instead of the host that it may have had. `ids` are those
+        of the log, as far as they are known."""
         sequencer = await asyncio.to_thread(
             make_sequencer,
             name,
@@ -240,7 +247,12 @@ class StreamMaker:
             self._neighbours.ack_subjects,
             self._now_ns(),
             is_leading=is_leading,
+            ids=ids,
         )
+        before = self._hosts.get(name)
+        if before is not None:
+            # From here to its end there is no await: nothing begins that uses the log through it.
+            await before.drained()
         host = StreamHost(
             name,
             settings,
@@ -253,6 +265,8 @@ class StreamMaker:
             is_leading=is_leading,
         )
         self._hosts[name] = host
+        if before is not None:
+            before.close()  # its readers find the new one
         host.subjects.adopt(settings)
         return host
 
@@ -317,11 +331,18 @@ def make_sequencer(
     now_ns: int,
     *,
     is_leading: bool = True,
+    ids: LearnedIds | None = None,
 ) -> Sequencer:
-    """A sequencer that continues where the log ends. Reads the log when there is no snapshot. That
-    of a follower judges nothing."""
-    dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
-    restore_dedupe(log, dedupe, now_ns)
+    """A sequencer that continues where the log ends. Reads the log when there is no snapshot, or
+    from the end of `ids` on. That of a follower judges nothing, and knows no ids."""
+    known = None if ids is None else learn_more(log, ids, now_ns)
+    if known is not None:
+        dedupe = known.dedupe
+        dedupe.resize(window_ns(settings), settings.dedupe.max_ids)
+    else:
+        dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
+        if is_leading:
+            restore_dedupe(log, dedupe, now_ns)
     sequencer = Sequencer(
         sequencer_config(name, settings, log.leader_epoch),
         dedupe,

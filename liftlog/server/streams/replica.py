@@ -1,7 +1,8 @@
 """One replicated stream on this node: it has the role that its newest record says.
 
-One task follows the record, one version at a time. A role ends by closing the stream's log, and the
-next one begins by opening it: so whatever a role had in memory ends with it.
+One task follows the record, one version at a time. A role ends when nothing that it began uses the
+log any more. The next one continues with the same open log, and a host of its own. A log whose
+state is in doubt is closed between the two, and opened again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.serving import CatchUpPace, ServedStream
 from liftlog.server.streams import copies
+from liftlog.server.streams.dedupe_restoring import LearnedIds
+from liftlog.server.streams.handing_over import LOOK_SECONDS, Handovers, MovingHosts
 from liftlog.server.streams.settings import origin_of, settings_of
 from liftlog.settings import StreamSettings
 
@@ -38,12 +41,12 @@ logger = logging.getLogger("liftlog.server.replication")
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _DRAIN_SECONDS = 10.0
+_LEAVE_SECONDS = 5.0
 
 
-class StreamHosts(Protocol):
+class StreamHosts(MovingHosts, Protocol):
     """What makes and ends the hosts of streams: the broker."""
 
-    hosts: dict[str, StreamHost]
     broken: dict[str, str]
 
     async def host_replica(
@@ -54,8 +57,15 @@ class StreamHosts(Protocol):
         *,
         origin: str,
         led: ServedStream | None,
+        ids: LearnedIds | None = None,
     ) -> StreamHost:
-        """Serve an open log; `led` is its gate if this node leads, None if it follows."""
+        """Serve an open log, in the place of the host that it may have had; `led` is its gate if
+        this node leads, None if it follows. `ids` are those that are known already."""
+        ...
+
+    async def attach_replica(self, host: StreamHost) -> bool:
+        """Have NATS send its messages to this node, which leads. Returns whether they came here
+        before, so that none was missed."""
         ...
 
     def streams_changed(self) -> None:
@@ -66,8 +76,9 @@ class StreamHosts(Protocol):
         """Whether damage in [first, end) is about to be repaired from another replica."""
         ...
 
-    def note_possible_loss(self, host: StreamHost, reason: str) -> None:
-        """Messages may have come while no node recorded them."""
+    async def rest_replica(self, host: StreamHost, *, seconds: float) -> bool:
+        """Detach it, and wait for what is under way. Returns whether its log is in order, and
+        nothing of the role uses it any more; readers do."""
         ...
 
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
@@ -84,6 +95,7 @@ class LocalNode:
     mirror: Mirror
     hearing: Hearing
     hosts: StreamHosts
+    handovers: Handovers
     data_dir: DataDir
     pace: CatchUpPace
     link_to: Callable[[str], PeerLink]
@@ -112,6 +124,8 @@ class Replica:
         self.opened = asyncio.Event()
         """Set once the log of the newest stream of the name was opened, or could not be."""
         self._newest = self._looked_at = ""  # incarnations
+        self._done_version = 0
+        self._doing: list[tuple[int, asyncio.Future[None]]] = []
         self._is_leaving = False
 
     def record_changed(self, record: StreamRecord) -> None:
@@ -145,6 +159,22 @@ class Replica:
         host = self._node.hosts.hosts.get(self.name)
         if self.led is not None and host is not None:
             host.step_down(reason)
+
+    async def does(self, version: int) -> None:
+        """Return when this node does what that version of the record says, or a newer one."""
+        if self._done_version < version:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._doing.append((version, done))
+            await done
+
+    def _note_done(self, record: StreamRecord) -> None:
+        self._done_version = record.version
+        doing, self._doing = self._doing, []
+        for version, done in doing:
+            if version > record.version:
+                self._doing.append((version, done))
+            elif not done.done():
+                done.set_result(None)
 
     async def run(self) -> bool:
         """Follow the record. Returns True when the stream has left this node; False when the node
@@ -201,6 +231,7 @@ class Replica:
             self.followed.assigned(record)
         else:
             await self._follow(record)
+        self._note_done(record)
         await self._adopt_settings(record)
         return False
 
@@ -251,11 +282,10 @@ class Replica:
     # --- roles ---
 
     async def _lead(self, record: StreamRecord) -> None:
-        await self._end_role()
-        log, _ = await self._open(record)
+        log = await self._log_between_roles(record)
         epoch = record.leader_epoch
-        await asyncio.to_thread(log.begin_epoch, epoch)
-        # Every change until the next role is of this epoch: the log is opened again then.
+        await self._change_log(lambda: log.begin_epoch(epoch))
+        # Every change until the next role is of this epoch.
         log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
         leader = Leader(
             record,
@@ -276,13 +306,22 @@ class Replica:
             expects_repair=partial(self._node.hosts.expects_repair, self.name),
         )
         settings, origin = settings_of(record), origin_of(record)
-        host = await self._node.hosts.host_replica(self.name, settings, log, origin=origin, led=led)
+        host = await self._node.hosts.host_replica(
+            self.name,
+            settings,
+            log,
+            origin=origin,
+            led=led,
+            ids=self._node.handovers.ids(self.name),
+        )
         self._log, self.led = None, led
         for other in record.members:
             if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
                 led.lost(other)
         host.commit_up_to(leader.local(log.durable_end_offset))
-        if epoch > 1:
+        has_all = await self._node.hosts.attach_replica(host)
+        self._node.handovers.leads(self.name)
+        if epoch > 1 and not has_all:
             self._node.hosts.note_possible_loss(
                 host, f"the stream had no leader before this node took over in epoch {epoch}"
             )
@@ -305,22 +344,12 @@ class Replica:
                 return None
             return transitions.resign(present, self._me)
 
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                await self._node.mirror.change(self.name, step)
-            except MetadataUnavailable as error:
-                logger.warning("not-resigned stream=%s error=%s", self.name, error)
-            except Conflict:  # deleted
-                return
-            else:
-                return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        with contextlib.suppress(Conflict):  # deleted
+            await self._change_until_known(step)
 
     async def _follow(self, record: StreamRecord) -> None:
-        await self._end_role()
-        log, _ = await self._open(record)
+        log = await self._log_between_roles(record)
+        await self._change_log(partial(_end_lead, log))
         host = await self._node.hosts.host_replica(
             self.name, settings_of(record), log, origin=origin_of(record), led=None
         )
@@ -347,8 +376,29 @@ class Replica:
         with contextlib.suppress(MetadataUnavailable):
             await self._node.mirror.change(self.name, lambda present: None)
 
+    async def _log_between_roles(self, record: StreamRecord) -> Log:
+        """The log, which no role uses. Until the next one has begun it can be read here."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is not None:
+            self.stop()
+            if host.is_leading:
+                host.step_down("the lead has ended")
+            if await self._node.hosts.rest_replica(host, seconds=_DRAIN_SECONDS):
+                return host.log
+            await self._end_role()
+        log, _ = await self._open(record)
+        return log
+
+    async def _change_log(self, change: Callable[[], object]) -> None:
+        """Change the log between two roles, in a thread."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is None:
+            await asyncio.to_thread(change)
+        else:
+            await host.exclusively(change)
+
     async def _end_role(self) -> None:
-        """Close the log of the role that has ended."""
+        """End the role, and close its log."""
         self.stop()
         host = self._node.hosts.hosts.get(self.name)
         if host is not None:
@@ -419,16 +469,46 @@ class Replica:
                 logger.warning("tombstones-kept stream=%s error=%s", self.name, error)
 
     async def leave(self) -> None:
-        """Before a planned stop: leave the in-sync set, and the lead with it."""
+        """Before a planned stop: leave the in-sync set, and the lead with it. On return the leader
+        does not wait for this node any more, unless it could not be told. Does not raise."""
+        known = self._node.mirror.records.get(self.name)
+        if known is not None and not known.deleted:
+            # A stream that was handed over is followed first, or its acks would wait for this node.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.does(known.version), LOOK_SECONDS)
         self._is_leaving = True
+
+        def step(present: StreamRecord) -> StreamRecord | None:
+            if len(present.members) > 1 and not present.deleted:
+                return transitions.fence(present, {self._me})
+            return None
+
         try:
-            await self._node.mirror.change(
-                self.name,
-                lambda present: (
-                    transitions.fence(present, {self._me})
-                    if len(present.members) > 1 and not present.deleted
-                    else None
-                ),
-            )
-        except (MetadataUnavailable, Conflict) as error:
-            logger.warning("in-sync-set-not-left stream=%s error=%s", self.name, error)
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                record = await self._change_until_known(step)
+        except (TimeoutError, Conflict) as error:
+            reason = str(error) or "the metadata store does not answer"
+            logger.warning("in-sync-set-not-left stream=%s error=%s", self.name, reason)
+            return
+        # Acks wait for this node until the leader has seen that.
+        if record is not None and record.leader not in (None, self._me):
+            await self._node.handovers.have_look(str(record.leader), record)
+
+    async def _change_until_known(
+        self, step: Callable[[StreamRecord], StreamRecord | None]
+    ) -> StreamRecord | None:
+        """As `Mirror.change`, again and again while the store does not answer."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._node.mirror.change(self.name, step)
+            except MetadataUnavailable as error:
+                logger.warning("record-unchanged stream=%s error=%s", self.name, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _end_lead(log: Log) -> None:
+    """What a follower has, it has promised: all of it is durable. Blocking."""
+    log.note_acked(log.sync())
+    log.leases.follow()

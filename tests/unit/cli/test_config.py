@@ -201,6 +201,6 @@ def test_what_the_schema_refuses_the_daemon_refuses(text: str) -> None:
 
 def test_defaults_in_the_schema_are_as_one_writes_them() -> None:
     schema = json_schema()
-    assert schema["properties"]["drain_timeout"]["default"] == "5s"
+    assert schema["properties"]["drain_timeout"]["default"] == "30s"
     segment = schema["$defs"]["SegmentSettings"]["properties"]
     assert segment["max_bytes"]["default"] == "256MiB"

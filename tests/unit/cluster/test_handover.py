@@ -153,7 +153,9 @@ def test_in_a_queue_group_nothing_is_compared() -> None:
     assert not taker.wants_digests(0.1)
     taker.arrived("m", 2, (), 100, 0.1)
     taker.told(KEY, 5, (), 0.2)
-    assert taker.take(5, 0.3) == [("m", [0, 1])]
+    taker.arrived("n", 2, (), 100, 0.25)
+    assert taker.take(5, 0.3) == [("m", [0, 1]), ("n", [0, 1])]
+    assert list(taker.arrived("o", 2, (), 100, 0.4)) == [0, 1]
 
 
 def test_what_cannot_be_used_is_dropped() -> None:

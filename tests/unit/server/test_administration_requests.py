@@ -20,7 +20,7 @@ from liftlog.errors import Conflict, Forbidden, InvalidArgument, LeaseGone, Offs
 from liftlog.protocol import administration as messages
 from liftlog.protocol.checkpoints import ListCheckpoints
 from liftlog.protocol.messages import REQUESTS, Cancel, DescribeStream, Fetch
-from liftlog.protocol.replication import Forward, Peer, Replicate, Suspect
+from liftlog.protocol.replication import Forward, HandOver, LookAgain, Peer, Replicate, Suspect
 from liftlog.server.pull.requests import HANDLERS, QUESTIONS
 
 
@@ -134,7 +134,8 @@ def test_both_clients_have_the_same_methods() -> None:
 
     assert methods(Calls) == methods(SyncCalls)
     # `fetch` is beside the reads; what cancels a request, and what nodes ask each other, has none.
-    between_nodes = {Peer.KIND, Replicate.KIND, Suspect.KIND, Forward.KIND}
+    nodes = (Peer, Replicate, Suspect, Forward, HandOver, LookAgain)
+    between_nodes = {kind.KIND for kind in nodes}
     elsewhere = {Fetch.KIND, Cancel.KIND, *between_nodes}
     assert len(methods(Calls)) == len(REQUESTS.keys() - elsewhere)
 

@@ -1,0 +1,63 @@
+"""Messages of one subscription on their way to a stream that can move to another node.
+
+While it moves, two nodes are subscribed: `liftlog.cluster.handover` says what each does with the
+messages. Here the messages pass by, as runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from liftlog.cluster.handover import Giver, Taker, digests_of
+from liftlog.server.ingest.overlap import select
+from liftlog.server.ingest.subscriptions import RunHandler
+from liftlog.stream.run import MessageRun
+
+
+class Relay:
+    """Belongs to the event loop. `receive` is the handler of the subscription, for as long as it
+    lasts; without `deliver` and a taker the messages are dropped. `now` is monotonic, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float], deliver: RunHandler | None = None) -> None:
+        self.giver: Giver | None = None
+        """While the stream moves away."""
+        self.taker: Taker[MessageRun] | None = None
+        """While the stream moves to this node, and a little longer."""
+        self._now = now
+        self._deliver = deliver
+
+    def receive(self, run: MessageRun) -> None:
+        giver, taker = self.giver, self.taker
+        if giver is not None and giver.is_noting:
+            giver.received(_digests(giver.offer.key, run))
+        if taker is not None:
+            self._receive_early(taker, run)
+        elif self._deliver is not None:
+            self._deliver(run)
+
+    def _receive_early(self, taker: Taker[MessageRun], run: MessageRun) -> None:
+        now = self._now()
+        compares = taker.wants_digests(now)
+        digests = _digests(taker.offer.key, run) if compares else ()
+        rows = taker.arrived(run, len(run), digests, run.memory_bytes, now)
+        if rows and self._deliver is not None:
+            self._deliver(select(run, rows))
+        if taker.leads and not compares:
+            self.taker = None  # no copy comes any more
+
+    def take(self, log_end: int, deliver: RunHandler) -> bool:
+        """This node leads, with a log that ends there. Deliver what was held, and what comes from
+        now on; False when that cannot be used."""
+        held = None if self.taker is None else self.taker.take(log_end, self._now())
+        if held is None:
+            return False
+        self._deliver = deliver
+        for run, rows in held:
+            deliver(select(run, rows))
+        return True
+
+
+def _digests(key: bytes, run: MessageRun) -> list[bytes]:
+    headers = run.headers if run.headers is not None else [b""] * len(run)
+    return digests_of(key, run.subjects, run.replies, headers, run.payloads)

@@ -1,0 +1,78 @@
+"""The lead moves while publishers go on: no publish fails, and each message is stored once."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from support.cluster import NODES, PATIENCE, Cluster
+from support.command_line import COMMAND
+from support.handover_load import EveryWay
+from support.ingesting import until
+from support.nats_server import NatsServer
+
+from liftlog.cli.exit_codes import ExitCode
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+REPLICATED = {"replicas": 3, "min_isr": 2}
+STREAMS = {
+    "in": {"subject": "in.>", **REPLICATED},
+    "shared": {"subject": "shared.>", "queue_group": "workers", **REPLICATED},
+}
+RATE = 150.0
+
+
+@pytest.fixture(scope="module")
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url, STREAMS, cluster={"balance_interval": "1h"}) as cluster:
+        for stream in STREAMS:
+            cluster.wait_isr(stream)
+        yield cluster
+        cluster.assert_sound()
+
+
+def elect(cluster: Cluster, through: str, *args: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [*COMMAND, "cluster", "elect", "--server", cluster.nodes[through].pull_address, *args],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_leader_that_stops_hands_over_what_it_leads(cluster: Cluster, server: NatsServer) -> None:
+    """And one that is asked to, through any node."""
+    loads = {name: EveryWay(server.port, name, RATE) for name in STREAMS}
+    for load in loads.values():
+        load.start()
+    for stream, load in loads.items():
+        until(lambda load=load: len(load.acked) > 20, PATIENCE, f"acks of {stream}")
+        leader, to = cluster.leader(stream), cluster.followers(stream)[0]
+        code, said = elect(cluster, cluster.followers(stream)[1], stream, "--node", to)
+        assert (code, f"led by node {to}" in said) == (ExitCode.OK, True), said
+        assert cluster.stream(stream, through=to).leader == to != leader
+    stopped = cluster.leader("in")
+    epoch = cluster.stream("in").leader_epoch
+    cluster.stop(stopped)
+    up = [node for node in NODES if node != stopped]
+    for stream in STREAMS:
+        cluster.wait_isr(stream, up)  # it has left
+    assert cluster.stream("in").leader_epoch == epoch + 1, "no election was needed"
+    for load in loads.values():
+        acked = len(load.acked)
+        until(lambda load=load, acked=acked: len(load.acked) > acked + 20, PATIENCE)
+    code, said = elect(cluster, up[0], "in", "--node", stopped)
+    assert code != ExitCode.OK
+    assert "in sync are" in said
+    cluster.start(stopped)
+    for stream, load in loads.items():
+        cluster.wait_isr(stream)
+        load.finish()
+        cluster.wait_settled(stream)
+        load.check(cluster, stream, NODES)
+        print(f"{stream}: {len(load.acked)} acked, all within {load.slowest(1.0):.2f} s")
+    assert "possible-loss" not in "".join(daemon.log for daemon in cluster.nodes.values())
