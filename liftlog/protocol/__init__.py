@@ -1,6 +1,7 @@
 """The pull protocol, without I/O: nothing here opens a socket or reads a clock.
 
     messages, administration, checkpoints    requests and answers, as values; errors among them
+    replication                              those between the nodes of a cluster, and about it
     described                                values that travel inside them
     wire                                     values <-> msgpack maps, by the fields' declarations
     frames                                   maps and bodies <-> bytes
