@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate lint type bench bench-cluster bench-spark jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups lint type bench bench-cluster bench-spark jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_m
 simulate: setup ## Replication under random schedules (RUNS=n STEPS=n SEED=n; 10,000 runs take an hour)
 	SIMULATE_RUNS=$(or $(RUNS),10000) SIMULATE_STEPS=$(or $(STEPS),4000) SIMULATE_SEED=$(or $(SEED),0) \
 	  $(BIN)/python -m pytest -o timeout=0 -rP tests/property/test_replication.py $(ARGS)
+
+simulate-groups: setup ## Consumer groups under random schedules (RUNS=n SEED=n; 1,000 rounds take ten minutes)
+	SIMULATE_RUNS=$(or $(RUNS),1000) SIMULATE_SEED=$(or $(SEED),0) \
+	  $(BIN)/python -m pytest -o timeout=0 -rP tests/property/test_groups.py -k "order" $(ARGS)
 
 lint: setup ## Check style, the direction of imports, and that the blocking client is up to date
 	$(BIN)/ruff check

@@ -385,6 +385,19 @@ class MetadataUnavailable(LiftlogError):
     retriable = True
 
 
+class GroupFenced(LiftlogError):
+    """The caller is not the member of the consumer group that it takes itself for: its session has
+    ended, another one has joined under its name, or the slot belongs to another member.
+
+    Join again. The client does so by itself; records since the last commit are read again, by the
+    member that owns their slot now. If it happens often, the session is too short for the work that
+    is done between two records, or two processes use one name.
+    """
+
+    code = 31
+    name = "GROUP_FENCED"
+
+
 # --- errors that stay inside one process -------------------------------------
 
 

@@ -1,0 +1,194 @@
+"""What one member of a consumer group may read, how far it is, and what it has to tell. Pure.
+
+A member reads its slots in *lanes*. A lane is a read of the stream for some slots, from one offset
+on. Slots that are assigned later may be far behind the others: they get a lane of their own, so
+that the others go on, and join the other lane where both have read equally far.
+
+A slot that is to be given up is no longer returned. When no record of it is in the caller's hands,
+what was processed of it is committed, and only then it is left out of the beats: so the next owner
+begins after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+UNKNOWN = -1
+"""Of a slot that is being given up: records of it are in the caller's hands."""
+
+
+class Lane:
+    """`slots` maps each slot to the first offset that is to be returned of it. Everything below
+    `done` is processed; records below `end` may be in the caller's hands, of the slots `in_hand`.
+    """
+
+    def __init__(self, slots: dict[int, int]) -> None:
+        self.slots = slots
+        self.done = self.end = min(slots.values(), default=0)
+        self.in_hand: frozenset[int] = frozenset()
+
+    def returns(self, slot: int, offset: int) -> bool:
+        """Whether the caller is to get this record."""
+        start = self.slots.get(slot)
+        return start is not None and offset >= start
+
+    def next_of(self, slot: int) -> int:
+        """The offset from which on nothing of this slot is processed."""
+        return max(self.done, self.slots[slot])
+
+
+class _Leaving:
+    """A slot that is being given up, `offset` of it is where the next owner continues."""
+
+    def __init__(self, lane: Lane, since: int, offset: int) -> None:
+        self.lane = lane
+        self.since = since
+        self.offset = offset
+
+
+class GroupMember:
+    """Times are seconds of any clock that only goes forward."""
+
+    def __init__(self, session_seconds: float) -> None:
+        self._session = session_seconds
+        self.lanes: list[Lane] = []
+        self.joined = 0
+        self.generation = 0
+        self._deadline = -math.inf
+        self._since: dict[int, int] = {}  # of the slots that it owns
+        self._left: dict[int, int] = {}  # slot -> `since` of the newest tenure that it gave up
+        self._leaving: dict[int, _Leaving] = {}
+        self._stored: dict[int, int] = {}  # slot -> the offset that the daemon has
+
+    # --- membership ---
+
+    @property
+    def owned(self) -> list[int]:
+        """What its beats say: the slots that it reads or has not finished yet."""
+        return sorted(self._since)
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots whose records it returns."""
+        return sorted(self._since.keys() - self._leaving.keys())
+
+    def may_return(self, now: float) -> bool:
+        """Whether its session lasts. Else other members may own its slots already."""
+        return now < self._deadline
+
+    def heard(self, sent: float) -> None:
+        """The coordinator has answered what was sent then."""
+        self._deadline = max(self._deadline, sent + self._session)
+
+    def lost(self) -> list[int]:
+        """It is no member any more. Returns the slots that it had."""
+        had = self.owned
+        self.joined = self.generation = 0
+        self._deadline = -math.inf
+        self.lanes = []
+        for known in (self._since, self._left, self._leaving, self._stored):
+            known.clear()
+        return had
+
+    def told(
+        self, joined: int, generation: int, slots: Iterable[Sequence[int]], sent: float
+    ) -> tuple[list[int], list[int]]:
+        """The answer to a join or a beat that was sent then: slots as (slot, since, offset).
+        Returns which slots it gains and which it has to give up."""
+        if joined != self.joined:
+            self.lost()
+            self.joined = joined
+        self.heard(sent)
+        if generation < self.generation:
+            return [], []  # late
+        self.generation = generation
+        assigned = {slot: (since, offset) for slot, since, offset in slots}
+        revoked = [slot for slot in self.slots if slot not in assigned]
+        for slot in revoked:
+            self._leave(slot)
+        gained = {
+            slot: offset
+            for slot, (since, offset) in sorted(assigned.items())
+            if slot not in self._since and since > self._left.get(slot, 0)
+        }
+        if gained:
+            self.lanes.append(Lane(dict(gained)))
+            self._stored |= gained
+            self._since |= {slot: assigned[slot][0] for slot in gained}
+        return list(gained), revoked
+
+    # --- records ---
+
+    def hand_out(self, lane: Lane, slots: Collection[int], end: int) -> None:
+        """Records of these slots, all below `end`, are returned to the caller."""
+        lane.in_hand, lane.end = frozenset(slots), end
+
+    def processed(self) -> None:
+        """What the caller has is processed."""
+        for lane in self.lanes:
+            if lane.in_hand:
+                for leaving in self._leaving.values():
+                    if leaving.lane is lane and leaving.offset == UNKNOWN:
+                        leaving.offset = lane.end
+                lane.done, lane.in_hand = lane.end, frozenset()
+        self._drop_empty()
+
+    def passed(self, lane: Lane, offset: int) -> None:
+        """The lane has nothing to return below this offset; nothing of it is in hand."""
+        if not lane.in_hand:
+            lane.done = lane.end = max(lane.done, offset)
+
+    def merge(self, one: Lane, other: Lane) -> bool:
+        """Go on with `one` for the slots of both, if both are equally far."""
+        if one.done != other.done or one.in_hand or other.in_hand or one is other:
+            return False
+        one.slots |= other.slots
+        for leaving in self._leaving.values():
+            if leaving.lane is other:
+                leaving.lane = one
+        self.lanes.remove(other)
+        return True
+
+    # --- giving up ---
+
+    def _leave(self, slot: int) -> None:
+        lane = next(lane for lane in self.lanes if slot in lane.slots)
+        offset = UNKNOWN if slot in lane.in_hand else lane.next_of(slot)
+        del lane.slots[slot]
+        self._leaving[slot] = _Leaving(lane, self._since[slot], offset)
+        self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        self.lanes = [lane for lane in self.lanes if lane.slots or lane.in_hand]
+
+    def give_up(self) -> list[int]:
+        """Leave out of the next beat the slots that are finished and committed; returns them."""
+        finished = [
+            slot
+            for slot, leaving in self._leaving.items()
+            if leaving.offset != UNKNOWN and self._stored[slot] >= leaving.offset
+        ]
+        for slot in finished:
+            self._left[slot] = self._leaving.pop(slot).since
+            del self._since[slot], self._stored[slot]
+        return finished
+
+    # --- commits ---
+
+    def uncommitted(self) -> dict[int, int]:
+        """Slot -> offset that the daemon does not have yet."""
+        found = {slot: lane.next_of(slot) for lane in self.lanes for slot in lane.slots}
+        for slot, leaving in self._leaving.items():
+            if leaving.offset != UNKNOWN:
+                found[slot] = leaving.offset
+        return {slot: offset for slot, offset in found.items() if offset > self._stored[slot]}
+
+    def committed(self, joined: int, offsets: dict[int, int], sent: float) -> None:
+        """The daemon has stored these, which were sent then, as the member that it was then."""
+        if joined != self.joined:
+            return
+        self.heard(sent)
+        for slot, offset in offsets.items():
+            if slot in self._stored:
+                self._stored[slot] = max(self._stored[slot], offset)

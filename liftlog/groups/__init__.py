@@ -1,0 +1,7 @@
+"""Consumer groups, as decisions: who owns which slot of a stream, and whose commit counts. No I/O,
+no clock.
+
+state        one group as it is stored: members, owners and offsets of its slots
+assignment   how many slots each member has, which ones move, who gets those that are free
+coordinator  joins, beats, commits and leaves, judged together; sessions and their end
+"""

@@ -1,0 +1,91 @@
+"""Who has how many slots, which slots have to move, and who gets those that are free. Pure.
+
+Shares differ by one at most. A slot moves only if its owner has more than its share. All of it
+follows from the stored state alone, so another coordinator comes to the same result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from liftlog.groups.state import FREE, GroupState, Member
+
+
+def shares(state: GroupState) -> dict[str, int]:
+    """How many slots each member is to have.
+
+    Members that already have one slot more than the others keep it. How much more they have does
+    not count: a share must not change while they give up the rest one by one.
+    """
+    if not state.members:
+        return {}
+    least, more = divmod(state.slots, len(state.members))
+    has = Counter(state.owners)
+    ranked = sorted(state.members, key=lambda name: (-min(has[name], least + 1), name))
+    return {name: least + (rank < more) for rank, name in enumerate(ranked)}
+
+
+def excess(state: GroupState) -> set[int]:
+    """The slots that their owners have to give up: the newest ones of those with too many."""
+    found: set[int] = set()
+    for member, share in shares(state).items():
+        owned = state.owned_by(member)
+        if len(owned) > share:
+            owned.sort(key=lambda slot: (-state.since[slot], -slot))
+            found.update(owned[: len(owned) - share])
+    return found
+
+
+def settled(state: GroupState, before: GroupState | None) -> GroupState:
+    """Give the free slots to members that have too few. If members or owners differ from
+    `before`, this is another generation."""
+    generation = state.generation + 1
+    wanted = shares(state)
+    free = [slot for slot, owner in enumerate(state.owners) if owner == FREE]
+    if free and wanted:
+        has = Counter(state.owners)
+        takers = [name for name in sorted(wanted) for _ in range(wanted[name] - has[name])]
+        state = assigned(state, dict(zip(free, takers, strict=False)), generation)
+    if before is not None and _who(state) == _who(before):
+        return state
+    return replace(state, generation=generation)
+
+
+def _who(state: GroupState) -> tuple[object, ...]:
+    # A slot that was given up may come back to the same member: that is another tenure.
+    return state.owners, state.since, state.members
+
+
+def assigned(state: GroupState, owners: dict[int, str], generation: int) -> GroupState:
+    """These slots have these owners from that generation on."""
+    all_owners, since = list(state.owners), list(state.since)
+    for slot, owner in owners.items():
+        all_owners[slot], since[slot] = owner, generation
+    return replace(state, owners=tuple(all_owners), since=tuple(since))
+
+
+def released(state: GroupState, slots: Collection[int]) -> GroupState:
+    """These slots are free."""
+    if not slots:
+        return state
+    owners = [FREE if slot in slots else owner for slot, owner in enumerate(state.owners)]
+    return replace(state, owners=tuple(owners))
+
+
+def without(state: GroupState, members: Iterable[str]) -> GroupState:
+    """These members are gone, and their slots are free."""
+    gone = set(members)
+    left = {name: one for name, one in state.members.items() if name not in gone}
+    owners = tuple([FREE if owner in gone else owner for owner in state.owners])
+    return replace(state, owners=owners, members=left)
+
+
+def joined(state: GroupState, name: str, member: Member) -> GroupState:
+    """With this member, as of the next generation. One of the same name is replaced: its slots are
+    assigned to the new one, which fences the old one."""
+    generation = state.generation + 1
+    members = {**state.members, name: replace(member, joined=generation)}
+    state = replace(state, members=members)
+    return assigned(state, dict.fromkeys(state.owned_by(name), name), generation)

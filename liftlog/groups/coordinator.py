@@ -1,0 +1,479 @@
+"""The coordinator of all groups: what members ask, judged together, answered when it is durable.
+
+Requests wait for the next *flight*. A flight judges them by what is durable, one after the other,
+and stores one record for each group that they change; meanwhile others wait. So no answer, and no
+assignment, depends on a write that may still fail, and the commits of all members of a group share
+a record and an fsync.
+
+A member's session is a matter of this coordinator alone: it begins again with every beat and every
+commit, and for all members when another coordinator takes over. A member that was not heard for as
+long as its session loses its slots. It knows that by its own clock, and not later: its session
+counts from when it sent what was answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from liftlog.errors import (
+    Conflict,
+    GroupFenced,
+    InvalidArgument,
+    LiftlogError,
+    LimitExceeded,
+    StaleIncarnation,
+)
+from liftlog.groups.assignment import excess, joined, released, settled, without
+from liftlog.groups.state import (
+    DEFAULT_SLOTS,
+    MAX_MEMBERS,
+    MAX_SESSION_MS,
+    MIN_SESSION_MS,
+    GroupKey,
+    GroupState,
+    Member,
+    new_group,
+)
+
+logger = logging.getLogger("liftlog.groups")
+
+MAX_GROUPS = 10_000
+_MAX_WAITING = 50_000
+
+
+class OwnedSlot(NamedTuple):
+    """`since`: the generation in which it was assigned. `offset`: the next one to read."""
+
+    slot: int
+    since: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a member is to own from now on. A slot that it has and that is not here is to be given
+    up: finished, committed, and then left out of its beats."""
+
+    joined: int
+    generation: int
+    slot_count: int
+    slots: tuple[OwnedSlot, ...]
+    incarnation: str
+    epoch: int
+
+
+# --- what is asked --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """`slots` None: those of the group, or the default for a new one, which begins at `start`. A
+    join with the same token again is the same join."""
+
+    key: GroupKey
+    member: str
+    token: str
+    session_ms: int
+    slots: int | None = None
+    start: int = 0
+    principal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """`generation` is the newest that the member knows, `owned` what it reads. Without news the
+    answer may come `wait` seconds later."""
+
+    key: GroupKey
+    member: str
+    joined: int
+    generation: int
+    owned: frozenset[int]
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Everything below its offset is processed, of each of these slots."""
+
+    key: GroupKey
+    member: str
+    joined: int
+    generation: int
+    offsets: Mapping[int, int]
+    incarnation: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    key: GroupKey
+    member: str
+    joined: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """All slots continue at `offset`, of the stream with that incarnation."""
+
+    key: GroupKey
+    offset: int
+    incarnation: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    key: GroupKey
+
+
+Asked = Join | Beat | Commit | Leave | Seek | Remove
+Told = Callable[[Assignment | None, LiftlogError | None], None]
+"""Called once: with an assignment for a join or a beat, with None for the rest, or an error."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """What is judged together. `drafts` is to be stored; None deletes a group."""
+
+    drafts: dict[GroupKey, GroupState | None] = field(default_factory=dict)
+    verdicts: list[tuple[Asked, Told, LiftlogError | None]] = field(default_factory=list)
+
+
+class Parked(NamedTuple):
+    beat: Beat
+    told: Told
+    until: float
+
+
+class Coordinator:
+    """Times are seconds of any clock that only goes forward."""
+
+    def __init__(self, groups: Mapping[GroupKey, GroupState], now: float) -> None:
+        """`groups` is what is durable. All sessions begin now."""
+        self.groups = dict(groups)
+        self.expired_total = self.commits_total = self.generations_total = 0
+        self._waiting: list[tuple[Asked, Told]] = []
+        self._parked: dict[GroupKey, dict[str, Parked]] = {}
+        self._deadlines: dict[GroupKey, dict[str, float]] = {
+            key: {name: now + one.session_ms / 1000 for name, one in state.members.items()}
+            for key, state in groups.items()
+        }
+        # No session ends, and no parked beat is due, before this.
+        self._quiet_until = now
+
+    # --- requests ---
+
+    def ask(self, asked: Asked, told: Told, now: float) -> None:
+        """Judged by the next flight. Raises LimitExceeded."""
+        if len(self._waiting) >= _MAX_WAITING:
+            raise LimitExceeded("too many requests of groups wait for the disk", hint="try again")
+        if isinstance(asked, Join | Beat | Commit):
+            self._hear(asked, now)
+        self._waiting.append((asked, told))
+
+    def _hear(self, asked: Join | Beat | Commit, now: float) -> None:
+        """It lives. Whether this counts is only known when it is judged: until then a member counts
+        on nothing."""
+        state = self.groups.get(asked.key)
+        member = None if state is None else state.members.get(asked.member)
+        if member is not None and _is_by(asked, member):
+            self._deadlines[asked.key][asked.member] = now + member.session_ms / 1000
+
+    def wants_flight(self, now: float) -> bool:
+        """Whether there is anything to judge: a request, or the end of a session."""
+        if now >= self._quiet_until:
+            self._answer_overdue(now)
+        return bool(self._waiting) or now >= self._quiet_until
+
+    def _answer_overdue(self, now: float) -> None:
+        """Answer the beats that have waited long enough, and find out how long all is quiet."""
+        quiet_until = math.inf
+        for parked in self._parked.values():
+            for name in [name for name, one in parked.items() if one.until <= now]:
+                beat, told, _ = parked.pop(name)
+                self._answer(beat, told)
+            quiet_until = min([quiet_until, *[one.until for one in parked.values()]])
+        for deadlines in self._deadlines.values():
+            quiet_until = min([quiet_until, *deadlines.values()])
+        self._quiet_until = quiet_until
+
+    # --- flights ---
+
+    def begin(self, now: float) -> Flight:
+        """Judge everything that waits. The caller stores the drafts, if there are any, and then
+        calls `landed`; there is one flight at a time."""
+        flight = Flight()
+        waiting, self._waiting = self._waiting, []
+        if now >= self._quiet_until:
+            self._expire(flight, now)
+        for asked, told in waiting:
+            error = None
+            try:
+                self._judge(flight, asked, now)
+            except LiftlogError as refusal:
+                error = refusal
+            flight.verdicts.append((asked, told, error))
+        for key, draft in list(flight.drafts.items()):
+            before = self.groups.get(key)
+            if draft is not None:
+                draft = flight.drafts[key] = settled(draft, before)
+            if draft == before:
+                del flight.drafts[key]
+        return flight
+
+    def landed(self, flight: Flight, error: LiftlogError | None, now: float) -> None:
+        """The drafts are durable, or lost. In the latter case even the refusals may rest on changes
+        that were never stored, so all get the error."""
+        if error is None:
+            for key, draft in flight.drafts.items():
+                self._adopt(key, draft, now)
+        for asked, told, refusal in flight.verdicts:
+            failure = error or refusal
+            if failure is not None:
+                told(None, failure)
+            elif isinstance(asked, Join):
+                self._answer(asked, told)  # another one of its name may have joined in this flight
+            elif isinstance(asked, Beat):
+                self._park_or_answer(asked, told, now)
+            else:
+                self.commits_total += isinstance(asked, Commit)
+                told(None, None)
+        if error is None:
+            for key in flight.drafts:
+                self._wake(key)
+
+    def _adopt(self, key: GroupKey, draft: GroupState | None, now: float) -> None:
+        if draft is None:
+            del self.groups[key]
+            self._deadlines.pop(key, None)
+            return
+        before = self.groups.get(key)
+        self.generations_total += before is None or draft.generation != before.generation
+        known = self._deadlines.get(key, {})
+        self._deadlines[key] = {}
+        for name, member in draft.members.items():
+            old = None if before is None else before.members.get(name)
+            fresh = now + member.session_ms / 1000
+            deadline = known.get(name, fresh) if old == member else fresh
+            self._deadlines[key][name] = deadline
+            self._quiet_until = min(self._quiet_until, deadline)
+        self.groups[key] = draft
+
+    # --- judging ---
+
+    def _expire(self, flight: Flight, now: float) -> None:
+        for key, deadlines in self._deadlines.items():
+            gone = [name for name, deadline in deadlines.items() if deadline <= now]
+            if gone:
+                self.expired_total += len(gone)
+                logger.warning("group-members-expired group=%s/%s members=%s", *key, gone)
+                flight.drafts[key] = without(self.groups[key], gone)
+
+    def _judge(self, flight: Flight, asked: Asked, now: float) -> None:
+        """Raises what the request is answered with."""
+        key = asked.key
+        state = flight.drafts[key] if key in flight.drafts else self.groups.get(key)
+        draft: GroupState | None
+        if isinstance(asked, Join):
+            draft = self._join(state, asked)
+        elif isinstance(asked, Beat):
+            draft = self._beat(_member_of(state, asked), asked)
+        elif isinstance(asked, Commit):
+            draft = self._commit(_member_of(state, asked), asked)
+        elif isinstance(asked, Leave):
+            draft = without(_member_of(state, asked), [asked.member])
+        else:
+            draft = _changed_by_hand(state, asked)
+        if draft is not state:
+            flight.drafts[key] = draft
+
+    def _join(self, state: GroupState | None, asked: Join) -> GroupState:
+        if not MIN_SESSION_MS <= asked.session_ms <= MAX_SESSION_MS:
+            raise InvalidArgument(
+                f"a session lasts {MIN_SESSION_MS} to {MAX_SESSION_MS} ms, not {asked.session_ms}"
+            )
+        group, stream = asked.key
+        if state is None:
+            if len(self.groups) >= MAX_GROUPS:
+                raise LimitExceeded(
+                    f"there are {MAX_GROUPS} groups already", hint="liftlog group rm removes some"
+                )
+            state = new_group(asked.slots or DEFAULT_SLOTS, asked.start, asked.principal)
+        if asked.slots not in (None, state.slots):
+            raise Conflict(
+                f"group {group} of stream {stream} has {state.slots} slots, not {asked.slots}",
+                hint="leave the number out, or choose another name for the group",
+            )
+        if len(state.members) >= MAX_MEMBERS and asked.member not in state.members:
+            raise LimitExceeded(f"group {group} has {MAX_MEMBERS} members already")
+        present = state.members.get(asked.member)
+        if present is not None and present.token == asked.token:
+            return state
+        member = Member(0, asked.session_ms, asked.token, asked.principal)
+        return joined(state, asked.member, member)
+
+    def _beat(self, state: GroupState, asked: Beat) -> GroupState:
+        """What it no longer reads is free, unless that was assigned after it wrote this."""
+        return released(
+            state,
+            {
+                slot
+                for slot in state.owned_by(asked.member)
+                if slot not in asked.owned and state.since[slot] <= asked.generation
+            },
+        )
+
+    def _commit(self, state: GroupState, asked: Commit) -> GroupState:
+        self._check_owner(state, asked)
+        if state.incarnation and asked.incarnation != state.incarnation:
+            raise StaleIncarnation(
+                f"group {asked.key[0]} has read another stream of the name {asked.key[1]}, which "
+                "was deleted since",
+                hint="stop its members, and move it: liftlog group seek",
+                incarnation=state.incarnation,
+            )
+        offsets = list(state.offsets)
+        for slot, offset in asked.offsets.items():
+            offsets[slot] = max(offsets[slot], offset)
+        if tuple(offsets) == state.offsets:
+            return state
+        epoch = max(state.epoch, asked.epoch)
+        return replace(state, offsets=tuple(offsets), incarnation=asked.incarnation, epoch=epoch)
+
+    def _check_owner(self, state: GroupState, asked: Commit) -> None:
+        lost = [
+            slot
+            for slot in asked.offsets
+            if not 0 <= slot < state.slots
+            or state.owners[slot] != asked.member
+            or state.since[slot] > asked.generation
+        ]
+        if lost:
+            group, stream = asked.key
+            raise GroupFenced(
+                f"member {asked.member} of group {group} does not own the slots {lost[:16]} of "
+                f"stream {stream}",
+                slots=lost,
+            )
+
+    # --- answers ---
+
+    def assignment(self, key: GroupKey, member: str) -> Assignment:
+        state = self.groups[key]
+        moving = excess(state)
+        return Assignment(
+            state.members[member].joined,
+            state.generation,
+            state.slots,
+            tuple(
+                [
+                    OwnedSlot(slot, state.since[slot], state.offsets[slot])
+                    for slot in state.owned_by(member)
+                    if slot not in moving
+                ]
+            ),
+            state.incarnation,
+            state.epoch,
+        )
+
+    def _park_or_answer(self, beat: Beat, told: Told, now: float) -> None:
+        state = self.groups.get(beat.key)
+        if state is None:
+            self._answer(beat, told)
+            return
+        parked = self._parked.setdefault(beat.key, {})
+        older = parked.pop(beat.member, None)
+        if older is not None:
+            self._answer(older.beat, older.told)
+        member = state.members.get(beat.member)
+        if member is None or beat.wait <= 0 or beat.generation != state.generation:
+            self._answer(beat, told)
+            return
+        # Less than its session, so that an answer without news comes in time.
+        until = now + min(beat.wait, member.session_ms / 3000)
+        parked[beat.member] = Parked(beat, told, until)
+        self._quiet_until = min(self._quiet_until, until)
+
+    def _wake(self, key: GroupKey) -> None:
+        """Answer the parked beats of a group of which there is news."""
+        parked = self._parked.get(key, {})
+        state = self.groups.get(key)
+        for name, (beat, told, _) in list(parked.items()):
+            if state is None or beat.generation != state.generation:
+                del parked[name]
+                self._answer(beat, told)
+        if not parked:
+            self._parked.pop(key, None)
+
+    def _answer(self, asked: Join | Beat, told: Told) -> None:
+        try:
+            _member_of(self.groups.get(asked.key), asked)
+        except GroupFenced as error:
+            told(None, error)
+        else:
+            told(self.assignment(asked.key, asked.member), None)
+
+    def close(self, error: LiftlogError) -> None:
+        """Another coordinator takes over, or none: no request will be answered otherwise."""
+        waiting, self._waiting = self._waiting, []
+        parked, self._parked = self._parked, {}
+        for _, told in waiting:
+            told(None, error)
+        for beats in parked.values():
+            for _, told, _ in beats.values():
+                told(None, error)
+
+
+def _is_by(asked: Join | Beat | Commit | Leave, member: Member) -> bool:
+    if isinstance(asked, Join):
+        return asked.token == member.token
+    return asked.joined == member.joined
+
+
+def _member_of(state: GroupState | None, asked: Join | Beat | Commit | Leave) -> GroupState:
+    """The state, if it has this member. Raises GroupFenced.
+
+    A generation that this coordinator has not reached is that of a state that was lost to damage:
+    what the member knows must not be compared with this one.
+    """
+    group, stream = asked.key
+    member = None if state is None else state.members.get(asked.member)
+    if state is None or member is None or not _is_by(asked, member):
+        reason = "its session has ended"
+        if member is not None and (isinstance(asked, Join) or member.joined > asked.joined):
+            raise GroupFenced(
+                f"another client has joined group {group} of stream {stream} as {asked.member}",
+                hint="give each member a name of its own",
+                replaced=True,
+            )
+    elif isinstance(asked, Beat | Commit) and asked.generation > state.generation:
+        reason = "the daemon has lost the newest state of the group to damage"
+    else:
+        return state
+    raise GroupFenced(
+        f"{asked.member} is no longer a member of group {group} of stream {stream}: {reason}",
+        hint="join again: the records since the last commit are read again",
+    )
+
+
+def _changed_by_hand(state: GroupState | None, asked: Seek | Remove) -> GroupState | None:
+    group, stream = asked.key
+    if state is None:
+        if isinstance(asked, Remove):
+            return None
+        state = new_group(DEFAULT_SLOTS, asked.offset)
+    if state.members:
+        names: Sequence[str] = sorted(state.members)[:8]
+        raise Conflict(
+            f"group {group} of stream {stream} has members: {', '.join(names)}",
+            hint="stop them, and try again when their sessions have ended",
+        )
+    if isinstance(asked, Remove):
+        return None
+    offsets = (asked.offset,) * state.slots
+    return replace(state, offsets=offsets, incarnation=asked.incarnation, epoch=asked.epoch)

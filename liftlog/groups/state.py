@@ -1,0 +1,174 @@
+"""One group: what is stored of it, and how. Pure.
+
+It is a record of the stream `_offsets`, beside the checkpoints; `docs/reference/checkpoints.md` is
+normative for its key and its value. A change makes another state, so what is durable and what is
+only being written never share anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from liftlog.errors import CorruptBatch, InvalidArgument
+from liftlog.names import check_consumer_name, check_stream_name
+
+VERSION = 1
+DEFAULT_SLOTS = 64
+MAX_SLOTS = 1024
+MAX_MEMBERS = 1024
+"""Of one group. More than there are slots only wait until others leave."""
+MIN_SESSION_MS, MAX_SESSION_MS = 200, 3_600_000
+FREE = ""
+"""The owner of a slot that no member owns."""
+
+KEY_PREFIX = b"group:"
+_SEPARATOR = "/"
+_MAX_UINT = 2**63 - 1
+
+GroupKey = tuple[str, str]
+"""(group, stream)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`joined` is the generation in which it joined. It tells a member from an earlier one of the
+    same name. `token` is what the client chose for this join: asked again, it is the same join."""
+
+    joined: int
+    session_ms: int
+    token: str = ""
+    principal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """`generation` grows with every change of members or owners, and never with a commit.
+
+    Of each slot: `owners` has the member's name, `since` the generation in which it was assigned,
+    `offsets` the next offset to read. Offset 0 stands for the log start, wherever that is.
+    `incarnation` and `epoch` are those of the stream as the newest commit knew them; empty and 0
+    before the first one.
+    """
+
+    generation: int
+    owners: tuple[str, ...]
+    since: tuple[int, ...]
+    offsets: tuple[int, ...]
+    members: Mapping[str, Member] = field(default_factory=dict)
+    incarnation: str = ""
+    epoch: int = 0
+    time_ns: int = 0
+    principal: str = ""
+    """Who created the group."""
+
+    @property
+    def slots(self) -> int:
+        return len(self.owners)
+
+    def owned_by(self, member: str) -> list[int]:
+        return [slot for slot, owner in enumerate(self.owners) if owner == member]
+
+
+def new_group(slots: int, start: int, principal: str = "") -> GroupState:
+    """A group without members that reads from `start` on. Raises InvalidArgument."""
+    if not 1 <= slots <= MAX_SLOTS:
+        raise InvalidArgument(f"a group has 1 to {MAX_SLOTS} slots, not {slots}")
+    nothing = (0,) * slots
+    return GroupState(0, (FREE,) * slots, nothing, (start,) * slots, principal=principal)
+
+
+# --- as a record ------------------------------------------------------------------
+
+
+def encode_key(key: GroupKey) -> bytes:
+    return KEY_PREFIX + _SEPARATOR.join(key).encode("ascii")
+
+
+def decode_key(raw: bytes) -> GroupKey:
+    """Raises CorruptBatch if it is not the key of a group."""
+    try:
+        group, stream = raw.removeprefix(KEY_PREFIX).decode("ascii").split(_SEPARATOR)
+        check_consumer_name(group)
+        check_stream_name(stream, may_be_system=True)
+    except (ValueError, InvalidArgument) as error:
+        raise CorruptBatch(f"{raw!r} is not the key of a group") from error
+    return group, stream
+
+
+def encode_value(state: GroupState) -> bytes:
+    """Owners are numbers into the list of members, -1 for a slot without owner."""
+    names = list(state.members)
+    number = {name: place for place, name in enumerate(names)}
+    members = [
+        [name, one.joined, one.session_ms, one.token, one.principal]
+        for name, one in state.members.items()
+    ]
+    content = {
+        "v": VERSION,
+        "generation": state.generation,
+        "offsets": state.offsets,
+        "owners": [number.get(owner, -1) for owner in state.owners],
+        "since": state.since,
+        "members": members,
+        "incarnation": state.incarnation,
+        "epoch": state.epoch,
+        "time_ns": state.time_ns,
+        "principal": state.principal,
+    }
+    return _encoder.encode(content).encode("ascii")
+
+
+_encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+
+
+def decode_value(raw: bytes) -> GroupState:
+    """Unknown JSON keys are ignored. Raises CorruptBatch for anything that is not a group of this
+    version."""
+    try:
+        content = json.loads(raw)
+        if not isinstance(content, dict) or content["v"] != VERSION:
+            raise ValueError("not of version 1")
+        members = {
+            _text(name): Member(_whole(joined), _whole(session_ms), _text(token), _text(principal))
+            for name, joined, session_ms, token, principal in content["members"]
+        }
+        names = [*members, FREE]  # -1 is the last one
+        owners = tuple([names[_place(place, len(members))] for place in content["owners"]])
+        since = tuple([_whole(one) for one in content["since"]])
+        offsets = tuple([_whole(one) for one in content["offsets"]])
+        if not 1 <= len(owners) == len(since) == len(offsets) <= MAX_SLOTS:
+            raise ValueError("the lists of its slots do not fit each other")
+        return GroupState(
+            _whole(content["generation"]),
+            owners,
+            since,
+            offsets,
+            members,
+            _text(content["incarnation"]),
+            _whole(content["epoch"]),
+            _whole(content["time_ns"]),
+            _text(content.get("principal", "")),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptBatch(f"{raw[:200]!r} is not the value of a group: {error}") from error
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_UINT:
+        raise ValueError(f"{value!r} is not a number")
+    return value
+
+
+def _place(value: Any, members: int) -> int:
+    if type(value) is not int or not -1 <= value < members:
+        raise ValueError(f"{value!r} is not the number of a member")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} is not text")
+    return value
