@@ -22,13 +22,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "liftlog/client/aio"
 TARGET = ROOT / "liftlog/client/blocking"
-MODULES = ("calls.py", "client.py", "consumer.py", "routing.py")
+MODULES = ("calls.py", "client.py", "consumer.py", "group.py", "routing.py")
 
 NAMES = {
     "aio": "blocking",
     "Calls": "SyncCalls",
     "Client": "SyncClient",
     "Consumer": "SyncConsumer",
+    "GroupConsumer": "SyncGroupConsumer",
+    "Beating": "SyncBeating",
     "Session": "SyncSession",
     "Link": "SyncLink",
     "Router": "SyncRouter",

@@ -15,6 +15,7 @@ Importing this package loads no server dependency.
     read_options               the options of a read
     read_ahead, batches, buffers, batch_reader    a read: what to ask for, checked batches
     consuming                  what of a consumer's records counts, and when to store it
+    group_member, grouping, beating    a member of a group: its slots, its records, its beats
     publisher, publishing      publishing over NATS with acks
     companions                 `envelope` and nkeys, in either distribution
 """
@@ -23,10 +24,12 @@ from __future__ import annotations
 
 from liftlog.client.aio.client import Client, RecordReader
 from liftlog.client.aio.consumer import Consumer
+from liftlog.client.aio.group import GroupConsumer
 from liftlog.client.batch_reader import BatchReader, SyncBatchReader
 from liftlog.client.batches import FetchAnswer
 from liftlog.client.blocking.client import SyncClient, SyncRecordReader
 from liftlog.client.blocking.consumer import SyncConsumer
+from liftlog.client.blocking.group import SyncGroupConsumer
 from liftlog.client.connecting import connect, connect_sync
 from liftlog.client.read_options import (
     Column,
@@ -42,6 +45,7 @@ from liftlog.client.read_options import (
 from liftlog.protocol.administration import StreamExtent, StreamUpdate
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
+from liftlog.protocol.groups import GroupInfo
 from liftlog.protocol.messages import StreamInfo
 from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream
 from liftlog.records.decode import Record, RecordBatch
@@ -58,6 +62,8 @@ __all__ = [
     "DaemonInfo",
     "FetchAnswer",
     "Filter",
+    "GroupConsumer",
+    "GroupInfo",
     "LeaseInfo",
     "OnCorrupt",
     "OnReset",
@@ -75,6 +81,7 @@ __all__ = [
     "SyncBatchReader",
     "SyncClient",
     "SyncConsumer",
+    "SyncGroupConsumer",
     "SyncRecordReader",
     "Until",
     "connect",

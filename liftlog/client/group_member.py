@@ -73,6 +73,11 @@ class GroupMember:
         """The slots whose records it returns."""
         return sorted(self._since.keys() - self._leaving.keys())
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether it is giving up slots."""
+        return bool(self._leaving)
+
     def may_return(self, now: float) -> bool:
         """Whether its session lasts. Else other members may own its slots already."""
         return now < self._deadline

@@ -12,6 +12,7 @@ from dataclasses import replace
 from liftlog.client.reconnecting import Backoff
 from liftlog.client.target import Address, Target, context_for
 from liftlog.errors import InvalidArgument, LiftlogError, NotLeader
+from liftlog.protocol import groups
 from liftlog.protocol.checkpoints import (
     CommitCheckpoint,
     DeleteCheckpoint,
@@ -23,7 +24,10 @@ from liftlog.protocol.messages import Message
 _LONGEST_PAUSE_SECONDS = 1.0
 _ATTEMPT_SECONDS = 2.0
 _MAX_KNOWN = 64
-_CHECKPOINTS = (CommitCheckpoint, FetchCheckpoint, ListCheckpoints, DeleteCheckpoint)
+_CHECKPOINTS = (
+    *(CommitCheckpoint, FetchCheckpoint, ListCheckpoints, DeleteCheckpoint),
+    *groups.REQUESTS,
+)
 
 
 def key_of(message: Message) -> str:

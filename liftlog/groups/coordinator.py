@@ -163,8 +163,8 @@ class Coordinator:
             key: {name: now + one.session_ms / 1000 for name, one in state.members.items()}
             for key, state in groups.items()
         }
-        # No session ends, and no parked beat is due, before this.
-        self._quiet_until = now
+        self.quiet_until = now
+        """No session ends, and no parked beat is due, before this."""
 
     # --- requests ---
 
@@ -186,9 +186,13 @@ class Coordinator:
 
     def wants_flight(self, now: float) -> bool:
         """Whether there is anything to judge: a request, or the end of a session."""
-        if now >= self._quiet_until:
+        if now >= self.quiet_until:
             self._answer_overdue(now)
-        return bool(self._waiting) or now >= self._quiet_until
+        return bool(self._waiting) or now >= self.quiet_until
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._waiting)
 
     def _answer_overdue(self, now: float) -> None:
         """Answer the beats that have waited long enough, and find out how long all is quiet."""
@@ -200,7 +204,7 @@ class Coordinator:
             quiet_until = min([quiet_until, *[one.until for one in parked.values()]])
         for deadlines in self._deadlines.values():
             quiet_until = min([quiet_until, *deadlines.values()])
-        self._quiet_until = quiet_until
+        self.quiet_until = quiet_until
 
     # --- flights ---
 
@@ -209,7 +213,7 @@ class Coordinator:
         calls `landed`; there is one flight at a time."""
         flight = Flight()
         waiting, self._waiting = self._waiting, []
-        if now >= self._quiet_until:
+        if now >= self.quiet_until:
             self._expire(flight, now)
         for asked, told in waiting:
             error = None
@@ -261,7 +265,7 @@ class Coordinator:
             fresh = now + member.session_ms / 1000
             deadline = known.get(name, fresh) if old == member else fresh
             self._deadlines[key][name] = deadline
-            self._quiet_until = min(self._quiet_until, deadline)
+            self.quiet_until = min(self.quiet_until, deadline)
         self.groups[key] = draft
 
     # --- judging ---
@@ -397,7 +401,7 @@ class Coordinator:
         # Less than its session, so that an answer without news comes in time.
         until = now + min(beat.wait, member.session_ms / 3000)
         parked[beat.member] = Parked(beat, told, until)
-        self._quiet_until = min(self._quiet_until, until)
+        self.quiet_until = min(self.quiet_until, until)
 
     def _wake(self, key: GroupKey) -> None:
         """Answer the parked beats of a group of which there is news."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from liftlog.errors import WIRE_ERRORS, CorruptRange, InternalError, LiftlogError
-from liftlog.protocol import administration, checkpoints, replication
+from liftlog.protocol import administration, checkpoints, groups, replication
 from liftlog.protocol.described import StreamInfo as StreamInfo
 from liftlog.protocol.limits import MAX_ERROR_TEXT_CHARS, WireLimits
 from liftlog.protocol.wire import (
@@ -287,6 +287,7 @@ _REQUESTS: tuple[type[Message], ...] = (
     Cancel,
     *administration.REQUESTS,
     *checkpoints.REQUESTS,
+    *groups.REQUESTS,
     *replication.REQUESTS,
 )
 
@@ -303,6 +304,7 @@ _ANSWERS: tuple[type[Message], ...] = (
     ErrorAnswer,
     *administration.ANSWERS,
     *checkpoints.ANSWERS,
+    *groups.ANSWERS,
     *replication.ANSWERS,
 )
 

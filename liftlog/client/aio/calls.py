@@ -48,6 +48,15 @@ from liftlog.protocol.checkpoints import (
     ListCheckpoints,
 )
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, StreamInfo
+from liftlog.protocol.groups import (
+    DescribeGroup,
+    GroupAnswer,
+    GroupInfo,
+    GroupsAnswer,
+    ListGroups,
+    RemoveGroup,
+    SeekGroup,
+)
 from liftlog.protocol.messages import (
     EARLIEST,
     CompactStream,
@@ -365,3 +374,35 @@ class Calls:
         """Forget a checkpoint, durably. A missing one is not an error. Raises CheckpointMoved when
         `expected` is given and is not what is stored."""
         await self._call(DeleteCheckpoint(stream, consumer, expected), Done)
+
+    # --- consumer groups ---
+
+    async def describe_group(self, group: str, stream: str) -> GroupInfo | None:
+        """Members of a group, and owner and offset of each slot; None if there is no such group.
+        Raises what every call may raise."""
+        return (await self._call(DescribeGroup(stream, group), GroupAnswer)).info
+
+    async def list_groups(self, *, stream: str | None = None) -> list[GroupInfo]:
+        """Groups of the streams that the principal may read, with their lag, sorted by name. Their
+        slots are not described. Raises what every call may raise."""
+        found: list[GroupInfo] = []
+        after: str | None = None
+        while True:
+            page = await self._call(ListGroups(stream, after), GroupsAnswer)
+            found += page.infos
+            after = page.after
+            if after is None:
+                return found
+
+    async def seek_group(self, group: str, stream: str, offset: int) -> None:
+        """Let all slots of a group continue at `offset`; 0 is the log start. Durable on return.
+
+        Raises Conflict while the group has members, StreamNotFound, and OffsetOutOfRange beyond the
+        log end.
+        """
+        await self._call(SeekGroup(stream, group, offset), Done)
+
+    async def remove_group(self, group: str, stream: str) -> None:
+        """Delete a group, durably. A missing one is not an error. Raises Conflict while it has
+        members."""
+        await self._call(RemoveGroup(stream, group), Done)

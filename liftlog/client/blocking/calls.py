@@ -49,6 +49,15 @@ from liftlog.protocol.checkpoints import (
     ListCheckpoints,
 )
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, StreamInfo
+from liftlog.protocol.groups import (
+    DescribeGroup,
+    GroupAnswer,
+    GroupInfo,
+    GroupsAnswer,
+    ListGroups,
+    RemoveGroup,
+    SeekGroup,
+)
 from liftlog.protocol.messages import (
     EARLIEST,
     CompactStream,
@@ -362,3 +371,35 @@ class SyncCalls:
         """Forget a checkpoint, durably. A missing one is not an error. Raises CheckpointMoved when
         `expected` is given and is not what is stored."""
         self._call(DeleteCheckpoint(stream, consumer, expected), Done)
+
+    # --- consumer groups ---
+
+    def describe_group(self, group: str, stream: str) -> GroupInfo | None:
+        """Members of a group, and owner and offset of each slot; None if there is no such group.
+        Raises what every call may raise."""
+        return (self._call(DescribeGroup(stream, group), GroupAnswer)).info
+
+    def list_groups(self, *, stream: str | None = None) -> list[GroupInfo]:
+        """Groups of the streams that the principal may read, with their lag, sorted by name. Their
+        slots are not described. Raises what every call may raise."""
+        found: list[GroupInfo] = []
+        after: str | None = None
+        while True:
+            page = self._call(ListGroups(stream, after), GroupsAnswer)
+            found += page.infos
+            after = page.after
+            if after is None:
+                return found
+
+    def seek_group(self, group: str, stream: str, offset: int) -> None:
+        """Let all slots of a group continue at `offset`; 0 is the log start. Durable on return.
+
+        Raises Conflict while the group has members, StreamNotFound, and OffsetOutOfRange beyond the
+        log end.
+        """
+        self._call(SeekGroup(stream, group, offset), Done)
+
+    def remove_group(self, group: str, stream: str) -> None:
+        """Delete a group, durably. A missing one is not an error. Raises Conflict while it has
+        members."""
+        self._call(RemoveGroup(stream, group), Done)

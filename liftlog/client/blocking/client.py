@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
@@ -11,7 +12,15 @@ from liftlog.client.batch_reader import SyncBatchReader, together
 from liftlog.client.batches import FetchAnswer, take_records
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
+from liftlog.client.blocking.group import SyncGroupConsumer
 from liftlog.client.consuming import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS, ConsumerSettings
+from liftlog.client.grouping import (
+    COMMIT_EVERY,
+    COMMIT_INTERVAL_SECONDS,
+    SESSION_SECONDS,
+    GroupSettings,
+    SlotsCallback,
+)
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import Column, Filter, ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
@@ -150,6 +159,56 @@ class SyncClient(SyncCalls):
             options,
         )
         return SyncConsumer(self, self.read_batches, settings)
+
+    def group(
+        self,
+        name: str,
+        stream: str,
+        *,
+        member: str | None = None,
+        start: Start = "earliest",
+        session: float = SESSION_SECONDS,
+        slots: int | None = None,
+        commit_every: int | None = COMMIT_EVERY,
+        commit_interval: float | None = COMMIT_INTERVAL_SECONDS,
+        on_assigned: SlotsCallback | None = None,
+        on_revoked: SlotsCallback | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> SyncGroupConsumer:
+        """Share `stream` with the other members of the group `name`: each record goes to one of
+        them, at least once, and records of one key go to the same one, in order.
+
+        - `member`: a name of its own for this member. A process that restarts under its name within
+          `session` seconds gets its slots back, and nothing moves. Two processes of one name fence
+          each other: the older one ends with GroupFenced. None: a random name, and `close` leaves
+          the group.
+        - `start`: where a new group begins.
+        - `session`: a member that the daemon has not heard for so many seconds loses its slots.
+        - `slots`: into how many parts a new group divides the keys, 1 to 1,024 (64). No group has
+          more members that read.
+        - `commit_every`, `commit_interval`: commit after so many records, or seconds.
+        - `on_assigned`, `on_revoked` are called with the numbers of slots that come and go. A slot
+          that goes is committed after `on_revoked`, unless the session has ended.
+
+        `ReadOptions` describes the options; `filter`, `columns` and `replica` cannot be used here.
+        Raises InvalidArgument. The iteration raises what `fetch` raises, Forbidden, Conflict when
+        the group has another number of slots, and LimitExceeded.
+        """
+        settings = GroupSettings(
+            name,
+            stream,
+            secrets.token_hex(8) if member is None else member,
+            member is not None,
+            start,
+            session,
+            slots,
+            commit_every,
+            commit_interval,
+            on_assigned,
+            on_revoked,
+            options,
+        )
+        return SyncGroupConsumer(self._session, settings)
 
     def close(self) -> None:
         """Close the connection. Calls and reads that wait for it raise ConnectionLost."""

@@ -61,6 +61,11 @@ class SyncRouter:
         return self._newest.link
 
     @property
+    def targets(self) -> list[Target]:
+        """The addresses that the client was given, and those that it has learnt."""
+        return list(self._routes.targets.values())
+
+    @property
     def usable(self) -> bool:
         """Whether that connection is."""
         return self._newest.usable

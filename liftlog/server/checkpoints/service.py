@@ -33,6 +33,7 @@ from liftlog.server.checkpoints.checkpoint import (
     why_not_readable,
     why_not_storable,
 )
+from liftlog.server.checkpoints.groups import Groups
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.commits.host import StreamHost
 
@@ -97,6 +98,9 @@ class Checkpoints:
         self._max_count = max_count
         self._max_owned = max_count_per_principal
         self._now_ns = now_ns
+        self.groups = Groups(
+            find_stream, offsets, table.groups, subject_prefix=subject_prefix, now_ns=now_ns
+        )
         self._waiting: list[Change] = []
         self._waiting_chars = 0
         self._waiting_of: Counter[str] = Counter()  # by owner

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange
+from liftlog.groups.state import KEY_PREFIX
 from liftlog.log import Log
 from liftlog.log.filesystem import storage_errors
 from liftlog.records import Place, decode_batch, parse_header
@@ -35,8 +36,11 @@ class CheckpointTable:
         *,
         losses: int = 0,
         settled: Iterable[CheckpointKey] = (),
+        groups: Mapping[bytes, bytes] | None = None,
     ) -> None:
         self.losses = losses
+        self.groups = dict(groups or {})
+        """The records of consumer groups as they were found; only `groups.py` understands them."""
         self._settled = set(settled)
         self._entries: dict[CheckpointKey, Stored] = dict(entries or {})
         self._order = sorted(self._entries)
@@ -134,7 +138,9 @@ def load_table(log: Log) -> CheckpointTable:
             reached = piece.next_offset  # it was damaged after `read` looked at it
             found.lose(offset, reached, "a damaged batch header")
         offset = reached
-    return CheckpointTable(found.entries, losses=found.losses, settled=found.settled)
+    return CheckpointTable(
+        found.entries, losses=found.losses, settled=found.settled, groups=found.groups
+    )
 
 
 class _Rebuilding:
@@ -144,6 +150,7 @@ class _Rebuilding:
         self.entries: dict[CheckpointKey, Stored] = {}
         self.losses = 0
         self.settled: set[CheckpointKey] = set()
+        self.groups: dict[bytes, bytes] = {}
 
     def learn(self, raw: bytes, offset: int, place: Place) -> int:
         """Add the batches in `raw` from `offset` on. Returns the offset to read next; if the
@@ -166,6 +173,12 @@ class _Rebuilding:
         return reached
 
     def _take(self, raw_key: bytes | None, raw_value: bytes | None) -> None:
+        if raw_key is not None and raw_key.startswith(KEY_PREFIX):
+            if raw_value is None:
+                self.groups.pop(raw_key, None)
+            else:
+                self.groups[raw_key] = raw_value
+            return
         try:
             key = decode_key(raw_key)
             stored = None if raw_value is None else decode_value(raw_value)

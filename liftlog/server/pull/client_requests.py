@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 # Imported for the requests that it registers.
+import liftlog.server.pull.group_handlers
 import liftlog.server.pull.handlers  # noqa: F401
 from acl.rules import Operation
 from liftlog.errors import Cancelled, LiftlogError

@@ -19,6 +19,7 @@ from acl.rules import Operation
 from liftlog.errors import InternalError, LiftlogError
 from liftlog.protocol.administration import Metadata, StreamsFor
 from liftlog.protocol.checkpoints import ListCheckpoints
+from liftlog.protocol.groups import ListGroups
 from liftlog.protocol.messages import (
     CreateStream,
     DescribeStream,
@@ -65,6 +66,7 @@ QUESTIONS = (
     StreamsFor,
     Metadata,
     ListCheckpoints,
+    ListGroups,
     DescribeCluster,
 )
 """Answered without waiting for anything, but at a cost that grows with the number of streams."""

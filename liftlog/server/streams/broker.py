@@ -544,6 +544,8 @@ class Broker:
                     self.replicated.hand_over_all(),
                     self.settings.drain_timeout_seconds * _HAND_OVER_SHARE,
                 )
+        if self._checkpoints is not None:
+            self._checkpoints.groups.close(ShuttingDown("the daemon is shutting down"))
         await self.attachments.drain()
         for host in self.hosts.values():
             host.refuse_new()

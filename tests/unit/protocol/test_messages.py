@@ -8,6 +8,7 @@ from liftlog.errors import BadRequest, InvalidArgument
 from liftlog.names import check_stream_name
 from liftlog.protocol import administration as a
 from liftlog.protocol import checkpoints as c
+from liftlog.protocol import groups as g
 from liftlog.protocol import messages as m
 from liftlog.protocol import replication as r
 from liftlog.protocol.wire import Message, wire_fields
@@ -55,6 +56,17 @@ EXAMPLES: list[Message] = [
     c.DeleteCheckpoint("s", "billing", 17),
     c.CheckpointAnswer({"consumer": "billing", "offset": 17}),
     c.CheckpointsAnswer([{"consumer": "billing", "offset": 17}], "billing/s"),
+    g.JoinGroup("s", "billing", "w1", "0f1e", 10_000, 64, 17),
+    g.BeatGroup("s", "billing", "w1", 3, 5, [0, 1], 3_000),
+    g.CommitGroup("s", "billing", "w1", 3, 5, [0, 1], [17, 18], "abc", 5),
+    g.LeaveGroup("s", "billing", "w1", 3),
+    g.DescribeGroup("s", "billing"),
+    g.ListGroups("s", "billing/s"),
+    g.SeekGroup("s", "billing", 17),
+    g.RemoveGroup("s", "billing"),
+    g.AssignmentAnswer(3, 5, 64, [0, 1], [3, 3], [17, 0], "abc", 5),
+    g.GroupAnswer({"group": "billing", "stream": "s"}),
+    g.GroupsAnswer([{"group": "billing", "stream": "s"}], "billing/s"),
     r.Peer("b", 3, "c0ffee", ["x"]),
     r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True),
     r.DescribeCluster(),

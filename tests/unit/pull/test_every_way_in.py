@@ -38,7 +38,7 @@ GUARDED_ELSEWHERE = {
     "suspect": "likewise",
     "forward": "likewise; what it carries was judged by the node that forwards it",
 }
-SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints", "cluster"}
+SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints", "groups", "cluster"}
 OPEN_ROUTES = {
     "/livez", "/readyz", "/metrics",  # for those who watch the daemon, see explanation/security.md
     "/ui/static/{file}", "GET /ui/login", "/", "/ui", "/ui/",
@@ -127,6 +127,16 @@ class _Replicated(_Sensor):
 
 
 class _Checkpoints(_Sensor):
+    def page(self, may_read: Any, **_: Any) -> tuple[list[Any], None]:
+        assert not may_read(SECRET)
+        return [], None
+
+    @property
+    def groups(self) -> Any:
+        return _Groups(self._reached)
+
+
+class _Groups(_Sensor):
     def page(self, may_read: Any, **_: Any) -> tuple[list[Any], None]:
         assert not may_read(SECRET)
         return [], None

@@ -1,0 +1,283 @@
+"""The asyncio client's member of a consumer group."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+from liftlog.client.aio.routing import Router
+from liftlog.client.batch_reader import BatchReader
+from liftlog.client.beating import Beating
+from liftlog.client.group_member import Lane
+from liftlog.client.grouping import LOOK_SECONDS, GroupReading, GroupSettings, logger
+from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.requests import fetch_answer, fetch_request, result_of
+from liftlog.errors import GroupFenced, LiftlogError
+from liftlog.protocol.groups import AssignmentAnswer
+from liftlog.protocol.messages import Done, Message
+from liftlog.records.decode import Record
+
+
+class GroupConsumer(GroupReading):
+    """Records of the slots that this member owns, at least once, in order for each key. Made by
+    `Client.group`.
+
+    A record counts as processed when the next one is asked for. Commits are stored by number and by
+    time, when slots move, on request, and by `close`, which `async with` calls. Its beats are sent
+    while the caller works. When its session ends nevertheless, because the process hung or had no
+    connection, it joins again and continues with the slots that it gets.
+
+    Belongs to one task. An iteration that was cancelled can be continued.
+    """
+
+    def __init__(
+        self,
+        session: Router,
+        settings: GroupSettings,
+    ) -> None:
+        super().__init__(settings)
+        self._session = session
+        self._ways: dict[BatchReader, Router] = {}
+        self._idle_ways: list[Router] = []
+        self._beating = Beating(session, self._news, session.targets)
+
+    async def _ask(self, message: Message) -> Message:
+        timeout = self._session.target.request_timeout
+        return result_of(await self._session.ask(message, timeout), Message)
+
+    # --- reading ---
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        while True:
+            await self._attend()
+            record = self._next_record()
+            if record is not None:
+                return record
+            await self._fill()
+
+    def batches(self) -> AsyncIterator[list[Record]]:
+        """The same records, those of a batch together: they count when the next ones are asked
+        for."""
+        return _Batches(self)
+
+    async def _take_batch(self) -> list[Record]:
+        while True:
+            await self._attend()
+            records = self._next_records()
+            if records:
+                return records
+            await self._fill()
+
+    async def _fill(self) -> None:
+        """Wait for records of the lane that is behind the others; take what has come for them."""
+        lanes = sorted(self._state.lanes, key=lambda lane: lane.done)
+        if not lanes:
+            await asyncio.sleep(LOOK_SECONDS)
+            return
+        for place, lane in enumerate(lanes):
+            if lane in self._arrived or lane.in_hand:
+                continue
+            wait = 0.0 if place or self._arrived else LOOK_SECONDS
+            reader = await self._reader_of(lane)
+            batch = await reader.next_within(wait)
+            if batch is not None:
+                self._arrive(lane, reader, batch)
+            elif reader.position is not None:
+                self._state.passed(lane, reader.position)
+
+    async def _reader_of(self, lane: Lane) -> BatchReader:
+        reader: BatchReader | None = self._readers.get(lane)
+        if reader is None:
+            way = await self._way()
+            route = way.route(self.stream, None)
+            start, options = self._start_of(lane)
+            reader = BatchReader(route, ReadAhead(route, self.stream, start, None, **options))
+            self._readers[lane], self._ways[reader] = reader, way
+        return reader
+
+    async def _way(self) -> Router:
+        """A connection for one lane. A daemon answers the fetches of one stream and connection in
+        their order, so one that waits for new records would hold up those of another lane."""
+        if self._idle_ways:
+            return self._idle_ways.pop()
+        way = Router(self._session.targets)
+        await way.open()
+        return way
+
+    async def _close_unread(self) -> None:
+        """The reads of lanes that are gone."""
+        while self._unread:
+            reader = self._unread.pop()
+            self._idle_ways.append(self._ways.pop(reader))
+            await reader.aclose()
+
+    # --- membership ---
+
+    async def _attend(self) -> None:
+        """Between two records: what was returned counts, and slots come and go."""
+        if self._closed:
+            raise StopAsyncIteration
+        self._state.processed()
+        self._take_news()
+        self._say()
+        if self._unread:
+            await self._close_unread()
+        now = time.monotonic()
+        if not self._state.may_return(now):
+            await self._join()
+        elif self._commit_is_due(now):
+            await self._commit_if_possible()
+
+    async def _join(self) -> None:
+        """Become a member, perhaps again."""
+        if self._state.joined:
+            self._lose(GroupFenced("its session has ended: it was not heard for too long"))
+        token, start = secrets.token_hex(16), 0
+        if self._settings.start != "earliest":
+            start = await self._first_offset()
+        sent = time.monotonic()
+        answer = await self._ask(self._join_request(token, start))
+        assert isinstance(answer, AssignmentAnswer)
+        self._told(answer, sent)
+        self._say()
+        self._beating.start()
+
+    def _say(self) -> None:
+        """Have the beats say what is true now."""
+        state, beat = self._state, self._beating.beat
+        if state.joined == 0:
+            self._beating.beat = None
+        elif beat is None or (beat.joined, beat.generation) != (state.joined, state.generation):
+            self._beating.beat = self._beat_request(self._wait)
+
+    async def _first_offset(self) -> int:
+        """Where a new group begins."""
+        request = fetch_request(self.stream, self._settings.start, max_records=1)
+        timeout = self._session.target.request_timeout
+        return fetch_answer(request, await self._session.ask(request, timeout)).header.offset
+
+    # --- commits ---
+
+    async def commit(self) -> None:
+        """Count all records returned so far as processed, and store that. Durable on return.
+
+        Raises GroupFenced when the member has lost its slots; the iteration then joins again.
+        """
+        self._state.processed()
+        await self._commit()
+
+    async def _commit_if_possible(self) -> None:
+        try:
+            await self._commit()
+        except GroupFenced as error:
+            self._lose(error)
+        except LiftlogError as error:
+            if not error.retriable:
+                raise
+            self._log_failure(error)
+
+    async def _commit(self) -> None:
+        """Store what is new, and let go of slots that others are to have."""
+        state = self._state
+        offsets = self._begin_commit()
+        if offsets:
+            joined, sent = state.joined, time.monotonic()
+            await self._ask(self._commit_request(offsets))
+            state.committed(joined, offsets, sent)
+        if state.give_up():
+            sent = time.monotonic()
+            answer = await self._ask(self._beat_request(0.0))
+            assert isinstance(answer, AssignmentAnswer)
+            self._told(answer, sent)
+            self._beating.beat = self._beat_request(self._wait)
+
+    def _log_failure(self, failure: LiftlogError) -> None:
+        logger.warning(
+            "group-commit-failed group=%s stream=%s member=%s reason=%s",
+            self.group,
+            self.stream,
+            self.member,
+            failure,
+        )
+
+    # --- the end ---
+
+    async def leave(self) -> None:
+        """Commit and let the other members have the slots at once. Calling `close` is enough for a
+        member without a name of its own."""
+        if self._state.joined:
+            await self._commit()
+            await self._beating.stop()
+            result_of(
+                await self._session.ask(
+                    self._leave_request(), self._session.target.request_timeout
+                ),
+                Done,
+            )
+        self._state.lost()
+        await self._end()
+
+    async def close(self) -> None:
+        """Stop reading and commit. A member with a name of its own stays a member for its session,
+        so that the same name finds its slots again; others leave the group.
+
+        The record or batch that was returned last does not count, unless `commit` was called after
+        it.
+        """
+        if self._closed:
+            return
+        try:
+            if not self._settings.is_static:
+                await self.leave()
+            elif self._state.joined:
+                await self._commit()
+        except GroupFenced:
+            self._state.lost()  # others have its slots already
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        self._closed = True
+        await self._beating.stop()
+        self._unread += self._readers.values()
+        self._readers.clear()
+        await self._close_unread()
+        for way in self._idle_ways:
+            way.close("closed by this client")
+
+    async def __aenter__(self) -> Self:
+        await self._attend()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except LiftlogError as failure:
+            if error is None:
+                raise
+            self._log_failure(failure)  # the exception that ended the work is raised instead
+
+
+class _Batches:
+    """What `GroupConsumer.batches` returns. Not a generator: that would end with an error."""
+
+    def __init__(self, consumer: GroupConsumer) -> None:
+        self._consumer = consumer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Record]:
+        return await self._consumer._take_batch()

@@ -1,0 +1,337 @@
+"""The part of a group's consumer that does not wait, shared by both kinds: which record comes next,
+what counts as processed, when to commit, and what its beats say."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from crc32c import crc32c
+
+from liftlog.client.group_member import GroupMember, Lane
+from liftlog.client.read_options import ReadOptions, Start
+from liftlog.errors import GroupFenced, InvalidArgument, LiftlogError
+from liftlog.protocol.groups import (
+    MAX_SLOTS,
+    AssignmentAnswer,
+    BeatGroup,
+    CommitGroup,
+    JoinGroup,
+    LeaveGroup,
+)
+from liftlog.records.decode import Record, RecordBatch
+
+SESSION_SECONDS = 10.0
+COMMIT_EVERY = 1000
+COMMIT_INTERVAL_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+"""A member without records looks so often for news of its group."""
+LONGEST_WAIT_SECONDS = 5.0
+"""Of a beat without news."""
+
+SlotsCallback = Callable[[Sequence[int]], None]
+
+logger = logging.getLogger("liftlog.client")
+
+
+def slots_of(records: Sequence[Record], count: int) -> list[int]:
+    """The slot of each record: its key decides, its subject if it has none."""
+    return [
+        crc32c(record.subject.encode() if record.key is None else record.key) * count >> 32
+        for record in records
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """As `Client.group` gets them."""
+
+    group: str
+    stream: str
+    member: str
+    is_static: bool
+    start: Start
+    session: float
+    slot_count: int | None
+    every: int | None
+    interval: float | None
+    on_assigned: SlotsCallback | None
+    on_revoked: SlotsCallback | None
+    options: ReadOptions = field(default_factory=ReadOptions)
+
+    def check(self) -> None:
+        """Raises InvalidArgument."""
+        if not 0.2 <= self.session <= 3600:
+            raise InvalidArgument(f"session={self.session!r} is not 0.2 to 3600 seconds")
+        if self.slot_count is not None and not 1 <= self.slot_count <= MAX_SLOTS:
+            raise InvalidArgument(f"slots={self.slot_count!r} is not 1 to {MAX_SLOTS}")
+        if self.every is not None and self.every < 1:
+            raise InvalidArgument(f"commit_every={self.every!r} is not a number of records")
+        if self.interval is not None and self.interval <= 0:
+            raise InvalidArgument(f"commit_interval={self.interval!r} is not a time in seconds")
+        for name in ("filter", "columns", "replica"):
+            if self.options.get(name) is not None:
+                raise InvalidArgument(f"a group reads whole records of the leader: no {name!r}")
+
+
+class _Arrived:
+    """Records of one batch that the lane owned when they came, and where the batch ends."""
+
+    def __init__(self, records: list[Record], slots: list[int], end: int) -> None:
+        self.records = records
+        self.slots = slots
+        self.end = end
+        self.index = 0
+
+    @property
+    def next_offset(self) -> int:
+        """Nothing is to be returned below."""
+        return self.records[self.index].offset if self.index < len(self.records) else self.end
+
+
+class GroupReading:
+    """Which records a member of a group returns, in which order. The two consumers add the loops
+    that wait. `reader` of a lane is the read that fills it."""
+
+    def __init__(self, settings: GroupSettings) -> None:
+        settings.check()
+        self.group = settings.group
+        self.stream = settings.stream
+        self.member = settings.member
+        self._settings = settings
+        self._state = GroupMember(settings.session)
+        self._readers: dict[Lane, Any] = {}
+        self._arrived: dict[Lane, _Arrived] = {}
+        self._unread: list[Any] = []  # readers whose lanes are gone, to be closed
+        self._news: deque[tuple[AssignmentAnswer | LiftlogError, float]] = deque()
+        self._slot_count = 0
+        self._incarnation, self._epoch = "", 0
+        self._turn: Lane | None = None
+        self._last_turn: Lane | None = None
+        self._uncounted = 0
+        self._commit_at: float | None = None
+        self._closed = False
+
+    # --- where it stands ---
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots whose records it returns now."""
+        return self._state.slots
+
+    @property
+    def generation(self) -> int:
+        """Of the group, as far as this member knows; 0 while it is no member."""
+        return self._state.generation
+
+    # --- what it says ---
+
+    def _join_request(self, token: str, start: int) -> JoinGroup:
+        one = self._settings
+        session_ms = round(one.session * 1000)
+        return JoinGroup(
+            self.stream, self.group, self.member, token, session_ms, one.slot_count, start
+        )
+
+    def _beat_request(self, wait: float) -> BeatGroup:
+        state = self._state
+        return BeatGroup(
+            self.stream,
+            self.group,
+            self.member,
+            state.joined,
+            state.generation,
+            state.owned,
+            round(wait * 1000),
+        )
+
+    def _commit_request(self, offsets: dict[int, int]) -> CommitGroup:
+        return CommitGroup(
+            self.stream,
+            self.group,
+            self.member,
+            self._state.joined,
+            self._state.generation,
+            list(offsets),
+            list(offsets.values()),
+            self._incarnation,
+            self._epoch,
+        )
+
+    def _leave_request(self) -> LeaveGroup:
+        return LeaveGroup(self.stream, self.group, self.member, self._state.joined)
+
+    @property
+    def _wait(self) -> float:
+        return min(self._settings.session / 3, LONGEST_WAIT_SECONDS)
+
+    # --- what it hears ---
+
+    def _take_news(self) -> None:
+        """Act on what the coordinator has answered. Raises GroupFenced when another client has the
+        name of this member, and errors that would come again."""
+        while self._news:
+            answer, sent = self._news.popleft()
+            if isinstance(answer, AssignmentAnswer):
+                self._told(answer, sent)
+            elif isinstance(answer, GroupFenced):
+                self._lose(answer)
+            else:
+                raise answer
+
+    def _told(self, answer: AssignmentAnswer, sent: float) -> None:
+        if self._state.joined and answer.joined != self._state.joined:
+            return  # of an earlier membership
+        self._slot_count = answer.slot_count
+        slots = zip(answer.slots, answer.since, answer.offsets, strict=True)
+        if answer.incarnation and not self._incarnation:
+            self._incarnation, self._epoch = answer.incarnation, answer.epoch
+        gained, revoked = self._state.told(answer.joined, answer.generation, slots, sent)
+        if revoked:
+            self._tell(self._settings.on_revoked, revoked)
+        if gained:
+            self._tell(self._settings.on_assigned, gained)
+        self._drop_readers()
+
+    def _lose(self, error: LiftlogError) -> None:
+        """It is no member any more. Raises the error if it must not join again."""
+        had = self._state.lost()
+        self._drop_readers()
+        if had:
+            logger.warning(
+                "group-member-lost group=%s stream=%s member=%s slots=%d reason=%s",
+                self.group,
+                self.stream,
+                self.member,
+                len(had),
+                error,
+            )
+            self._tell(self._settings.on_revoked, had)
+        if error.details.get("replaced") and self._settings.is_static:
+            raise error
+
+    def _tell(self, callback: SlotsCallback | None, slots: list[int]) -> None:
+        if callback is not None:
+            callback(slots)
+
+    def _drop_readers(self) -> None:
+        """Of lanes that are gone."""
+        lanes = set(self._state.lanes)
+        for lane in [lane for lane in self._readers if lane not in lanes]:
+            self._unread.append(self._readers.pop(lane))
+        for lane in [lane for lane in self._arrived if lane not in lanes]:
+            del self._arrived[lane]
+
+    # --- records ---
+
+    def _start_of(self, lane: Lane) -> tuple[Start, ReadOptions]:
+        """Where the read of a lane begins, and its options."""
+        options = self._settings.options.copy()
+        if lane.done == 0:
+            return "earliest", options
+        if self._incarnation:
+            options["incarnation"], options["epoch"] = self._incarnation, self._epoch
+        return lane.done, options
+
+    def _arrive(self, lane: Lane, reader: Any, batch: RecordBatch) -> None:
+        """A batch for this lane; what is not its own is left out."""
+        self._incarnation, self._epoch = reader.incarnation, reader.epoch
+        records = batch.records()
+        slots = slots_of(records, self._slot_count)
+        returns = lane.returns
+        kept = [
+            place
+            for place, (record, slot) in enumerate(zip(records, slots, strict=True))
+            if returns(slot, record.offset)
+        ]
+        if len(kept) < len(records):
+            records = [records[place] for place in kept]
+            slots = [slots[place] for place in kept]
+        self._arrived[lane] = _Arrived(records, slots, batch.next_offset)
+
+    def _next_record(self) -> Record | None:
+        """From what has arrived; None if that is used up, or nothing may be returned."""
+        while (lane := self._lane_in_turn()) is not None:
+            arrived = self._arrived[lane]
+            while arrived.index < len(arrived.records):
+                place = arrived.index
+                record, slot = arrived.records[place], arrived.slots[place]
+                if lane.returns(slot, record.offset):
+                    self._state.passed(lane, record.offset)
+                    self._state.hand_out(lane, (slot,), record.offset + 1)
+                    arrived.index += 1
+                    self._uncounted += 1
+                    return record
+                arrived.index += 1
+            self._use_up(lane, arrived)
+        return None
+
+    def _next_records(self) -> list[Record]:
+        """The same for all records of a batch; empty if there are none."""
+        while (lane := self._lane_in_turn()) is not None:
+            arrived = self._arrived[lane]
+            first, arrived.index = arrived.index, len(arrived.records)
+            pairs = zip(arrived.records[first:], arrived.slots[first:], strict=True)
+            found = [(one, slot) for one, slot in pairs if lane.returns(slot, one.offset)]
+            if found:
+                slots = {slot for _, slot in found}
+                self._state.passed(lane, found[0][0].offset)
+                self._state.hand_out(lane, slots, found[-1][0].offset + 1)
+                self._uncounted += len(found)
+                return [record for record, _ in found]
+            self._use_up(lane, arrived)
+        return []
+
+    def _use_up(self, lane: Lane, arrived: _Arrived) -> None:
+        self._state.passed(lane, arrived.end)
+        del self._arrived[lane]
+        self._turn = None
+
+    def _lane_in_turn(self) -> Lane | None:
+        """Batches of several lanes take turns; what is in hand came from one of them."""
+        self._join_lanes()
+        lanes = [lane for lane in self._state.lanes if lane in self._arrived]
+        if not lanes or not self._state.may_return(time.monotonic()):
+            return None
+        if self._turn not in lanes:
+            others = [lane for lane in lanes if lane is not self._last_turn] or lanes
+            self._turn = self._last_turn = min(others, key=lambda lane: lane.done)
+        return self._turn
+
+    def _join_lanes(self) -> None:
+        """A lane that has caught up with another one continues with it."""
+        lanes = self._state.lanes
+        if len(lanes) < 2:
+            return
+        first, *others = sorted(lanes, key=lambda lane: -lane.done)
+        for lane in others:
+            arrived = self._arrived.get(lane)
+            if arrived is not None and not lane.in_hand:
+                self._state.passed(lane, min(arrived.next_offset, first.done))
+            if self._state.merge(first, lane):
+                # What had arrived for the others had no records of these slots.
+                self._arrived.pop(first, None)
+                reader = self._readers.pop(first, None)
+                if reader is not None:
+                    self._unread.append(reader)
+        self._drop_readers()
+
+    # --- commits ---
+
+    def _commit_is_due(self, now: float) -> bool:
+        one = self._settings
+        if self._state.is_moving:
+            return True  # the next owners wait for it
+        if one.every is not None and self._uncounted >= one.every:
+            return True
+        if self._commit_at is None and one.interval is not None:
+            self._commit_at = now + one.interval
+        return self._commit_at is not None and now >= self._commit_at
+
+    def _begin_commit(self) -> dict[int, int]:
+        self._uncounted, self._commit_at = 0, None
+        return self._state.uncommitted()

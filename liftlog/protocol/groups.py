@@ -1,0 +1,201 @@
+"""Requests about consumer groups, and their answers. Registered in `messages.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from liftlog.protocol.described import Described
+from liftlog.protocol.wire import LABEL, MAP, NAME, Message, array_of, uint
+from liftlog.protocol.wire import wire as key
+
+MAX_SLOTS = 1024
+
+PAGE_GROUPS = 1000
+"""Most groups in one answer."""
+
+_SLOTS = array_of(uint(MAX_SLOTS - 1), MAX_SLOTS)
+_NUMBERS = array_of(uint(), MAX_SLOTS)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo(Described):
+    """A consumer group: `members` have `name`, `slots` (how many they own), `session_ms`,
+    `principal` and `lag`.
+
+    Of each slot, `owners` has the name of its member, empty while it has none, and `offsets` the
+    next offset to read, 0 for the log start; both are empty in a list of groups. `lag` is the
+    number of offsets between the slot that is farthest behind and the high watermark, None when
+    the stream cannot be read here.
+    """
+
+    group: str = ""
+    stream: str = ""
+    generation: int = 0
+    slot_count: int = 0
+    members: list[dict[str, Any]] = field(default_factory=list)
+    owners: list[str] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    lag: int | None = None
+    incarnation: str = ""
+    epoch: int = 0
+    time_ns: int = 0
+    principal: str = ""
+
+
+# --- requests -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(Message):
+    """Become a member; a group that does not exist is created, and begins at `start` (0: at the log
+    start). A join with the same token again is the same one."""
+
+    KIND: ClassVar[str] = "groupjoin"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    group: str = key("g", NAME)
+    member: str = key("m", NAME)
+    token: str = key("t", LABEL)
+    session_ms: int = key("z", uint())
+    slot_count: int | None = key("p", uint(), default=None)
+    start: int = key("o", uint(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class BeatGroup(Message):
+    """A sign of life. `owned` are the slots that the member reads, or has not finished yet."""
+
+    KIND: ClassVar[str] = "groupbeat"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    group: str = key("g", NAME)
+    member: str = key("m", NAME)
+    joined: int = key("j", uint())
+    generation: int = key("n", uint())
+    owned: list[int] = key("a", _SLOTS)
+    max_wait_ms: int = key("w", uint(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitGroup(Message):
+    """Everything below `offsets` is processed, slot by slot. Durable when it is answered."""
+
+    KIND: ClassVar[str] = "groupcommit"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    group: str = key("g", NAME)
+    member: str = key("m", NAME)
+    joined: int = key("j", uint())
+    generation: int = key("n", uint())
+    slots: list[int] = key("a", _SLOTS)
+    offsets: list[int] = key("o", _NUMBERS)
+    incarnation: str = key("x", LABEL)
+    epoch: int = key("e", uint(2**32 - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup(Message):
+    """Others get its slots at once."""
+
+    KIND: ClassVar[str] = "groupleave"
+    stream: str = key("s", NAME)
+    group: str = key("g", NAME)
+    member: str = key("m", NAME)
+    joined: int = key("j", uint())
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeGroup(Message):
+    KIND: ClassVar[str] = "group"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    group: str = key("g", NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class ListGroups(Message):
+    """One page of groups; `after` is that of the previous page's answer."""
+
+    KIND: ClassVar[str] = "groups"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str | None = key("s", NAME, default=None)
+    after: str | None = key("a", NAME, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SeekGroup(Message):
+    """Move a group without members: all its slots continue at `offset` (0: at the log start)."""
+
+    KIND: ClassVar[str] = "groupseek"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    group: str = key("g", NAME)
+    offset: int = key("o", uint())
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveGroup(Message):
+    """Delete a group without members. One that does not exist is no error."""
+
+    KIND: ClassVar[str] = "groupremove"
+    REPEATABLE: ClassVar[bool] = True
+    stream: str = key("s", NAME)
+    group: str = key("g", NAME)
+
+
+# --- answers --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentAnswer(Message):
+    """Answer to groupjoin and groupbeat: what the member is to own from now on."""
+
+    KIND: ClassVar[str] = "assignment"
+    joined: int = key("j", uint())
+    generation: int = key("n", uint())
+    slot_count: int = key("p", uint(MAX_SLOTS))
+    slots: list[int] = key("a", _SLOTS)
+    since: list[int] = key("v", _NUMBERS)
+    offsets: list[int] = key("o", _NUMBERS)
+    incarnation: str = key("x", LABEL, default="")
+    epoch: int = key("e", uint(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAnswer(Message):
+    """Answer to group; empty if there is none."""
+
+    KIND: ClassVar[str] = "groupdata"
+    group: dict[str, Any] = key("d", MAP, default_factory=dict)
+
+    @property
+    def info(self) -> GroupInfo | None:
+        return GroupInfo.from_wire(self.group) if self.group else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsAnswer(Message):
+    """Answer to groups. `after` is given if there may be more."""
+
+    KIND: ClassVar[str] = "grouplist"
+    groups: list[dict[str, Any]] = key("d", array_of(MAP, PAGE_GROUPS))
+    after: str | None = key("n", NAME, default=None)
+
+    @property
+    def infos(self) -> list[GroupInfo]:
+        return [GroupInfo.from_wire(one) for one in self.groups]
+
+
+REQUESTS: tuple[type[Message], ...] = (
+    JoinGroup,
+    BeatGroup,
+    CommitGroup,
+    LeaveGroup,
+    DescribeGroup,
+    ListGroups,
+    SeekGroup,
+    RemoveGroup,
+)
+
+ANSWERS: tuple[type[Message], ...] = (AssignmentAnswer, GroupAnswer, GroupsAnswer)

@@ -1,0 +1,282 @@
+"""The consumer groups of the daemon: `liftlog.groups` decides, this stores and waits.
+
+Groups are records of `_offsets`, as checkpoints are, and are judged where their table is. Belongs
+to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from liftlog.errors import CorruptBatch, InvalidArgument, LiftlogError, StreamUnavailable
+from liftlog.groups.coordinator import (
+    Asked,
+    Assignment,
+    Commit,
+    Coordinator,
+    Flight,
+    Join,
+    Seek,
+    Told,
+)
+from liftlog.groups.state import GroupKey, GroupState, decode_key, decode_value, encode_key
+from liftlog.groups.state import encode_value as encode_group
+from liftlog.log import Log
+from liftlog.names import check_consumer_name
+from liftlog.protocol.groups import PAGE_GROUPS, GroupInfo
+from liftlog.server.checkpoints.checkpoint import why_not_storable
+from liftlog.server.commits.host import StreamHost
+
+logger = logging.getLogger("liftlog.server.checkpoints")
+
+
+class Groups:
+    """`stored` is what the records of `_offsets` say: key -> value of the newest one.
+    `find_stream` raises StreamNotFound and StreamUnavailable."""
+
+    def __init__(
+        self,
+        find_stream: Callable[[str], StreamHost],
+        offsets: StreamHost,
+        stored: Mapping[bytes, bytes],
+        *,
+        subject_prefix: str,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._find_stream = find_stream
+        self._offsets = offsets
+        self._subject_prefix = subject_prefix
+        self._now_ns = now_ns
+        self._coordinator = Coordinator(understood(stored), time.monotonic())
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = math.inf
+        self._in_flight = False
+        self._scheduled = False
+        self._closed: LiftlogError | None = None
+        if self._coordinator.groups:
+            self._go_on()
+
+    # --- requests ---
+
+    def ask(self, asked: Asked, told: Told) -> None:
+        """`told` is called later, never within this call.
+
+        Raises InvalidArgument, StreamNotFound, StreamUnavailable, LimitExceeded, and for a commit
+        and a seek OffsetOutOfRange, StaleIncarnation and Diverged; `told` may get GroupFenced,
+        Conflict, StaleIncarnation, LimitExceeded, DiskFull, StreamUnavailable, ShuttingDown.
+        """
+        if self._closed is not None:
+            raise self._closed
+        if self._offsets.failure:
+            raise StreamUnavailable(f"groups cannot be stored: {self._offsets.failure}")
+        self._check(asked)
+        self._coordinator.ask(asked, told, time.monotonic())
+        self._go_on()  # not at once: other requests of this turn of the loop join the flight
+
+    async def asked(self, asked: Asked) -> Assignment | None:
+        """`ask`, and wait for the answer."""
+        future: asyncio.Future[Assignment | None] = asyncio.get_running_loop().create_future()
+        self.ask(asked, partial(_complete, future))
+        return await future
+
+    def _check(self, asked: Asked) -> None:
+        group, stream = asked.key
+        check_consumer_name(group)
+        if isinstance(asked, Join):
+            check_consumer_name(asked.member)
+            self._find_stream(stream)
+        elif isinstance(asked, Commit) and asked.offsets:
+            highest = max(asked.offsets.values())
+            if min(asked.offsets.values()) < 1:
+                raise InvalidArgument("a commit is the offset to read next, which is at least 1")
+            log = self._find_stream(stream).log
+            error = why_not_storable(log, stream, highest, asked.incarnation, asked.epoch)
+            if error is not None:
+                raise error
+        elif isinstance(asked, Seek) and asked.offset:
+            log = self._find_stream(stream).log
+            error = why_not_storable(log, stream, asked.offset, None, None)
+            if error is not None:
+                raise error
+
+    def seek(self, key: GroupKey, offset: int) -> Seek:
+        """The request that moves a group in the stream as it is now. Raises StreamNotFound."""
+        log = self._find_stream(key[1]).log
+        return Seek(key, offset, log.incarnation, log.leader_epoch)
+
+    # --- flights ---
+
+    def _go_on(self) -> None:
+        if not self._in_flight and not self._scheduled and self._closed is None:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._begin_flight)
+
+    def _begin_flight(self) -> None:
+        self._scheduled = False
+        coordinator, now = self._coordinator, time.monotonic()
+        if self._closed is not None or not coordinator.wants_flight(now):
+            self._set_timer()
+            return
+        flight = coordinator.begin(now)
+        if not flight.drafts:
+            self._landed(flight, None)
+            return
+        now_ns = self._now_ns()
+        for key, draft in flight.drafts.items():
+            flight.drafts[key] = draft and replace(draft, time_ns=now_ns)
+        self._in_flight = True
+        self._offsets.store(
+            [self._subject(key) for key in flight.drafts],
+            [encode_key(key) for key in flight.drafts],
+            [None if one is None else encode_group(one) for one in flight.drafts.values()],
+            partial(self._landed, flight),
+        )
+
+    def _landed(self, flight: Flight, error: LiftlogError | None) -> None:
+        self._in_flight = False
+        if self._closed is not None:
+            # Stored or not: the next coordinator reads it.
+            error = self._closed
+        self._coordinator.landed(flight, error, time.monotonic())
+        if self._coordinator.has_requests:
+            self._go_on()
+        else:
+            self._set_timer()
+
+    def _subject(self, key: GroupKey) -> bytes:
+        group, stream = key
+        return f"{self._subject_prefix}.{stream}.{group}".encode("ascii")
+
+    def _set_timer(self) -> None:
+        """For the end of the next session, or of the longest wait."""
+        due = self._coordinator.quiet_until
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer, self._timer_due = None, due
+        if due < math.inf and self._closed is None:
+            seconds = max(due - time.monotonic(), 0)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._timer_ended)
+
+    def _timer_ended(self) -> None:
+        self._timer = None
+        self._go_on()
+
+    def close(self, error: LiftlogError) -> None:
+        """Answer no more requests; those that wait get the error."""
+        if self._closed is None:
+            self._closed = error
+            if self._timer is not None:
+                self._timer.cancel()
+            self._coordinator.close(error)
+
+    # --- look-ups ---
+
+    @property
+    def count(self) -> int:
+        return len(self._coordinator.groups)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """For those who count."""
+        return self._coordinator
+
+    def describe(self, key: GroupKey) -> GroupInfo | None:
+        """With owner and offset of each slot; None if there is no such group."""
+        state = self._coordinator.groups.get(key)
+        if state is None:
+            return None
+        info = self._summary(key, state)
+        return replace(info, owners=list(state.owners), offsets=list(state.offsets))
+
+    def page(
+        self,
+        may_read: Callable[[str], bool],
+        *,
+        stream: str | None = None,
+        after: str | None = None,
+        limit: int = PAGE_GROUPS,
+    ) -> tuple[list[GroupInfo], str | None]:
+        """Groups by name, and what to pass as `after` for the next ones, or None at the end."""
+        keys = sorted(self._coordinator.groups)
+        first = 0
+        if after is not None:
+            group, _, name = after.partition("/")
+            first = bisect_right(keys, (group, name))
+        allowed = {name: may_read(name) for name in {key[1] for key in keys}}
+        shown = [key for key in keys[first:] if stream in (None, key[1]) and allowed[key[1]]]
+        found = [self._summary(key, self._coordinator.groups[key]) for key in shown[:limit]]
+        return found, "/".join(shown[limit - 1]) if len(shown) > limit else None
+
+    def _summary(self, key: GroupKey, state: GroupState) -> GroupInfo:
+        group, stream = key
+        behind: dict[str, int] = {}
+        lag: int | None = None
+        try:
+            log = self._find_stream(stream).log
+        except LiftlogError:
+            pass  # it cannot be read here: then its lag is not known
+        else:
+            lags = [_lag(log, offset) for offset in state.offsets]
+            lag = max(lags)
+            for owner, one in zip(state.owners, lags, strict=True):
+                behind[owner] = max(behind.get(owner, 0), one)
+        members = [
+            {
+                "name": name,
+                "slots": state.owners.count(name),
+                "session_ms": member.session_ms,
+                "principal": member.principal,
+                "lag": None if lag is None else behind.get(name, 0),
+            }
+            for name, member in sorted(state.members.items())
+        ]
+        return GroupInfo(
+            group,
+            stream,
+            state.generation,
+            state.slots,
+            members,
+            lag=lag,
+            incarnation=state.incarnation,
+            epoch=state.epoch,
+            time_ns=state.time_ns,
+            principal=state.principal,
+        )
+
+
+def _lag(log: Log, offset: int) -> int:
+    return max(log.high_watermark - max(offset, log.log_start_offset), 0)
+
+
+def understood(stored: Mapping[bytes, bytes]) -> dict[GroupKey, GroupState]:
+    """The groups of these records. Logs those that it does not understand."""
+    found: dict[GroupKey, GroupState] = {}
+    for key, value in stored.items():
+        try:
+            found[decode_key(key)] = decode_value(value)
+        except CorruptBatch as error:
+            logger.error("group-not-understood error=%s", error)  # noqa: TRY400
+    return found
+
+
+def _complete(
+    future: asyncio.Future[Assignment | None],
+    assignment: Assignment | None,
+    error: LiftlogError | None,
+) -> None:
+    """Complete a future, unless its waiter was cancelled."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(assignment)
+    else:
+        future.set_exception(error)

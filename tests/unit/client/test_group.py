@@ -1,0 +1,229 @@
+"""Members of consumer groups, of both kinds, at a daemon that keeps groups in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from support.opened_client import Opened, until
+from support.pull_broker import LogBroker
+
+from liftlog.client import connect
+from liftlog.client.grouping import GroupReading, GroupSettings, slots_of
+from liftlog.errors import Conflict, GroupFenced, InvalidArgument
+from liftlog.records.decode import Record
+
+KEYS = [b"key %d" % number for number in range(40)]
+
+
+def publish(broker: LogBroker, rounds: int) -> None:
+    """Each round is a batch with one record of each key; its value is the round."""
+    stream = broker.stream("orders")
+    for number in range(rounds):
+        stream.append([b"%d" % number] * len(KEYS), keys=[*KEYS])
+
+
+class Seen:
+    """What all members of a group were given, by key."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, list[int]] = defaultdict(list)
+        self.count = 0
+
+    def add(self, record: Record) -> None:
+        assert record.key is not None
+        assert record.value is not None
+        self.values[record.key].append(record.offset)
+        self.count += 1
+
+    def check(self, rounds: int) -> None:
+        """Everything once and in order."""
+        assert set(self.values) == set(KEYS)
+        for offsets in self.values.values():
+            assert offsets == sorted(set(offsets))
+            assert len(offsets) == rounds
+
+
+async def test_one_member_gets_everything_in_order(client: Opened, broker: LogBroker) -> None:
+    group = client.client.group("billing", "orders", start=101)
+    publish(broker, 5)
+    seen = Seen()
+    for record in await client.take(group, 5 * len(KEYS)):
+        seen.add(record)
+    seen.check(5)
+    assert group.slots == list(range(64))
+    await client.of(group, "commit")
+    info = await client.call("describe_group", "billing", "orders")
+    assert info.offsets == [301] * 64
+    assert info.lag == 0
+    assert [(one["name"], one["slots"], one["lag"]) for one in info.members] == [
+        (group.member, 64, 0)
+    ]
+    await client.of(group, "close")
+    info = await client.call("describe_group", "billing", "orders")
+    assert info.members == []
+    assert info.owners == [""] * 64
+
+
+async def test_two_members_share_and_each_key_stays_in_order(
+    broker: LogBroker, address: str, offsets_stream: object
+) -> None:
+    seen = Seen()
+    moved: list[str] = []
+
+    async def work(name: str, wanted: int) -> None:
+        async with connect(address) as one:
+            group = one.group(
+                "billing",
+                "orders",
+                start=101,
+                commit_every=7,
+                on_assigned=lambda slots: moved.append(f"{name}+{len(slots)}"),
+                on_revoked=lambda slots: moved.append(f"{name}-{len(slots)}"),
+            )
+            async with group:
+                async for record in group:
+                    seen.add(record)
+                    await asyncio.sleep(0)
+                    if seen.count >= wanted:
+                        return
+
+    publish(broker, 1)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(work("a", 10**9))
+        await until(lambda: seen.count >= 40)
+        second = tasks.create_task(work("b", 10**9))
+        await until(lambda: "b+32" in moved)
+        publish(broker, 20)
+        await until(lambda: seen.count >= 21 * len(KEYS))
+        first.cancel()
+        second.cancel()
+    seen.check(21)
+    assert moved == ["a+64", "a-32", "b+32"]
+
+
+async def test_slots_that_are_far_behind_are_read_beside_the_others(
+    broker: LogBroker, address: str, offsets_stream: object
+) -> None:
+    publish(broker, 30)
+    seen = Seen()
+
+    async def drain(group: Any) -> None:
+        async for record in group:
+            seen.add(record)
+            await asyncio.sleep(0)
+
+    async with connect(address) as one, connect(address) as two:
+        first = one.group("billing", "orders", start=101, session=60)
+        second = two.group("billing", "orders", start=101, session=60)
+        for _ in range(600):
+            seen.add(await anext(first))
+        tasks = [asyncio.create_task(drain(group)) for group in (second, first)]
+        await until(lambda: seen.count == 30 * len(KEYS))
+        await until(lambda: len(first.slots) == len(second.slots) == 32)
+        tasks[1].cancel()
+        publish(broker, 50)
+        others = sum(slot in second.slots for slot in slots_of(records_of(KEYS), 64))
+        await until(lambda: seen.count == 30 * len(KEYS) + 50 * others)
+        await first.leave()
+        publish(broker, 5)
+        await until(lambda: seen.count == 85 * len(KEYS))
+        tasks[0].cancel()
+        seen.check(85)
+        await second.close()
+
+
+def records_of(keys: list[bytes]) -> list[Record]:
+    return [Record(1, 0, "s", key, b"", {}) for key in keys]
+
+
+async def test_the_same_name_again_continues_and_fences_the_first(
+    client: Opened, broker: LogBroker
+) -> None:
+    publish(broker, 2)
+    first = client.client.group("billing", "orders", start=101, member="w1")
+    taken = await client.take(first, 30)
+    await client.of(first, "commit")
+    assert [one.offset for one in await client.take(first, 1)] == [131]
+    second = client.client.group("billing", "orders", member="w1")
+    rest = await client.take(second, 50)
+    assert [one.offset for one in taken + rest] == list(range(101, 181))
+    with pytest.raises(GroupFenced, match="another client"):
+        await client.of(first, "commit")
+    with pytest.raises(GroupFenced, match="another client"):
+        await client.take(first, 100)
+    await client.of(second, "close")
+    # It stays a member for its session, so that its name finds its slots again.
+    info = await client.call("describe_group", "billing", "orders")
+    assert [one["name"] for one in info.members] == ["w1"]
+    with pytest.raises(Conflict, match="w1"):
+        await client.call("seek_group", "billing", "orders", 1)
+
+
+async def test_batches_and_what_counts(client: Opened, broker: LogBroker) -> None:
+    publish(broker, 3)
+    group = client.client.group("billing", "orders", start=101)
+    (batch,) = await client.take(group.batches(), 1)
+    assert [one.offset for one in batch] == list(range(101, 141))
+    await client.of(group, "close")  # the batch was not finished
+    info = await client.call("describe_group", "billing", "orders")
+    assert info.offsets == [101] * 64
+    again = client.client.group("billing", "orders")
+    (batch,) = await client.take(again.batches(), 1)
+    assert batch[0].offset == 101
+    await client.of(again, "commit")
+    await client.of(again, "leave")
+    info = await client.call("describe_group", "billing", "orders")
+    assert info.offsets == [141] * 64
+
+
+async def test_seek_list_and_remove(client: Opened, broker: LogBroker) -> None:
+    await client.call("seek_group", "billing", "orders", 51)
+    assert [one.group for one in await client.call("list_groups")] == ["billing"]
+    assert await client.call("list_groups", stream="other") == []
+    info = await client.call("describe_group", "billing", "orders")
+    assert (info.offsets, info.lag) == ([51] * 64, 50)
+    group = client.client.group("billing", "orders", start="latest")
+    assert [one.offset for one in await client.take(group, 50)] == list(range(51, 101))
+    await client.of(group, "leave")
+    await client.call("remove_group", "billing", "orders")
+    await client.call("remove_group", "billing", "orders")
+    assert await client.call("describe_group", "billing", "orders") is None
+    assert await client.call("list_groups") == []
+
+
+def test_what_cannot_be() -> None:
+    for wrong in (
+        {"session": 0.1},
+        {"slots": 0},
+        {"slots": 1025},
+        {"commit_every": 0},
+        {"commit_interval": 0},
+        {"columns": ["key"]},
+    ):
+        with pytest.raises(InvalidArgument):
+            make(**wrong)
+
+
+def make(**options: Any) -> GroupReading:
+    chosen: dict[str, Any] = {"session": 10.0, "slots": None, "commit_every": 1}
+    chosen |= {"commit_interval": 1.0, **options}
+    named = [chosen.pop(one) for one in ("session", "slots", "commit_every", "commit_interval")]
+    return GroupReading(
+        GroupSettings("g", "s", "m", False, "earliest", *named, None, None, chosen)  # type: ignore[arg-type]
+    )
+
+
+def test_slots() -> None:
+    """Other clients compute the same ones: CRC-32C of the key, else of the subject."""
+    records = [
+        Record(1, 0, "orders.eu", b"key 1", b"", {}),
+        Record(2, 0, "orders.eu", None, b"", {}),
+        Record(3, 0, "orders.eu", b"", b"", {}),
+    ]
+    assert slots_of(records, 1 << 32) == [crc32c(b"key 1"), crc32c(b"orders.eu"), 0]
+    assert slots_of(records, 64) == [one >> 26 for one in slots_of(records, 1 << 32)]
+    assert slots_of(records, 1) == [0, 0, 0]
