@@ -107,9 +107,7 @@ class GroupConsumer(GroupReading):
         their order, so one that waits for new records would hold up those of another lane."""
         if self._idle_ways:
             return self._idle_ways.pop()
-        way = Router(self._session.targets)
-        await way.open()
-        return way
+        return await self._session.another()
 
     async def _close_unread(self) -> None:
         """The reads of lanes that are gone."""

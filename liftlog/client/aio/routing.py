@@ -39,6 +39,7 @@ class Router:
         self._sessions: dict[str, Session] = {}
         self._newest = self._session_at(self.target.address.text)
         self._is_closed = False
+        self._others: list[Router] = []
 
     async def open(self) -> None:
         """The first connection: each address once. Raises the error of the last."""
@@ -75,6 +76,17 @@ class Router:
         self._is_closed = True
         for session in self._sessions.values():
             session.close(reason)
+        for other in self._others:
+            other.close(reason)
+
+    async def another(self) -> Router:
+        """A router with connections of its own, which end with those of this one. Raises what
+        `open` raises."""
+        other = Router(self.targets)
+        self._others = [one for one in self._others if not one._is_closed]
+        self._others.append(other)
+        await other.open()
+        return other
 
     def route(self, stream: str, replica: str | None) -> ReadRoute:
         """The way of one read."""

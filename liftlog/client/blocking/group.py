@@ -109,9 +109,7 @@ class SyncGroupConsumer(GroupReading):
         their order, so one that waits for new records would hold up those of another lane."""
         if self._idle_ways:
             return self._idle_ways.pop()
-        way = SyncRouter(self._session.targets)
-        way.open()
-        return way
+        return self._session.another()
 
     def _close_unread(self) -> None:
         """The reads of lanes that are gone."""

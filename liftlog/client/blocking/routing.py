@@ -39,6 +39,7 @@ class SyncRouter:
         self._sessions: dict[str, SyncSession] = {}
         self._newest = self._session_at(self.target.address.text)
         self._is_closed = False
+        self._others: list[SyncRouter] = []
 
     def open(self) -> None:
         """The first connection: each address once. Raises the error of the last."""
@@ -75,6 +76,17 @@ class SyncRouter:
         self._is_closed = True
         for session in self._sessions.values():
             session.close(reason)
+        for other in self._others:
+            other.close(reason)
+
+    def another(self) -> SyncRouter:
+        """A router with connections of its own, which end with those of this one. Raises what
+        `open` raises."""
+        other = SyncRouter(self.targets)
+        self._others = [one for one in self._others if not one._is_closed]
+        self._others.append(other)
+        other.open()
+        return other
 
     def route(self, stream: str, replica: str | None) -> SyncReadRoute:
         """The way of one read."""
