@@ -27,6 +27,7 @@ them. If a signal handler interrupts a call with an exception, they can still be
 _CLASSES: tuple[type, ...] = (
     client.Client,
     client.Consumer,
+    client.GroupConsumer,
     client.RecordReader,
     client.BatchReader,
     client.RecordBatch,
@@ -43,6 +44,7 @@ _VALUES: tuple[type, ...] = (
     client.Removal,
     client.LeaseInfo,
     client.Checkpoint,
+    client.GroupInfo,
     client.DaemonInfo,
     client.ClusterInfo,
     client.ClusterNode,
@@ -55,7 +57,7 @@ _ALIASES = {
     "OnCorrupt": "`raise`, `skip`, or a callable that is called with each CorruptRange",
     "OnReset": f"one of {', '.join(f'`{name}`' for name in get_args(read_options.OnReset))}",
 }
-TWINS = ("SyncClient", "SyncConsumer", "SyncBatchReader", "SyncRecordReader")
+TWINS = ("SyncClient", "SyncConsumer", "SyncGroupConsumer", "SyncBatchReader", "SyncRecordReader")
 
 
 def render() -> str:

@@ -8,6 +8,7 @@ connection       one connected client: its socket, its login, its end
 client_requests  its requests, each handed to the code that answers it
 
 fetches          the fetches of one connection on one stream, in order, with long poll
+group_handlers   the code that answers requests about consumer groups
 handlers         the code that answers each other request
 peers            the requests of another node of the cluster
 requests         what each of those needs of the ACL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from liftlog.errors import InvalidArgument, LiftlogError
@@ -111,14 +112,17 @@ async def _describe_group(caller: Caller, message: DescribeGroup) -> Message:
 
 
 async def _relay_groups(caller: Caller, message: ListGroups, ask: Ask) -> Message:
-    answer = await ask(message)
-    assert isinstance(answer, GroupsAnswer), "the answer to groups"
-    seen = [one for one in answer.groups if caller.may("read", str(one.get("stream")))]
-    after = answer.after
-    if after is not None and not caller.may("read", after.partition("/")[2]):
-        # A cursor names a group: the client gets only what it may see.
-        after = f"{seen[-1]['group']}/{seen[-1]['stream']}" if seen else None
-    return GroupsAnswer(seen, after)
+    """A cursor names a group, so it is the last one that the client sees."""
+    after = message.after
+    while True:
+        answer = await ask(replace(message, after=after))
+        assert isinstance(answer, GroupsAnswer), "the answer to groups"
+        seen = [one for one in answer.groups if caller.may("read", str(one.get("stream")))]
+        after = answer.after
+        if after is None:
+            return GroupsAnswer(seen)
+        if seen:
+            return GroupsAnswer(seen, f"{seen[-1]['group']}/{seen[-1]['stream']}")
 
 
 @handles(ListGroups, None, at=At.OFFSETS, relay=_relay_groups)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftlog.client import Client, Consumer, ReadOptions, connect, connect_sync
+from liftlog.client import Client, Consumer, GroupConsumer, ReadOptions, connect, connect_sync
 from liftlog.client.read_ahead import DEFAULT_FETCH_BYTES, DEFAULT_READ_AHEAD_BYTES
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/client.md").read_text()
@@ -24,7 +24,12 @@ def rows(section: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("function", "section"),
-    [(connect, "connect"), (connect_sync, "connect"), (Client.consumer, "consumer")],
+    [
+        (connect, "connect"),
+        (connect_sync, "connect"),
+        (Client.consumer, "consumer"),
+        (Client.group, "group"),
+    ],
 )
 def test_every_parameter_with_its_default(function: Callable[..., Any], section: str) -> None:
     found = rows(section)
@@ -46,7 +51,9 @@ def test_every_option_of_a_read() -> None:
     assert found["read_ahead_bytes"] == f"{DEFAULT_READ_AHEAD_BYTES >> 20} MiB"
 
 
-@pytest.mark.parametrize(("kind", "section"), [(Client, "Methods"), (Consumer, "consumer")])
+@pytest.mark.parametrize(
+    ("kind", "section"), [(Client, "Methods"), (Consumer, "consumer"), (GroupConsumer, "group")]
+)
 def test_every_method(kind: type, section: str) -> None:
     for name in vars(kind):
         if not name.startswith("_"):

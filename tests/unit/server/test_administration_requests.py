@@ -19,6 +19,7 @@ from liftlog.client.blocking.calls import SyncCalls
 from liftlog.errors import Conflict, Forbidden, InvalidArgument, LeaseGone, OffsetOutOfRange
 from liftlog.protocol import administration as messages
 from liftlog.protocol.checkpoints import ListCheckpoints
+from liftlog.protocol.groups import BeatGroup, CommitGroup, JoinGroup, LeaveGroup
 from liftlog.protocol.messages import REQUESTS, Cancel, DescribeStream, Fetch
 from liftlog.protocol.replication import Forward, HandOver, LookAgain, Peer, Replicate, Suspect
 from liftlog.server.pull.requests import HANDLERS, QUESTIONS
@@ -133,10 +134,11 @@ def test_both_clients_have_the_same_methods() -> None:
         return [name for name in vars(cls) if not name.startswith("_") and name != "server"]
 
     assert methods(Calls) == methods(SyncCalls)
-    # `fetch` is beside the reads; what cancels a request, and what nodes ask each other, has none.
+    # `fetch` is beside the reads; what cancels a request, what nodes ask each other, and what the
+    # members of a group ask, has none.
     nodes = (Peer, Replicate, Suspect, Forward, HandOver, LookAgain)
-    between_nodes = {kind.KIND for kind in nodes}
-    elsewhere = {Fetch.KIND, Cancel.KIND, *between_nodes}
+    members = (JoinGroup, BeatGroup, CommitGroup, LeaveGroup)
+    elsewhere = {Fetch.KIND, Cancel.KIND, *[kind.KIND for kind in (*nodes, *members)]}
     assert len(methods(Calls)) == len(REQUESTS.keys() - elsewhere)
 
 
