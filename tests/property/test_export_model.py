@@ -233,7 +233,7 @@ def rows_of(export: Export) -> list[Row]:
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @example(rounds=READ_BEFORE_AND_AFTER_A_PASS)
 @example(rounds=AN_ARCHIVE_OF_WHAT_WAS_COMPACTED)

@@ -268,7 +268,7 @@ def end_group(one: Sequencer, step: str) -> Any:
     return group.received, group.size_bytes, encoded, group.id_marks, commands_in(sent)
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     STEPS,
     st.sampled_from(["on", "on", "on", "off", "envelope"]),
@@ -320,7 +320,7 @@ def test_columns_come_to_the_same_as_single_messages(
         assert state_of(by_column) == state_of(one_by_one)
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(
     st.one_of(RUNS, alike_runs()),
     st.sampled_from(["on", "on", "off", "envelope"]),
@@ -355,7 +355,7 @@ def test_a_run_is_refused_as_each_of_its_messages(
     assert by_column.acks_suppressed == one_by_one.acks_suppressed
 
 
-@settings(max_examples=3 * EXAMPLES)
+@settings(max_examples=2 * EXAMPLES)
 @given(st.lists(BLOCKS, min_size=1, max_size=8))
 def test_header_columns_hold_what_each_block_says(blocks: list[bytes]) -> None:
     found = header_columns(blocks)
@@ -383,7 +383,7 @@ def blocks_of_one_form(draw: st.DrawFn) -> list[bytes]:
     return blocks + draw(st.lists(BLOCKS, max_size=2))
 
 
-@settings(max_examples=5 * EXAMPLES)
+@settings(max_examples=2 * EXAMPLES)
 @given(blocks_of_one_form())
 def test_blocks_of_one_form_say_what_the_expression_finds(blocks: list[bytes]) -> None:
     nothing = [None] * len(blocks)

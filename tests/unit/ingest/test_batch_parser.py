@@ -222,7 +222,7 @@ def by_sid(rows: list[Row]) -> dict[int, list[Row]]:
     return found
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(PIECES, st.lists(st.one_of(st.integers(1, 40), st.integers(100, 5000)), min_size=1))
 def test_the_same_messages_as_the_stock_parser(
     pieces: list[list[Row | bytes]], sizes: list[int]

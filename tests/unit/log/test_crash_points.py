@@ -67,7 +67,7 @@ def _recover(
 def test_the_machine_stops_before_any_operation(scenario: Scenario, durability: str) -> None:
     operations = _run(scenario, durability, None).fs.operations
     assert operations > 20
-    stops = one_in(3, range(operations + 1), f"{scenario.__name__} {durability}")
+    stops = one_in(5, range(operations + 1), f"{scenario.__name__} {durability}")
     known: dict[tuple[bytes, bool], Facts] = {}  # what was recovered from equal disks
     gone_on: set[object] = set()
     for stop_at in stops:
@@ -112,7 +112,7 @@ def test_the_machine_stops_again_before_any_operation_of_the_recovery(
 ) -> None:
     operations = _run(scenario, durability, None).fs.operations
     # Not one in four: there are four ways in which a disk is left.
-    stops = one_in(5, range(operations + 1), f"{scenario.__name__} {durability}")
+    stops = one_in(9, range(operations + 1), f"{scenario.__name__} {durability}")
     outcomes: dict[bytes, list[Facts]] = {}  # of recovering from equal disks: once is enough
     for stop_at in stops:
         world = _run(scenario, durability, stop_at)
