@@ -135,7 +135,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ScanO
                 )
     return ScanOptions(
         stream=_stream(values, path),
-        server=_address(values.get("server")),
+        server=_addresses(values.get("server")),
         path=path,
         start=_position(values, "startingOffset", "startTimestamp", EARLIEST),
         end=_position(values, "endingOffset", "endTimestamp", LATEST),
@@ -185,9 +185,14 @@ def _stream(values: Mapping[str, str], path: str | None) -> str:
     return name
 
 
-def _address(given: str | None) -> str:
+def _addresses(given: str | None) -> str:
+    """Those of a daemon, or of the nodes of a cluster with commas between them."""
     if given is None:
         return DEFAULT_ADDRESS
+    return ",".join([_address(one.strip()) for one in given.split(",")])
+
+
+def _address(given: str) -> str:
     text = given
     if "://" not in text and not text.startswith("/"):
         text = f"tcp://{text}"

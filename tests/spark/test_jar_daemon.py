@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.certificates import Authority
+from support.cluster import Cluster, lasting_ports
 from support.cutting_proxy import CuttingProxy, cutting_proxy
 from support.exporting import ExportedStreams, Put
+from support.ingesting import publish
 from support.loop_thread import LoopThread
+from support.nats_server import NatsServer
 from support.nkey_seeds import seed_of
+from support.raw_nats import RawNats
 from support.served_logs import ServedLogs
 from support.spark import run_to_end
 from support.spark_jar import ALL_COLUMNS, JarOfSession, jar_rows, python_rows
@@ -218,3 +222,26 @@ def test_either_source_continues_the_query_of_the_other(
     assert run_to_end(spark, logs, tmp_path) == [10]
     lake: Any = spark.read.parquet(str(tmp_path / "lake")).select("offset").toArrow()
     assert sorted(lake.column(0).to_pylist()) == list(range(1, 61))
+
+
+def test_the_leader_of_a_cluster_is_followed(spark: SparkSession) -> None:
+    """Both sources get the address of a node that does not lead, alone or behind one where no one
+    listens; the leader stops between two reads."""
+    streams = {"orders": {"subject": "orders", "replicas": 3}}
+    with NatsServer() as server, Cluster(server.url, streams) as cluster:
+        cluster.wait_isr("orders")
+        with RawNats(server.port, timeout=60) as raw:
+            for number in range(50):
+                publish(raw, "orders", b"%d" % number)
+        cluster.wait_settled("orders")
+        near = cluster.nodes[cluster.followers("orders")[0]].pull_address
+        nowhere = f"127.0.0.1:{lasting_ports(1)[0]}"
+        for addresses in (near, f"{nowhere},{near}"):
+            rows = jar_rows(spark, server=addresses, stream="orders", columns="offset,value")
+            assert [int(row["value"]) for row in rows] == list(range(50))
+            assert rows == python_rows(server=addresses, stream="orders", columns="offset,value")
+        gone = cluster.leader("orders")
+        others = ",".join(one.pull_address for one in cluster.nodes.values())
+        cluster.stop(gone)
+        assert jar_rows(spark, server=others, stream="orders", columns="offset,value") == rows
+        assert python_rows(server=others, stream="orders", columns="offset,value") == rows

@@ -17,6 +17,7 @@ public class Failure extends RuntimeException {
     public static final String INVALID_ARGUMENT = "INVALID_ARGUMENT";
     public static final String LEASE_GONE = "LEASE_GONE";
     public static final String LIMIT_EXCEEDED = "LIMIT_EXCEEDED";
+    public static final String NOT_LEADER = "NOT_LEADER";
     public static final String NOT_READY = "NOT_READY";
     public static final String OFFSET_OUT_OF_RANGE = "OFFSET_OUT_OF_RANGE";
     public static final String PROTOCOL_VIOLATION = "PROTOCOL_VIOLATION";
@@ -32,7 +33,7 @@ public class Failure extends RuntimeException {
 
     private static final Set<String> RETRIABLE = Set.of(
             CONNECTION_LOST, DISK_FULL, NOT_READY, SHUTTING_DOWN, "TIMEOUT", "NATS_UNAVAILABLE",
-            "NOT_LEADER", "UNKNOWN_EPOCH", "NOT_ENOUGH_REPLICAS", "METADATA_UNAVAILABLE");
+            NOT_LEADER, "UNKNOWN_EPOCH", "NOT_ENOUGH_REPLICAS", "METADATA_UNAVAILABLE");
 
     private final String name;
     private final String reason;

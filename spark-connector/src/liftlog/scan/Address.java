@@ -3,6 +3,8 @@ package liftlog.scan;
 import java.io.Serializable;
 import java.net.URI;
 import java.net.URISyntaxException;
+import java.util.Arrays;
+import java.util.List;
 import liftlog.records.Failure;
 
 /**
@@ -15,8 +17,17 @@ public record Address(String text, String host, int port, String path, boolean t
     public static final int DEFAULT_PORT = 9292;
     private static final String USE = "use host:port, tls://host:port or unix:///path";
 
-    /** From the option {@code server}; the default if it is null. */
-    static Address parse(String given) {
+    /** From the option {@code server}: the nodes of a cluster have commas between them. */
+    static List<Address> parseAll(String given) {
+        if (given == null) {
+            return List.of(parse(null));
+        }
+        return Arrays.stream(given.split(",", -1)).map(String::trim).map(Address::parse).distinct()
+                .toList();
+    }
+
+    /** One address; the default if it is null. */
+    public static Address parse(String given) {
         if (given == null) {
             return parse("127.0.0.1:" + DEFAULT_PORT);
         }

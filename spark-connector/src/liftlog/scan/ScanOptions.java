@@ -16,7 +16,7 @@ import liftlog.records.Failure;
  */
 public record ScanOptions(
         String stream,
-        Address server,
+        List<Address> servers,
         String path,
         Position start,
         Position end,
@@ -82,7 +82,7 @@ public record ScanOptions(
         }
         return new ScanOptions(
                 stream(values, path),
-                Address.parse(values.get("server")),
+                Address.parseAll(values.get("server")),
                 path,
                 position(values, "startingOffset", "startTimestamp", Position.EARLIEST),
                 position(values, "endingOffset", "endTimestamp", Position.LATEST),
@@ -109,7 +109,7 @@ public record ScanOptions(
     }
 
     public ScanOptions narrowed(Narrowing other) {
-        return new ScanOptions(stream, server, path, start, end, subject, columns, compact,
+        return new ScanOptions(stream, servers, path, start, end, subject, columns, compact,
                 targetPartitionBytes, maxOffsetsPerTrigger, maxBytesPerTrigger, failOnDataLoss,
                 leaseSeconds, tokenFile, nkeyFile, tlsCaFile, pushdown, filterInDaemon, other);
     }

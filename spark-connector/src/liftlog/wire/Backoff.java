@@ -43,10 +43,11 @@ final class Backoff {
         }
     }
 
-    /** Whether the same may succeed on another connection. */
+    /** Whether the same may succeed on another connection, perhaps to another node. */
     static boolean isInterruption(Failure error) {
         return error.is(Failure.CONNECTION_LOST)
                 || error.is(Failure.SHUTTING_DOWN)
+                || error.is(Failure.NOT_LEADER)
                 || error.is(Failure.NOT_READY);
     }
 }

@@ -167,7 +167,7 @@ final class FetchSource implements BatchSource {
 
     /** After the connection was lost: continues after the last batch that was shown. */
     private void resume(Failure error) {
-        client.drop();
+        client.leave(error);
         fetchId = NONE;
         if (place != null) { // the body was lost under way
             asked = reached();

@@ -1,6 +1,7 @@
 package liftlog.wire;
 
 import java.io.Closeable;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import javax.net.ssl.SSLContext;
@@ -10,27 +11,37 @@ import liftlog.scan.ScanOptions;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Requests to a daemon, on a connection that is opened again when it was lost. One thread. */
+/**
+ * Requests to a daemon, on a connection that is opened again when it was lost. One thread.
+ *
+ * <p>Of a cluster any node may be asked first: one that does not lead the stream names the leader.
+ */
 final class PullClient implements Closeable {
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
     private static final long REQUEST_MS = 30_000;
+    private static final int MOST_KNOWN = 64;
 
-    private final Address address;
+    private final List<Address> known;
     private final SSLContext tls;
     private final Credentials credentials;
     private final long patienceMs;
+    private Address address;
     private PullConnection connection;
 
     /** Connects; {@code patienceMs} is how long it tries while the daemon cannot be reached. */
     PullClient(ScanOptions options, long patienceMs) {
-        this.address = options.server();
+        this.known = new ArrayList<>(options.servers());
+        this.address = known.get(0);
         this.tls = Dialing.context(address, options.tlsCaFile());
+        if (known.stream().anyMatch(one -> one.tls() != address.tls())) {
+            throw Failure.invalid("server: either all nodes have tls:// addresses or none");
+        }
         this.credentials = Credentials.of(options);
         this.patienceMs = patienceMs;
         Backoff backoff = new Backoff(patienceMs);
         while (connection == null) {
             try {
-                connection = PullConnection.open(address, tls, credentials);
+                connection();
             } catch (Failure error) {
                 // The daemon may not have noticed yet that old connections are gone.
                 if (!error.isRetriable() && !error.is(Failure.LIMIT_EXCEEDED)) {
@@ -38,6 +49,7 @@ final class PullClient implements Closeable {
                 }
                 backoff.pauseAfter(error);
                 LOG.warn("connecting-again address={} reason={}", address.text(), error.reason());
+                leave(error);
             }
         }
     }
@@ -56,6 +68,35 @@ final class PullClient implements Closeable {
             connection = PullConnection.open(address, tls, credentials);
         }
         return connection;
+    }
+
+    /** What was asked there has failed: the next connection may be to another node. */
+    void leave(Failure error) {
+        drop();
+        if (error instanceof NotLeader refused) {
+            follow(refused.address());
+        } else if (!error.is(Failure.NOT_READY)) {
+            next();
+        }
+    }
+
+    private void next() {
+        address = known.get((known.indexOf(address) + 1) % known.size());
+    }
+
+    /** A job that asked for TLS never continues without. */
+    private void follow(String leader) {
+        Address found = leader == null ? null : Address.parse(leader);
+        boolean isNew = found != null && !known.contains(found);
+        if (found == null || found.equals(address) || found.tls() != address.tls()
+                || isNew && known.size() >= MOST_KNOWN) {
+            next();
+            return;
+        }
+        if (isNew) {
+            known.add(found);
+        }
+        address = found;
     }
 
     /** The connection was lost, or what it would answer next is not wanted. */
@@ -81,16 +122,22 @@ final class PullClient implements Closeable {
         }
     }
 
-    /** The answer to a request that is not repeated. */
+    /** The answer to a request that is repeated only if another node has refused it. */
     PullConnection.Answer callOnce(String kind, Map<String, Object> request, String answer) {
-        try {
-            PullConnection open = connection();
-            return open.expect(open.send(kind, request), answer);
-        } catch (Failure error) {
-            if (Backoff.isInterruption(error)) {
-                drop();
+        Backoff backoff = new Backoff(REQUEST_MS);
+        while (true) {
+            try {
+                PullConnection open = connection();
+                return open.expect(open.send(kind, request), answer);
+            } catch (Failure error) {
+                if (Backoff.isInterruption(error)) {
+                    leave(error);
+                }
+                if (!error.is(Failure.NOT_LEADER)) {
+                    throw error;
+                }
+                backoff.pauseAfter(error);
             }
-            throw error;
         }
     }
 
@@ -107,7 +154,7 @@ final class PullClient implements Closeable {
                 if (!Backoff.isInterruption(error)) {
                     throw error;
                 }
-                drop();
+                leave(error);
                 backoff.pauseAfter(error);
             }
         }

@@ -220,6 +220,10 @@ final class PullConnection implements Closeable {
             throw new CorruptRange(message, hint,
                     number(details, "first_offset"), number(details, "next_offset"));
         }
+        if (name.equals(Failure.NOT_LEADER)) {
+            throw new NotLeader(message, hint,
+                    details.get("address") instanceof String leader ? leader : null);
+        }
         throw new Failure(name, message, hint);
     }
 
