@@ -36,8 +36,9 @@ class WireType:
     label: str
     accepts: Check
     max_uint: int = -1
-    """What `accepts` says of integers: from 0 to this one. Most fields are such, so no call checks
-    them."""
+    max_chars: int = -1
+    """What `accepts` says of integers, from 0 to `max_uint`, and of text of up to `max_chars`. Most
+    fields are such, so no call checks them."""
 
 
 def uint(maximum: int = MAX_UINT) -> WireType:
@@ -45,7 +46,9 @@ def uint(maximum: int = MAX_UINT) -> WireType:
 
 
 def text(max_chars: int) -> WireType:
-    return WireType("str", lambda value: type(value) is str and len(value) <= max_chars)
+    return WireType(
+        "str", lambda value: type(value) is str and len(value) <= max_chars, max_chars=max_chars
+    )
 
 
 def raw(min_bytes: int, max_bytes: int) -> WireType:
@@ -132,7 +135,7 @@ class Message:
         Other defaults are written, since another version of the peer may have other defaults.
         """
         encoded: dict[str, Any] = {KIND_KEY: self.KIND, ID_KEY: request_id}
-        for field in wire_fields(type(self)):
+        for field in _known.get(type(self)) or wire_fields(type(self)):
             value = getattr(self, field.name)
             if value is None or not (value or field.required or type(value) not in _MAY_BE_EMPTY):
                 continue
@@ -143,16 +146,17 @@ class Message:
     def from_map(cls, received: Mapping[str, Any]) -> Self:
         """Raises BadRequest naming the first key that is missing or wrong."""
         values: dict[str, Any] = {}
-        for field in wire_fields(cls):
+        for field in _known.get(cls) or wire_fields(cls):
             value = received.get(field.key)
             if value is None:
                 if field.required:
                     raise BadRequest(f"{cls.KIND}: the key {field.key!r} ({field.name}) is missing")
                 continue
             kind = field.kind
-            if type(value) is int and 0 <= value <= kind.max_uint:
-                pass
-            elif not kind.accepts(value):
+            is_usual = (type(value) is int and 0 <= value <= kind.max_uint) or (
+                type(value) is str and len(value) <= kind.max_chars
+            )
+            if not (is_usual or kind.accepts(value)):
                 raise BadRequest(
                     f"{cls.KIND}: the key {field.key!r} ({field.name}) must be a "
                     f"{kind.label} within its bounds"
