@@ -90,6 +90,7 @@ class LoggedStream:
         self.log = CountingLog(log)
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.settings = StreamSettings(subject=f"{name}.>")
+        self.is_leading = True
 
     async def exclusively(
         self, call: Callable[[], Result], *, reserve: DiskReserve | None = None
