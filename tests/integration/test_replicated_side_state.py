@@ -126,7 +126,7 @@ def test_possible_losses_outlive_their_leader(cluster: Cluster, raw: RawNats) ->
     """Each new leader notes one, and has those of the leaders before it."""
     publish_until_acked(raw, "leased", b"0", "before")
     first = cluster.leader("leased")
-    cluster.stop(first)
+    cluster.kill(first)
     until(lambda: cluster.leader("leased") != first, 60)
     second = cluster.leader("leased")
     until(lambda: losses(cluster, second), 60)
@@ -134,7 +134,7 @@ def test_possible_losses_outlive_their_leader(cluster: Cluster, raw: RawNats) ->
     publish_until_acked(raw, "leased", b"1", "between")
     cluster.start(first)
     cluster.wait_isr("leased")
-    cluster.stop(second)
+    cluster.kill(second)
     until(lambda: cluster.leader("leased") != second, 60)
     third = cluster.leader("leased")
     until(lambda: len(losses(cluster, third)) > len(known), 60)

@@ -99,13 +99,13 @@ class EveryWay(threading.Thread):
         found = sorted(self.seconds)
         return found[min(len(found) - 1, int(len(found) * share))]
 
-    def check(self, cluster: Cluster, stream: str, nodes: Iterable[str]) -> None:
+    def check(self, cluster: Cluster, stream: str, nodes: Iterable[str], *, start: int = 1) -> None:
         """Each message is stored once, on every one of these nodes, where its ack says."""
         assert not self.failed, f"{len(self.failed)} failed: {self.failed[:5]}"
         for node in nodes:
             stored: Counter[tuple[str, int]] = Counter()
             with connect_sync(cluster.nodes[node].pull_address) as client:
-                for record in client.read(stream, start=1, until="end", replica=node):
+                for record in client.read(stream, start=start, until="end", replica=node):
                     message = (record.subject, int(record.value or b"-1"))
                     if not record.subject.startswith(f"{self.prefix}."):
                         continue

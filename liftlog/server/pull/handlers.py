@@ -298,7 +298,7 @@ async def _look_again(caller: Caller, message: LookAgain) -> Message:
 
 @handles(ElectLeader, "admin", at=At.LEADER)
 async def _elect(caller: Caller, message: ElectLeader) -> Message:
-    return LeaderAnswer(await _replicated(caller).elect(message.stream, message.node))
+    return LeaderAnswer(await _replicated(caller).leadership.elect(message.stream, message.node))
 
 
 def _replicated(caller: Caller) -> ReplicatedStreams:

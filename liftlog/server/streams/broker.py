@@ -541,7 +541,7 @@ class Broker:
         if self.replicated is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(
-                    self.replicated.hand_over_all(),
+                    self.replicated.leadership.hand_over_all(),
                     self.settings.drain_timeout_seconds * _HAND_OVER_SHARE,
                 )
         if self._checkpoints is not None:

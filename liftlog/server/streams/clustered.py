@@ -83,7 +83,7 @@ class ClusterNode:
         self._spawn(streams.purge_deleted(_PURGE_SECONDS))
         self._spawn(streams.hearing.run())
         interval = cluster.balance_interval_seconds
-        self._spawn(streams.balance(interval, 2 * interval))
+        self._spawn(streams.leadership.balance(interval, 2 * interval))
         streams.stand(
             self._session,
             Patience(session=cluster.session_seconds, silence=cluster.suspect_after_seconds),

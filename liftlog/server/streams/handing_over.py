@@ -92,7 +92,7 @@ class Handovers:
         """This node takes over no stream any more."""
         self.given = 0
         """Streams that it has handed over."""
-        self._node = node
+        self.node = node
         self._mirror = mirror
         self._streams = streams
         self._link_to = link_to
@@ -108,9 +108,9 @@ class Handovers:
         nothing. Raises Conflict when that is not possible; StreamUnavailable when it failed, and
         the stream is led here as before, or by another node that was elected meanwhile."""
         record, host = self._mirror.records.get(name), self._streams.hosts.get(name)
-        if record is None or host is None or record.leader != self._node or not host.is_leading:
-            raise Conflict(f"node {self._node} does not lead stream {name}")
-        if to not in record.isr or to == self._node:
+        if record is None or host is None or record.leader != self.node or not host.is_leading:
+            raise Conflict(f"node {self.node} does not lead stream {name}")
+        if to not in record.isr or to == self.node:
             raise Conflict(
                 f"node {to} cannot take over stream {name}: in sync are {', '.join(record.isr)}",
                 hint="wait until it has caught up; `liftlog cluster status` shows that",
@@ -126,7 +126,7 @@ class Handovers:
                 name,
                 record.incarnation,
                 record.leader_epoch,
-                self._node,
+                self.node,
                 secrets.token_bytes(KEY_BYTES),
                 is_attached=is_attached,
                 is_shared=host.settings.queue_group is not None,
@@ -152,7 +152,7 @@ class Handovers:
     def tell(self, record: StreamRecord) -> None:
         """Have all other nodes with a copy look at this record at once."""
         for node in record.members:
-            if node != self._node:
+            if node != self.node:
                 self._spawn(self.have_look(node, record))
 
     async def ask(self, node: str, message: Message, seconds: float) -> None:
@@ -189,7 +189,7 @@ class Handovers:
         if taking is None or taking.taker.offer.key != message.token:
             if message.step == "drop":
                 return
-            raise Conflict(f"node {self._node} does not know of this handover")
+            raise Conflict(f"node {self.node} does not know of this handover")
         if message.step == "drop":
             await self._drop(taking, "the leader has given up")
         elif message.step == "subscribe":
@@ -219,11 +219,11 @@ class Handovers:
             or host.is_leading
             or host.failure
             or self.is_stopping
-            or self._node not in record.isr
+            or self.node not in record.isr
             or (record.incarnation, record.leader, record.leader_epoch)
             != (message.incarnation, message.node, message.epoch)
         ):
-            raise Conflict(f"node {self._node} cannot take over stream {name} now")
+            raise Conflict(f"node {self.node} cannot take over stream {name} now")
         before = self._taking.pop(name, None)
         if before is not None:
             await self._drop(before, "another handover has begun")
@@ -264,9 +264,7 @@ class Handovers:
         taker.told(message.token, message.end, taking.told, self._loop.time())
         if taker.problem:
             await self._drop(taking, taker.problem)
-            raise Conflict(
-                f"node {self._node} cannot take over stream {host.name}: {taker.problem}"
-            )
+            raise Conflict(f"node {self.node} cannot take over stream {host.name}: {taker.problem}")
 
     def _look(self, taking: _Taking) -> None:
         """The leader has not been heard of for long."""
@@ -321,8 +319,8 @@ class _Giving:
                 f"{str(error) or f'{step.value} took too long'}",
                 hint="it is led as before; try again",
             ) from error
-        except asyncio.CancelledError:
-            self._handovers._spawn(self._undo())
+        except asyncio.CancelledError:  # the daemon stops
+            self._handovers._spawn(self._undo(is_ending=True))
             raise
         finally:
             if self._relay is not None:
@@ -390,12 +388,12 @@ class _Giving:
         if record is not None:
             self._handovers.tell(record)
 
-    async def _undo(self) -> None:
-        """The stream stays here. Does not raise."""
+    async def _undo(self, *, is_ending: bool = False) -> None:
+        """The stream stays here; if this node `is_ending`, an election follows. Does not raise."""
         undo, host = self._giver.failed(), self._host
         host.accept_again(MOVING)
         still_led = self._streams.hosts.get(host.name) is host and host.is_accepting
-        if undo.subscribe and still_led:
+        if undo.subscribe and still_led and not is_ending:
             self._streams.attachments.want(host)
             with contextlib.suppress(LiftlogError):  # it is attached as soon as possible
                 await self._streams.attachments.attach(host)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -32,6 +31,7 @@ from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.server.replication.succession import Succession
 from liftlog.server.streams import cluster_view, copies, placing
 from liftlog.server.streams.handing_over import LOOK_SECONDS, Handovers
+from liftlog.server.streams.leadership import Leadership
 from liftlog.server.streams.moves import Moves
 from liftlog.server.streams.replica import LocalNode, Replica, StreamHosts
 from liftlog.server.streams.settings import origin_of, record_settings
@@ -42,7 +42,6 @@ logger = logging.getLogger("liftlog.server.replication")
 _PROPOSE_SECONDS = 0.1
 _PLACE_SECONDS = 0.2
 _CHANGES_AT_ONCE = 64
-_HANDOVERS_AT_ONCE = 8
 _RECONNECT_SECONDS = 1.0
 _CONFIRM_SECONDS = 10.0
 
@@ -67,6 +66,7 @@ class ReplicatedStreams:
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.hearing.watch(self._lost, silent=HUNG_SECONDS)
         self.handovers = Handovers(member.name, self.mirror, hosts, link_to, self._spawn)
+        self.leadership = Leadership(self.mirror, self.handovers, link_to, lambda: self.led)
         self._node = LocalNode(
             member,
             self.mirror,
@@ -88,8 +88,6 @@ class ReplicatedStreams:
         self._peers: dict[str, int] = {}
         """Connections of each node that are open now."""
         self._is_stopping = False
-        self._first_whole: dict[str, float] = {}
-        """By led stream: since when its first replica, another node, could lead it."""
 
     # --- records ---
 
@@ -352,49 +350,9 @@ class ReplicatedStreams:
 
     # --- the lead moves to another node ---
 
-    async def elect(self, name: str, to: str | None = None) -> str:
-        """Have a node of the in-sync set lead a stream: `to`, or the first replica. Returns the
-        node. Raises StreamNotFound, NotLeader, Conflict, StreamUnavailable; see
-        `Handovers.hand_over`."""
-        record = self._led(name).leader.record
-        chosen = record.replicas[0] if to is None else to
-        if chosen != self.member.name:
-            await self.hand_over(name, chosen)
-        return chosen
-
     async def hand_over(self, name: str, to: str) -> None:
         """See `Handovers.hand_over`."""
         await self.handovers.hand_over(name, to)
-
-    async def hand_over_all(self) -> None:
-        """Before a planned stop: other nodes lead all streams of this one. Those that cannot be
-        handed over are left to an election. Does not raise."""
-        self.handovers.is_stopping = True
-        gate = asyncio.Semaphore(_HANDOVERS_AT_ONCE)
-        leads = Counter(record.leader for record in self.mirror.records.values())
-
-        async def give(name: str) -> None:
-            async with gate:
-                for to in sorted(self._heirs(name), key=lambda node: leads[node])[:2]:
-                    leads[to] += 1
-                    try:
-                        await self.hand_over(name, to)
-                        return
-                    except LiftlogError as error:
-                        logger.warning("not-handed-over stream=%s error=%s", name, error)
-
-        await asyncio.gather(*map(give, self.led))
-
-    def _heirs(self, name: str) -> list[str]:
-        """The nodes that could lead a stream of this one at once, in the order of its replicas."""
-        directory = self.mirror.directory
-        return [
-            node
-            for node in self.mirror.records[name].isr
-            if node != self.member.name
-            and node in directory.live
-            and self._node.link_to(node).peer is not None
-        ]
 
     async def look_again(self, name: str, version: int) -> None:
         """Return when this node does what that version of a record says, or after a while. Raises
@@ -406,28 +364,6 @@ class ReplicatedStreams:
         if replica is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(replica.does(version), LOOK_SECONDS)
-
-    async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
-        """Hand streams over to their first replica, one at a time, once it has lived and been in
-        sync for `settled_seconds`; until cancelled."""
-        while True:
-            await asyncio.sleep(interval_seconds)
-            for name in self._unbalanced(settled_seconds):
-                try:
-                    await self.elect(name)
-                except LiftlogError as error:
-                    logger.warning("not-balanced stream=%s error=%s", name, error)
-
-    def _unbalanced(self, settled_seconds: float) -> list[str]:
-        """The streams that their first replica should lead instead of this node."""
-        now = asyncio.get_running_loop().time()
-        whole = {}
-        for name in self.led:
-            first = self.mirror.records[name].replicas[0]
-            if first in self._heirs(name):
-                whole[name] = self._first_whole.get(name, now)
-        self._first_whole = whole
-        return [name for name, since in whole.items() if now - since >= settled_seconds]
 
     # --- what clients are told ---
 

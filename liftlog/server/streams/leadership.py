@@ -1,0 +1,101 @@
+"""Which node should lead the streams of this one: the one that an operator names, the first replica
+when all is well, any other one when this node stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from liftlog.errors import Conflict, LiftlogError
+from liftlog.server.replication.mirror import Mirror
+from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.replication.serving import ServedStream
+from liftlog.server.streams.handing_over import Handovers
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_AT_ONCE = 8
+_HEIRS_TRIED = 2
+
+
+class Leadership:
+    """Belongs to the event loop. `led` are the streams that this node leads."""
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        handovers: Handovers,
+        link_to: Callable[[str], PeerLink],
+        led: Callable[[], Mapping[str, ServedStream]],
+    ) -> None:
+        self._mirror = mirror
+        self._handovers = handovers
+        self._link_to = link_to
+        self._led = led
+        self._first_since: dict[str, float] = {}
+        """By stream: since when its first replica, another node, could lead it."""
+
+    async def elect(self, name: str, to: str | None = None) -> str:
+        """Have a node of the in-sync set lead a stream: `to`, or the first replica. Returns the
+        node. Raises Conflict, StreamUnavailable; see `Handovers.hand_over`."""
+        record = self._mirror.records.get(name)
+        if record is None:
+            raise Conflict(f"this node does not lead stream {name}")
+        chosen = record.replicas[0] if to is None else to
+        if chosen != self._handovers.node or record.leader != chosen:
+            await self._handovers.hand_over(name, chosen)
+        return chosen
+
+    async def hand_over_all(self) -> None:
+        """Before a planned stop: other nodes lead all streams of this one. Those that cannot be
+        handed over are left to an election. Does not raise."""
+        self._handovers.is_stopping = True
+        gate = asyncio.Semaphore(_AT_ONCE)
+        leads = Counter(record.leader for record in self._mirror.records.values())
+
+        async def give(name: str) -> None:
+            async with gate:
+                heirs = sorted(self._heirs(name), key=lambda node: leads[node])
+                for to in heirs[:_HEIRS_TRIED]:
+                    leads[to] += 1
+                    try:
+                        await self._handovers.hand_over(name, to)
+                        return
+                    except LiftlogError as error:
+                        logger.warning("not-handed-over stream=%s error=%s", name, error)
+
+        await asyncio.gather(*map(give, self._led()))
+
+    async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
+        """Hand streams over to their first replica, one at a time, once it has lived and been in
+        sync for `settled_seconds`; until cancelled."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            for name in self._misplaced(settled_seconds):
+                try:
+                    await self.elect(name)
+                except LiftlogError as error:
+                    logger.warning("not-balanced stream=%s error=%s", name, error)
+
+    def _misplaced(self, settled_seconds: float) -> list[str]:
+        """The streams that their first replica should lead instead of this node."""
+        now, since = asyncio.get_running_loop().time(), {}
+        for name in self._led():
+            if self._mirror.records[name].replicas[0] in self._heirs(name):
+                since[name] = self._first_since.get(name, now)
+        self._first_since = since
+        return [name for name, at in since.items() if now - at >= settled_seconds]
+
+    def _heirs(self, name: str) -> list[str]:
+        """The nodes that could lead a stream of this one at once, in the order of its replicas."""
+        directory = self._mirror.directory
+        return [
+            node
+            for node in self._mirror.records[name].isr
+            if node != self._handovers.node
+            and node in directory.live
+            and not directory.nodes[node].draining
+            and self._link_to(node).peer is not None
+        ]

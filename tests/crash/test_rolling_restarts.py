@@ -1,0 +1,83 @@
+"""All nodes of a cluster are restarted in turn, again and again, under load: no publish fails, and
+no message is lost or stored twice, not even one without a reply subject.
+
+A campaign of `make cluster-torture`; `integration/test_handovers` is its short form. How long acks
+took is printed: `pytest -s`, TORTURE_ROUNDS=60.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.cluster import NODES, PATIENCE, Cluster
+from support.handover_load import EveryWay
+from support.ingesting import until
+from support.nats_server import NatsServer
+from support.rounds import rounds
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(36000),
+    pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture"),
+]
+
+REPLICATED = {"replicas": 3, "min_isr": 2}
+STREAMS = {
+    "in": {"subject": "in.>", **REPLICATED},
+    "shared": {"subject": "shared.>", "queue_group": "workers", **REPLICATED},
+}
+RATE = 500.0
+"""To each stream."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+def wait_acked(loads: list[EveryWay], more: int) -> None:
+    wanted = {load: len(load.acked) + more for load in loads}
+    until(lambda: all(len(load.acked) >= wanted[load] for load in loads), PATIENCE, "acks")
+
+
+def test_all_nodes_are_restarted_in_turn(server: NatsServer) -> None:
+    seconds: list[float] = []
+    stops: list[float] = []
+    with Cluster(server.url, STREAMS, cluster={"balance_interval": "2s"}) as cluster:
+        for number in range(rounds(0)):
+            cluster.wait_all_in_sync()
+            starts = {stream: cluster.wait_settled(stream) for stream in STREAMS}
+            loads = [EveryWay(server.port, f"{stream}.{number}", RATE) for stream in STREAMS]
+            for load in loads:
+                load.start()
+            for node in NODES:
+                wait_acked(loads, 200)
+                began = time.monotonic()
+                cluster.stop(node)
+                stops.append(time.monotonic() - began)
+                wait_acked(loads, 200)
+                cluster.start(node)
+                for stream in STREAMS:
+                    cluster.wait_isr(stream)
+            wait_acked(loads, 200)
+            for stream, load in zip(STREAMS, loads, strict=True):
+                load.finish()
+                cluster.wait_settled(stream)
+                load.check(cluster, stream, NODES, start=starts[stream])
+                seconds += load.seconds
+            print(f"\nround {number}: {summary(seconds)}", flush=True)
+        cluster.assert_sound()
+        logs = "".join(daemon.log for daemon in cluster.nodes.values())
+        assert '"possible-loss"' not in logs
+    print(f"{rounds(0)} rounds: {summary(seconds)}, longest stop {max(stops):.2f} s")
+
+
+def summary(seconds: list[float]) -> str:
+    found = sorted(seconds)
+    shares = {name: found[int(share * (len(found) - 1))] for name, share in
+              (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("most", 1.0))}  # fmt: skip
+    told = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in shares.items())
+    return f"{len(found)} acks: {told}"
