@@ -17,10 +17,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+from zlib import crc32
 
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 
 FORMAT_VERSION = 1
+_TRAIL = 16
 
 
 def default_min_isr(replicas: int) -> int:
@@ -65,6 +67,9 @@ class StreamRecord:
     system: bool = False
     version: int = 1
     """One higher with every change."""
+    trail: tuple[int, ...] = ()
+    """The last versions before this one, each followed by the checksum of the record as it was: by
+    this a node knows whether what it saw is among them."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys that a newer version added."""
 
@@ -105,6 +110,23 @@ class StreamRecord:
         """Those of `nodes` that are replicas, in the order of `replicas`."""
         wanted = frozenset(nodes)
         return tuple(node for node in self.replicas if node in wanted)
+
+    @property
+    def checksum(self) -> int:
+        """The CRC-32 of the record. It covers the trail, and so the versions before this one."""
+        return crc32(self.to_json())
+
+    def follows(self, earlier: StreamRecord) -> bool:
+        """Whether this is `earlier` or has come from it, as far as the trail goes. Two records of
+        one version differ if the store was set back between them."""
+        if self.version <= earlier.version:
+            return self.version == earlier.version and self.checksum == earlier.checksum
+        known = dict(zip(self.trail[::2], self.trail[1::2], strict=False))
+        return known.get(earlier.version, earlier.checksum) == earlier.checksum
+
+    def next_trail(self) -> tuple[int, ...]:
+        """The trail of the version after this one."""
+        return (*self.trail, self.version, self.checksum)[-2 * _TRAIL :]
 
     def to_json(self) -> bytes:
         """The value to store; the same record gives the same bytes."""
@@ -188,6 +210,10 @@ def _are_names(value: object) -> bool:
     return isinstance(value, list) and all(_is_name(one) for one in value)
 
 
+def _are_counts(value: object) -> bool:
+    return isinstance(value, list) and all(_is_count(one) for one in value)
+
+
 def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -223,6 +249,7 @@ _FORMS = {
     "last_eligible": _are_names,
     "starts": _are_starts,
     "unclean_epoch": _is_count,
+    "trail": _are_counts,
 }
 _KEYS = tuple(_FORMS)
 # What a record cannot do without; the rest has a default that an older version meant.

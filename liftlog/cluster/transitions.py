@@ -344,7 +344,7 @@ def removed(record: StreamRecord, node: str) -> StreamRecord | None:
     if not has_copy:
         return None
     starts = {name: start for name, start in record.starts.items() if name != node}
-    return replace(record, starts=starts, version=record.version + 1)
+    return _after(record, replace(record, starts=starts))
 
 
 # --- parts -------------------------------------------------------------------------
@@ -353,7 +353,11 @@ def removed(record: StreamRecord, node: str) -> StreamRecord | None:
 def _next(before: StreamRecord, after: StreamRecord) -> StreamRecord | None:
     """`after` as the version that follows `before`; None if they are the same."""
     after = settle(after)
-    return None if after == before else replace(after, version=before.version + 1)
+    return None if after == before else _after(before, after)
+
+
+def _after(before: StreamRecord, after: StreamRecord) -> StreamRecord:
+    return replace(after, version=before.version + 1, trail=before.next_trail())
 
 
 def _fenced(record: StreamRecord, nodes: Collection[str]) -> StreamRecord:

@@ -79,6 +79,12 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
         ),
         ("committed", "failover", "move", "handed over", "left", "crashes"),
     ),
+    "store set back": (
+        3,
+        2,
+        Faults(set_backs=1, lost_disks=0),
+        ("committed", "set backs", "stood aside", "restored", "failover", "resign"),
+    ),
     "beyond promises": (
         3,
         2,

@@ -50,7 +50,10 @@ class RecordChanges(RuleBasedStateMachine):
         with suppress(Conflict, InvalidArgument):
             after = function(before, *args, **options)
             if after is not None:
-                assert after != replace(before, version=after.version), "changed nothing"
+                same = replace(before, version=after.version, trail=after.trail)
+                assert after != same, "changed nothing"
+                assert after.follows(before)
+                assert not before.follows(after)
                 assert after.version == before.version + 1
                 assert after.leader_epoch >= before.leader_epoch
                 if after.leader not in (before.leader, None):

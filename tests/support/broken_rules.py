@@ -173,6 +173,9 @@ BROKEN: dict[str, Broken] = {
     "R7 requests of former lives": Broken(Rules(leader=AnyStartServed), FORGETFUL, 503),
     "R8 a damaged disk counts as whole": Broken(Rules(mutations=frozenset({"R8"}))),
     "R9 late answers": Broken(Rules(follower=LateAnswersUsed), None, 80),
+    "R10 the store is believed": Broken(
+        Rules(mutations=frozenset({"R10"})), Faults(set_backs=1, lost_disks=0)
+    ),
     "R11 all is committed on followers": Broken(Rules(follower=AllIsCommitted)),
     "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"})), None, 22),
     "R13 confirmed before the sync": Broken(Rules(mutations=frozenset({"R13"}))),

@@ -27,6 +27,8 @@ from support.replica_disks import Body, Disk, Entry, ListDisk, is_tombstone, key
 
 from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
+from liftlog.cluster.election import LogEnd
+from liftlog.cluster.epochs import last_epoch
 from liftlog.cluster.following import (
     Answer,
     Append,
@@ -38,6 +40,7 @@ from liftlog.cluster.following import (
     Resync,
     Truncate,
 )
+from liftlog.cluster.guard import Known, is_regressed, restored
 from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
 from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamRecord, role_of
 from liftlog.errors import Conflict, InvalidArgument
@@ -69,6 +72,8 @@ class Faults:
     """Reassignments, and other values of min_isr."""
     cancels: float = 1.0
     """Of reassignments."""
+    set_backs: float = 0.0
+    """The metadata store is restored from an older copy."""
     beyond_promises: bool = False
     """More disks are lost than acks are to survive, and an operator elects what is left."""
 
@@ -112,7 +117,7 @@ class Cas:
 
     node: str
     start: int
-    expected: int  # the version that the record must have
+    expected: StreamRecord
     record: StreamRecord
     what: str
 
@@ -126,6 +131,7 @@ class Node:
         self.disk = world.new_disk()
         self.side = Side()
         self.lost_data = False  # synced records are gone since the last registration
+        self.born = 1  # the start that began with the disk as it is
         # The process.
         self.start = 1
         self.up = True
@@ -145,10 +151,38 @@ class Node:
 
     def adopt(self, record: StreamRecord) -> None:
         """Acts on a record, if it is newer than what this process acted on."""
-        if record.version <= self.record.version:
+        if record.version <= self.record.version or self.stands_aside():
             return
         self.record = record
         self.take_role()
+
+    def stands_aside(self) -> bool:
+        """Whether the store has forgotten what this node knows; then it neither leads nor is
+        elected by what is there. The barrier read is made at once here."""
+        stored = self.world.record
+        if not is_regressed(self.record, stored):
+            return False
+        if "R10" in self.world.rules.mutations:
+            self.record = stored
+            self.take_role()
+        elif self.leader is not None and not self.leader.resigned:
+            self.leader.resign()
+            self.resigned_epoch = self.leader.epoch
+            self.step_down()
+            self.take_role()
+        return True
+
+    def confirmed_by(self, record: StreamRecord) -> bool:
+        """Whether the disk has what this node confirmed by the time of `record`."""
+        return record.starts.get(self.name, 0) >= self.born
+
+    @property
+    def known_of(self) -> Known:
+        """What it tells others when the store has forgotten something."""
+        end = len(self.disk.log)
+        has_copy = self.record.concerns(self.name)
+        log = LogEnd(last_epoch(self.disk.epochs, end), end) if has_copy else None
+        return Known(self.record, log)
 
     def take_role(self) -> None:
         """Becomes what the record says."""
@@ -164,7 +198,7 @@ class Node:
         if self.leader is not None:
             self.step_down()
         if isinstance(role, Register):
-            self.world.register(self, clean=True)
+            self.world.register(self)
         elif isinstance(role, Leave):
             self.follower = None
             self.disk = self.world.new_disk()
@@ -488,6 +522,9 @@ class World:
         self.history: list[StreamRecord] = [
             t.create("s", "i", {"min_isr": min_isr}, names, starts=dict.fromkeys(names, 1))
         ]
+        self.kept = list(self.history)  # copies of the store that it may be restored from
+        self.forgotten: StreamRecord | None = None
+        """The newest record when the store was set back."""
         self.sessions = set(names)
         self.incomplete: set[str] = set()  # lost a disk, and did not catch up since
         names += tuple("hijk"[:spares])
@@ -543,6 +580,8 @@ class World:
             (self._cancel, 0.2 * faults.cancels * faults.moves),
             (self._update, 0.3 * faults.moves),
             (self._recover, 2.0 * faults.beyond_promises),
+            (self._set_back, 0.15 * faults.set_backs),
+            (self._guard, 6.0 * faults.set_backs),
         ]
         return [one for one, weight in table if weight], [weight for _, weight in table if weight]
 
@@ -576,6 +615,7 @@ class World:
                         self.stats["leases"] += 1
                         self.granted.add(lease)
                         self.check_copies()
+            leads = leads and not self._is_set_back()
             if leads and leader.is_ready and end < len(self.committed):
                 raise Violation(f"{node.name} is ready at {end}, {len(self.committed)} was shown")
 
@@ -601,7 +641,7 @@ class World:
 
     def check_leader(self, node: Node) -> None:
         """Leader completeness, for the leader by the newest record."""
-        if self.record.leads(node.name, node.start):
+        if self.record.leads(node.name, node.start) and not self._is_set_back():
             self._check_copy(node, "leads")
 
     def hear(self, request: FetchRequest, leader: Leader, removed_below: int) -> None:
@@ -630,10 +670,15 @@ class World:
 
     def check_copies(self) -> None:
         """All that may be elected have what was committed, durably."""
+        if self._is_set_back():
+            return  # until it is restored, the store does not say who may be elected
         for name in self.record.isr + self.record.eligible:
             node = self.nodes[name]
-            if not node.lost_data:
+            if not node.lost_data and node.confirmed_by(self.record):
                 self._check_copy(node, "can be elected")
+
+    def _is_set_back(self) -> bool:
+        return self.forgotten is not None and is_regressed(self.forgotten, self.record)
 
     def _check_copy(self, node: Node, why: str) -> None:
         disk, end = node.disk, len(self.committed)
@@ -756,7 +801,9 @@ class World:
     def _notice(self, node: Node) -> None:
         """A node hears of a record: not always of the newest."""
         newer = [one for one in self.history[-4:] if one.version > node.record.version]
-        if node.up and newer:
+        if node.up and node.stands_aside():
+            self.stats["stood aside"] += 1
+        elif node.up and newer:
             node.adopt(self.random.choice(newer))
 
     def _isr(self, node: Node) -> None:
@@ -766,7 +813,7 @@ class World:
                 self.submit(node, change, "isr")
 
     def submit(self, node: Node, change: Change, what: str) -> None:
-        self.cas.append(Cas(node.name, node.start, change.before.version, change.after, what))
+        self.cas.append(Cas(node.name, node.start, change.before, change.after, what))
         if len(self.cas) > 6:
             del self.cas[0]  # never applied
 
@@ -775,7 +822,7 @@ class World:
             return
         cas = self.cas.pop(self.random.randrange(len(self.cas)))
         node = self.nodes[cas.node]
-        applied = cas.expected == self.record.version
+        applied = cas.expected == self.record
         if applied:
             self.put(cas.record, cas.what)
         known = node.up and node.start == cas.start
@@ -794,6 +841,7 @@ class World:
         self.stats[what] += 1
         self.history.append(record)
         del self.history[:-8]
+        self.kept = [*self.kept[-20:], record]
         self.incomplete -= set(record.isr)
         self.survives = min(self.survives, record.min_isr - 1)
         self.check_copies()
@@ -893,6 +941,7 @@ class World:
         self.stats["lost disks"] += 1
         self.incomplete = incomplete
         node.lost_data = True
+        node.record = self.kept[0]
         node.disk.lose(self.random)
         node.side = Side()
         self.begins_again(node)
@@ -903,17 +952,23 @@ class World:
             return
         node.up = True
         node.start += 1
+        node.born = node.start if node.lost_data else node.born
         node.resigned_epoch = 0
         node.disk.recover()
         node.known = node.disk.high_watermark
         self.sessions.add(node.name)
+        if is_regressed(node.record, self.record) and "R10" not in self.rules.mutations:
+            return
         node.record = self.record
         if role_of(node.record, node.name, node.start) == Register():
-            self.register(node, clean=not node.lost_data or "R8" in self.rules.mutations)
+            self.register(node)
         else:
             node.take_role()
 
-    def register(self, node: Node, *, clean: bool) -> None:
+    def register(self, node: Node) -> None:
+        if is_regressed(node.record, self.record) and "R10" not in self.rules.mutations:
+            return
+        clean = node.confirmed_by(self.record) or "R8" in self.rules.mutations
         record = t.register(self.record, node.name, node.start, clean=clean)
         node.lost_data = False
         if record is not None:
@@ -921,6 +976,27 @@ class World:
         node.record = self.record
         if role_of(node.record, node.name, node.start) != Register():
             node.take_role()
+
+    def _set_back(self, _: Node) -> None:
+        """The store forgets the newest changes."""
+        if len(self.kept) > 1 and not is_regressed(self.kept[-1], self.record):
+            self.stats["set backs"] += 1
+            self.forgotten = self.record
+            self.history = [self.random.choice(self.kept[:-1])]
+            self.cas.clear()
+
+    def _guard(self, node: Node) -> None:
+        """Asks the others what they know, and has the newest stored again."""
+        if not node.up or not is_regressed(node.record, self.record):
+            return
+        heard: dict[str, Known | None] = {
+            name: one.known_of
+            for name, one in self.nodes.items()
+            if one is node or (one.up and self.random.random() < 0.8)
+        }
+        after = restored(self.record, heard, self.nodes.keys() - heard.keys())
+        if after is not None:
+            self.submit(node, Change(self.record, after), "restored")
 
     # --- operators ---------------------------------------------------------------
 
