@@ -28,6 +28,7 @@ _MOVES = {
     "drain": "Move all replicas of NODE to other nodes.",
     "undrain": "Place replicas on NODE again.",
     "forget": "Remove NODE, which is down and empty, from the cluster.",
+    "restore-metadata": "Store again what the metadata store has forgotten.",
 }
 
 
@@ -35,7 +36,8 @@ _MOVES = {
     cls=Commands,
     name="cluster",
     listed={
-        name: Listed(f"liftlog.cli.cluster_moves:{name}", text) for name, text in _MOVES.items()
+        name: Listed(f"liftlog.cli.cluster_moves:{name.replace('-', '_')}", text)
+        for name, text in _MOVES.items()
     },
 )
 @server_options

@@ -1,17 +1,18 @@
-"""`liftlog cluster move|drain|undrain|forget`: which nodes hold the replicas."""
+"""`liftlog cluster move|drain|undrain|forget|restore-metadata`: which nodes hold the replicas, and
+the records that say so."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
-from liftlog.cli.output import write_object
-from liftlog.cli.problems import Problem, note
+from liftlog.cli.output import print_table, write_object
+from liftlog.cli.problems import Problem, confirmed, note, warn
 from liftlog.cli.text import plural, printable
 
 if TYPE_CHECKING:
@@ -180,6 +181,69 @@ def forget(node: str) -> ExitCode:
     else:
         note(f"The nodes are {', '.join(one.node for one in found.members)}.")
     return ExitCode.OK
+
+
+@click.command(name="restore-metadata")
+@click.option("--dry-run", is_flag=True, help="Only show what would be stored.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@server_options
+@debug_option
+def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
+    """Store again what the metadata store has forgotten.
+
+    If the store was restored from an older copy, or has lost records, the nodes put back by
+    themselves what they have seen, as long as no node that is not heard can know better. This does
+    the same without that condition: what only the missing nodes have seen is given up, and with it
+    messages may be that were acked by them alone. Start the missing nodes instead if you can.
+
+    \b
+    Examples:
+      liftlog cluster restore-metadata --dry-run
+      liftlog cluster restore-metadata --yes
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.restore_metadata(dry_run=True)
+        if style != "table" and dry_run:
+            write_object({"streams": found.streams, "unheard": found.unheard}, style)
+            return ExitCode.OK
+        if found.unheard:
+            warn(f"{', '.join(found.unheard)} did not tell what they have seen")
+        if not found.streams:
+            note("The metadata store has all that the nodes have seen.")
+            return ExitCode.OK
+        if style == "table":
+            print_table(
+                ("STREAM", "STORED", "SEEN", "EPOCH", "IN SYNC", ""),
+                [_forgotten(one) for one in found.streams],
+                right=(1, 2, 3),
+            )
+        if dry_run:
+            return ExitCode.OK
+        if not assume_yes and not confirmed(f"Store {plural(len(found.streams), 'record')} again?"):
+            return ExitCode.FAILED
+        done = client.restore_metadata()
+    if style != "table":
+        write_object({"streams": done.streams, "unheard": done.unheard}, style)
+    left = [str(one.get("stream")) for one in done.streams if not one.get("restored")]
+    if left:
+        raise Problem(
+            f"the record changed meanwhile: {printable(', '.join(left))}", ExitCode.TRY_AGAIN
+        )
+    note(f"{plural(len(done.streams), 'record')} stored; each stream elects a leader now.")
+    return ExitCode.OK
+
+
+def _forgotten(one: dict[str, Any]) -> tuple[str, ...]:
+    stored = one.get("stored_version")
+    return (
+        printable(str(one.get("stream"))),
+        "-" if stored is None else str(stored),
+        str(one.get("known_version")),
+        str(one.get("epoch")),
+        printable(",".join(map(str, one.get("in_sync") or [])) or "-"),
+        "deleted" if one.get("deleted") else "contradicting" if one.get("contradicting") else "",
+    )
 
 
 def _node_in(cluster: ClusterInfo, name: str) -> ClusterNode:

@@ -4,6 +4,7 @@
 <data_dir>/clean             clean marker, there only after a clean stop
 <data_dir>/recovery-points   everything below was fsynced, per stream
 <data_dir>/records           the records of the streams (`liftlog.server.replication`)
+<data_dir>/node, known-records   of a node of a cluster: who it is, what it has seen of the metadata
 <data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
 
 The marker and the recovery points state, by stream, how far its active segment is known to be good.

@@ -22,6 +22,12 @@ MAX_REPLICAS = 16
 MAX_DIGEST_BYTES = 512 * 1024
 """The digests in one `handover`."""
 
+MAX_ASKED_RECORDS = 64
+"""Of which a node tells in one answer what it has seen."""
+
+MAX_STREAMS = 100_000
+"""That one answer names."""
+
 MAX_PARKED_MS = 30_000
 """A `replicate` that finds nothing new is answered after this time at the latest."""
 
@@ -168,6 +174,26 @@ class ForgetNode(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Copies(Message):
+    """Asks a node what it has seen of the records of these streams, after the metadata store was
+    set back; without any, for the names of all."""
+
+    KIND: ClassVar[str] = "copies"
+    REPEATABLE: ClassVar[bool] = True
+    streams: list[str] = key("s", array_of(NAME, MAX_ASKED_RECORDS))
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreMetadata(Message):
+    """Asks for the newest records that the nodes have seen to be stored again, where the metadata
+    store has older ones or none; with `dry_run`, only what that would be."""
+
+    KIND: ClassVar[str] = "restore"
+    REPEATABLE: ClassVar[bool] = True
+    dry_run: bool = key("d", BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterNode(Described):
     """A node of the cluster. `live`: it has renewed its session in time. `replicas` are those of
     streams that it has, or is still to give away; of `leads` it is the first replica."""
@@ -296,6 +322,26 @@ class LeaderAnswer(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class CopiesAnswer(Message):
+    """Answer to copies. By stream: the record as JSON, the last epoch and the end of the copy of
+    the log (nil without one). `names` are those of all streams that the node has seen."""
+
+    KIND: ClassVar[str] = "known"
+    copies: dict[str, Any] = key("d", MAP)
+    names: list[str] = key("s", array_of(NAME, MAX_STREAMS), default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreAnswer(Message):
+    """Answer to restore: what was, or would be, stored again, and the nodes that did not say what
+    they have seen."""
+
+    KIND: ClassVar[str] = "restored"
+    streams: list[dict[str, Any]] = key("d", array_of(MAP, MAX_STREAMS))
+    unheard: list[str] = key("u", array_of(NAME, MAX_STREAMS), default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterAnswer(Message):
     """Answer to cluster."""
 
@@ -319,6 +365,8 @@ REQUESTS: tuple[type[Message], ...] = (
     MoveStream,
     DrainNode,
     ForgetNode,
+    Copies,
+    RestoreMetadata,
 )
 ANSWERS: tuple[type[Message], ...] = (
     PeerAnswer,
@@ -326,4 +374,6 @@ ANSWERS: tuple[type[Message], ...] = (
     SuspectAnswer,
     LeaderAnswer,
     ClusterAnswer,
+    CopiesAnswer,
+    RestoreAnswer,
 )

@@ -80,6 +80,8 @@ from liftlog.protocol.replication import (
     ForgetNode,
     LeaderAnswer,
     MoveStream,
+    RestoreAnswer,
+    RestoreMetadata,
 )
 
 
@@ -145,6 +147,11 @@ class Calls:
         the stream could not be handed over; it is led as before then.
         """
         return (await self._call(ElectLeader(stream, node), LeaderAnswer)).node
+
+    async def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
+        """Store the newest records that the nodes of the cluster have seen, where its metadata
+        store has older ones or none; with `dry_run`, only tell what that would be."""
+        return await self._call(RestoreMetadata(dry_run), RestoreAnswer)
 
     # --- streams ---
 

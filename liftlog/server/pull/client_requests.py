@@ -14,7 +14,7 @@ import liftlog.server.pull.handlers  # noqa: F401
 from acl.rules import Operation
 from liftlog.errors import Cancelled, LiftlogError
 from liftlog.protocol.messages import Cancel, Fetch, Message, Ping, Pong
-from liftlog.protocol.replication import Forward, Peer, Replicate, Suspect
+from liftlog.protocol.replication import Copies, Forward, Peer, Replicate, Suspect
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.peers import PeerRequests
@@ -37,7 +37,7 @@ class ClientRequests:
         """Begin a request; it is answered now or later."""
         if isinstance(message, Fetch):
             self._fetch(request_id, message)
-        elif isinstance(message, Replicate | Peer | Suspect | Forward):
+        elif isinstance(message, Replicate | Peer | Suspect | Forward | Copies):
             self._begin_for_peer(request_id, message)
         elif isinstance(message, Cancel):
             for queue in list(self._fetches.values()):
@@ -58,7 +58,7 @@ class ClientRequests:
             self._services.spawn(self._serve(request_id, message, caller))
 
     def _begin_for_peer(
-        self, request_id: int, message: Replicate | Peer | Suspect | Forward
+        self, request_id: int, message: Replicate | Peer | Suspect | Forward | Copies
     ) -> None:
         if self._peer is None:
             self._peer = PeerRequests(self._caller, self._answers)
@@ -67,6 +67,8 @@ class ClientRequests:
                 self._peer.replicate(request_id, message)
             elif isinstance(message, Peer):
                 self._peer.introduce(request_id, message)
+            elif isinstance(message, Copies):
+                self._peer.copies(request_id, message)
             elif isinstance(message, Suspect):
                 self._peer.suspect(request_id, message)
             else:

@@ -59,6 +59,7 @@ from liftlog.protocol.replication import (
     LeaderAnswer,
     LookAgain,
     MoveStream,
+    RestoreMetadata,
 )
 from liftlog.server.pull.requests import Ask, At, Caller, Told, ask_leader, handles, starts
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -299,6 +300,11 @@ async def _look_again(caller: Caller, message: LookAgain) -> Message:
 @handles(ElectLeader, "admin", at=At.LEADER)
 async def _elect(caller: Caller, message: ElectLeader) -> Message:
     return LeaderAnswer(await _replicated(caller).leadership.elect(message.stream, message.node))
+
+
+@handles(RestoreMetadata, "admin")
+async def _restore_metadata(caller: Caller, message: RestoreMetadata) -> Message:
+    return await _replicated(caller).guard.restore(dry_run=message.dry_run)
 
 
 def _replicated(caller: Caller) -> ReplicatedStreams:

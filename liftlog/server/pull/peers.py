@@ -9,6 +9,7 @@ from liftlog.protocol.limits import MAX_REQUEST_VALUES
 from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.replication import (
     PEER_MAX_IN_FLIGHT,
+    Copies,
     Forward,
     Peer,
     PeerAnswer,
@@ -102,6 +103,14 @@ class PeerRequests:
         streams = self._streams()
         streams.hearing.heard(self._peer.node)
         self._answers.answer(request_id, streams.opinion(request.node))
+
+    def copies(self, request_id: int, request: Copies) -> None:
+        """Tell what this node has seen of the records of some streams. Raises Forbidden."""
+        caller = self._caller
+        caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
+        if self._peer is None:
+            raise BadRequest("copies comes after peer")
+        self._answers.answer(request_id, self._streams().guard.answer(request.streams))
 
     def close(self) -> None:
         """The connection has ended."""

@@ -11,6 +11,8 @@ records       the records of a daemon on its own, which follow the manifests of 
 
 membership    who this node is, in which of its starts; who the other nodes are
 mirror        the records as this node knows them, and how it changes them
+known_records what this node has seen of the records, on its own disk
+guarding      what to do when the metadata store has forgotten something
 hearing       which other nodes are heard, and who wants to know of those that are not
 succession    this node's part in the election of leaders
 peer_link     the connection to another node

@@ -50,13 +50,15 @@ def to_bytes(value: Mapping[str, Any]) -> bytes:
 @dataclass(frozen=True, slots=True)
 class NodeFile:
     """The content of `<data_dir>/node`. `start` is the last one that the store is known to have;
-    `claimed` is the one that was about to be written there."""
+    `claimed` is the one that was about to be written there; with `born` the directory began, or
+    began again after it was set back."""
 
     cluster_id: str
     node: str
     data_id: str
     start: int
     claimed: int
+    born: int = 0
 
 
 def read_node_file(fs: FileSystem, data_dir: Path) -> NodeFile | None:
@@ -65,7 +67,8 @@ def read_node_file(fs: FileSystem, data_dir: Path) -> NodeFile | None:
     if content is None:
         return None
     try:
-        known = {name: content[name] for name in NodeFile.__slots__}
+        known = {name: content[name] for name in NodeFile.__slots__ if name != "born"}
+        known["born"] = content.get("born", 0)
     except KeyError as error:
         raise CorruptMetadata(f"{NODE_FILE_NAME} lacks {error}") from error
     return NodeFile(**known)
@@ -137,12 +140,14 @@ class Directory:
 @dataclass(frozen=True, slots=True)
 class Member:
     """This node, once it has joined. `is_same`: the data directory is the one that the last start
-    left, so all that was confirmed then is there, if recovery finds it."""
+    left, so all that was confirmed then is there, if recovery finds it. It does not have what was
+    confirmed before the start `born`."""
 
     cluster_id: str
     name: str
     start: int
     is_same: bool
+    born: int = 0
 
 
 async def join(
@@ -192,10 +197,15 @@ async def join(
         registered = value.get("start", 0)
         if not isinstance(registered, int):
             raise CorruptMetadata(f"the record of node {node} has the start {registered!r}")
-        is_same = value.get("data_id") == file.data_id and registered in (file.start, file.claimed)
+        # A store that was set back knows of fewer starts than the directory; one that knows of more
+        # was used by another directory.
+        is_same = value.get("data_id") == file.data_id and (
+            registered in (file.start, file.claimed) or registered < file.start
+        )
         start = max(registered, file.start, file.claimed) + 1
         # The claim comes first: whatever is then in the store, this directory knows of it.
-        claim = NodeFile(cluster_id, node, file.data_id, registered if is_same else 0, start)
+        born = file.born if is_same else start
+        claim = NodeFile(cluster_id, node, file.data_id, registered if is_same else 0, start, born)
         with storage_errors("writing the node file"):
             write_node_file(fs, data_dir, claim)
         described = {
@@ -218,10 +228,11 @@ async def join(
             file = claim
             continue
         with storage_errors("writing the node file"):
-            write_node_file(fs, data_dir, NodeFile(cluster_id, node, file.data_id, start, start))
+            joined = NodeFile(cluster_id, node, file.data_id, start, start, born)
+            write_node_file(fs, data_dir, joined)
         if not is_same and registered:
             logger.warning("node-directory-is-another node=%s start=%d", node, start)
-        return Member(cluster_id, node, start, is_same)
+        return Member(cluster_id, node, start, is_same, born)
     raise Conflict(
         f"node {node} cannot register itself: the record changes all the time",
         hint="two daemons may run as the same node: give each its own cluster.node",

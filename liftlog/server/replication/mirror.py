@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from liftlog.cluster import transitions
+from liftlog.cluster.guard import is_regressed
 from liftlog.cluster.leading import Change
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import (
@@ -23,6 +24,7 @@ from liftlog.cluster.store import (
     StoreUnavailable,
 )
 from liftlog.errors import Conflict, CorruptMetadata, LiftlogError, MetadataUnavailable
+from liftlog.server.replication.known_records import KnownRecords
 from liftlog.server.replication.membership import Directory, NodeInfo, to_bytes, value_of
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -52,11 +54,19 @@ class Mirror:
         *,
         on_record: Callable[[StreamRecord], None],
         on_nodes: Callable[[], None],
+        kept: KnownRecords | None = None,
     ) -> None:
         self.directory = Directory()
         self.records: dict[str, StreamRecord] = {}
         self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
         """Attempts to change a record, by what came of them."""
+        self.known: dict[str, StreamRecord] = {}
+        """The newest records that this node has seen, in this start or an earlier one."""
+        self.doubtful: set[str] = set()
+        """Streams of which the store may have forgotten what this node has seen."""
+        self.regressed: set[str] = set()
+        """Those of which it has. No one leads or is elected by what is stored."""
+        self._kept = kept
         self._store = store
         self._revisions: dict[str, int] = {}
         self._on_record = on_record
@@ -75,6 +85,18 @@ class Mirror:
                 await asyncio.sleep(_LOAD_PAUSE_SECONDS)
         for key, entry in entries.items():
             self._note(key, entry)
+        for name in [one for one in self.known if STREAM_PREFIX + one not in entries]:
+            self._note_purged(name)
+
+    def remember(self, records: Mapping[str, StreamRecord]) -> None:
+        """What this node has seen in earlier starts. Call it before `load`."""
+        self.known.update(records)
+
+    async def remembered(self) -> None:
+        """Return when this node will remember what it knows now, whatever becomes of the store.
+        Raises StorageError."""
+        if self._kept is not None:
+            await self._kept.written()
 
     async def run(self) -> None:
         """Hear of changes until cancelled."""
@@ -83,6 +105,8 @@ class Mirror:
     def _note(self, key: str, entry: Entry | None) -> None:
         try:
             if key.startswith(("node.", "live.")):
+                if self._kept is not None and key.startswith(NODE_PREFIX):
+                    self._kept.note_node(key[len(NODE_PREFIX) :], entry and entry.value)
                 if self.directory.note(key, entry):
                     self._on_nodes()
             elif key.startswith(STREAM_PREFIX) and entry is not None:
@@ -93,25 +117,37 @@ class Mirror:
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
 
     def _note_record(self, record: StreamRecord, revision: int) -> None:
-        """A newer version of a record; an older one is a late notice."""
+        """A newer version of a record; an older one is a late notice, or the store was set back."""
+        seen = self.known.get(record.name)
+        if seen is not None and is_regressed(seen, record):
+            self.doubtful.add(record.name)
+            return
         known = self.records.get(record.name)
         is_same_stream = known is not None and known.incarnation == record.incarnation
         if is_same_stream and known is not None and record.version <= known.version:
+            self._revisions[record.name] = revision  # it may have been stored again
             return
         if not is_same_stream and revision <= self._revisions.get(record.name, 0):
             return
-        self.records[record.name] = record
+        self.records[record.name] = self.known[record.name] = record
         self._revisions[record.name] = revision
+        if self._kept is not None:
+            self._kept.note(record)
         self._on_record(record)
 
     def _note_purged(self, name: str) -> None:
         """The store has no such record any more. One of a stream that was not deleted counts on:
         only who loses the metadata removes that."""
-        known = self.records.get(name)
-        if known is not None and known.deleted:
-            del self.records[name], self._revisions[name]
-        elif known is not None:
-            logger.error("record-missing stream=%s", name)
+        known = self.known.get(name)
+        if known is None or not known.deleted:
+            if known is not None:
+                self.doubtful.add(name)
+            return
+        del self.known[name]
+        self.records.pop(name, None)
+        self._revisions.pop(name, None)
+        if self._kept is not None:
+            self._kept.forget(name)
 
     # --- changes ---
 
@@ -120,8 +156,8 @@ class Mirror:
         that is there then. Raises MetadataUnavailable."""
         for _ in range(_ATTEMPTS):
             entry, first = await self._get(record.name), record
-            if entry is not None:
-                present = record_of(STREAM_PREFIX + record.name, entry)
+            present = self._believed(record.name, entry)
+            if entry is not None and present is not None:
                 if not present.deleted:
                     self._note_record(present, entry.revision)
                     return present
@@ -137,9 +173,9 @@ class Mirror:
         is then, None when there is none. Raises what `step` raises, MetadataUnavailable."""
         for _ in range(_ATTEMPTS):
             entry = await self._get(name)
-            if entry is None:
+            record = self._believed(name, entry)
+            if entry is None or record is None:
                 return None
-            record = record_of(STREAM_PREFIX + name, entry)
             self._note_record(record, entry.revision)
             after = step(record)
             if after is None:
@@ -175,6 +211,42 @@ class Mirror:
             entry = await self._get(name)
             if entry is not None:
                 self._note_record(record_of(STREAM_PREFIX + name, entry), entry.revision)
+
+    def _believed(self, name: str, entry: Entry | None) -> StreamRecord | None:
+        """The record in the store. Raises MetadataUnavailable if this node has seen a newer one:
+        nothing is changed on the ground of what was forgotten; CorruptMetadata."""
+        record = None if entry is None else record_of(STREAM_PREFIX + name, entry)
+        known = self.known.get(name)
+        if known is not None and is_regressed(known, record):
+            self.doubtful.add(name)
+            raise MetadataUnavailable(
+                f"the metadata store has {'no' if record is None else 'an older'} record of stream "
+                f"{name} than this node has seen",
+                hint="if it stays so, the store was set back: see `liftlog cluster status` and "
+                "`liftlog cluster restore-metadata`",
+            )
+        return record
+
+    # --- what was forgotten ---
+
+    async def read(self, name: str) -> StreamRecord | None:
+        """The record in the store, believed or not. Raises MetadataUnavailable, CorruptMetadata."""
+        entry = await self._get(name)
+        return None if entry is None else record_of(STREAM_PREFIX + name, entry)
+
+    async def read_newest(self, name: str) -> tuple[StreamRecord | None, int]:
+        """The same and its revision, without doubt of this moment; it may cost a write."""
+        key = STREAM_PREFIX + name
+        try:
+            entry = await self._store.get_newest(key)
+        except (CasUnknown, StoreUnavailable) as error:
+            raise MetadataUnavailable(str(error)) from error
+        return (None, 0) if entry is None else (record_of(key, entry), entry.revision)
+
+    async def put(self, record: StreamRecord, revision: int) -> bool:
+        """Store a record in the place of what has this revision, 0: nothing. False when another
+        change came first. Raises MetadataUnavailable."""
+        return await self._cas(record, revision)
 
     # --- nodes ---
 

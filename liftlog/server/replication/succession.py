@@ -131,7 +131,11 @@ class Succession:
         """The streams whose leader may have to be replaced; in good times there is none."""
         doubtful = self._elections.in_doubt(self._mirror.directory.nodes, now) | {None}
         records = self._mirror.records
-        return [records[name] for name in self._copies.names() if records[name].leader in doubtful]
+        return [
+            records[name]
+            for name in self._copies.names()
+            if records[name].leader in doubtful and name not in self._mirror.regressed
+        ]
 
     def _stop_leading(self, now: float) -> None:
         if self._elections.has_session(now):

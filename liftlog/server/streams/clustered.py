@@ -76,10 +76,12 @@ class ClusterNode:
             lag_max_seconds=cluster.lag_max_seconds,
             catch_up_bytes_per_second=cluster.catch_up_rate_bytes,
         )
+        await streams.remember()
         broker.replicated = streams
         self._spawn(streams.mirror.run())
         self._spawn(streams.keep_in_sync())
         self._spawn(streams.keep_placed())
+        self._spawn(streams.guard.run())
         self._spawn(streams.purge_deleted(_PURGE_SECONDS))
         self._spawn(streams.hearing.run())
         interval = cluster.balance_interval_seconds

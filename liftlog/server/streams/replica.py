@@ -117,6 +117,8 @@ class Replica:
         """Open and without a role."""
         self.isr_changes = 0
         """Changes of the in-sync set while this node led."""
+        self._remembered: tuple[object, ...] = ()
+        """Leader and replicas, as they are on this node's disk."""
         self._resigned_epoch = 0
         self._is_whole = False
         """Whether the log, as it was opened, can have all that this node confirmed."""
@@ -216,6 +218,7 @@ class Replica:
         role = role_of(
             record, self._me, self._node.member.start, resigned_epoch=self._resigned_epoch
         )
+        await self._remember(record)
         if isinstance(role, Leave):
             await self._leave_node(record)
             return True
@@ -234,6 +237,14 @@ class Replica:
         self._note_done(record)
         await self._adopt_settings(record)
         return False
+
+    async def _remember(self, record: StreamRecord) -> None:
+        """Before this node acts on another leader or other replicas: if the metadata store forgets
+        them, this node does not, also after a start."""
+        place = (record.incarnation, record.leader_epoch, record.leader, record.replicas)
+        if place != self._remembered:
+            await self._node.mirror.remembered()
+            self._remembered = place
 
     async def _adopt_settings(self, record: StreamRecord) -> None:
         """What an operator has changed in the record, here or through another node."""
@@ -259,7 +270,12 @@ class Replica:
         await self._node.mirror.change(
             self.name,
             lambda present: transitions.register(
-                present, self._me, member.start, clean=is_whole and not log.incomplete
+                present,
+                self._me,
+                member.start,
+                clean=is_whole
+                and not log.incomplete
+                and present.starts.get(self._me, 0) >= member.born,
             ),
         )
         if log.incomplete:

@@ -22,7 +22,9 @@ from liftlog.names import is_stream_name
 from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.forwarding import Forwarding
+from liftlog.server.replication.guarding import Guard
 from liftlog.server.replication.hearing import HUNG_SECONDS, Hearing
+from liftlog.server.replication.known_records import KnownRecords
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
@@ -44,6 +46,10 @@ _PLACE_SECONDS = 0.2
 _CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
 _CONFIRM_SECONDS = 10.0
+_SET_BACK = (
+    "the metadata store has forgotten what this node has seen of it. The nodes restore that when "
+    "they hear each other; else `liftlog cluster restore-metadata` does"
+)
 
 
 class ReplicatedStreams:
@@ -62,7 +68,13 @@ class ReplicatedStreams:
     ) -> None:
         self.member = member
         self._tasks: set[asyncio.Task[None]] = set()
-        self.mirror = Mirror(store, on_record=self.record_changed, on_nodes=self.nodes_changed)
+        self._known = KnownRecords(data_dir.environment.fs, data_dir.path)
+        self.mirror = Mirror(
+            store,
+            on_record=self.record_changed,
+            on_nodes=self.nodes_changed,
+            kept=self._known,
+        )
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.hearing.watch(self._lost, silent=HUNG_SECONDS)
         self.handovers = Handovers(member.name, self.mirror, hosts, link_to, self._spawn)
@@ -83,6 +95,13 @@ class ReplicatedStreams:
         self.forwarding = Forwarding(link_to, self.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to)
         self.moves = Moves(self.mirror)
+        self.guard = Guard(
+            self.mirror,
+            member.name,
+            link_to=link_to,
+            log_end=self.log_end,
+            stand_aside=self._stand_aside,
+        )
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
         self._peers: dict[str, int] = {}
@@ -211,11 +230,17 @@ class ReplicatedStreams:
 
     def log_end(self, name: str) -> LogEnd | None:
         """See `Copies`."""
-        return self._streams[name].log_end
+        replica = self._streams.get(name)
+        return None if replica is None else replica.log_end
 
     def leading(self) -> Iterable[tuple[str, Leader]]:
         """See `Copies`."""
         return [(name, led.leader) for name, led in self.led.items()]
+
+    def _stand_aside(self, name: str) -> None:
+        """The metadata store has forgotten what this node has seen of the stream."""
+        if name in self._streams:
+            self.stop_leading(name, "the metadata store was set back")
 
     def stop_leading(self, name: str, reason: str) -> None:
         """See `Copies`."""
@@ -223,12 +248,19 @@ class ReplicatedStreams:
 
     # --- the start ---
 
+    async def remember(self) -> None:
+        """What this node has seen of the records in earlier starts. Call it before anything is read
+        from the metadata store."""
+        self.mirror.remember(await asyncio.to_thread(self._known.read))
+        self._spawn(self._known.run())
+
     async def open_streams(self) -> None:
         """Read the records, and open the streams that this node has a copy of."""
         await self.mirror.load()
         unknown = await asyncio.to_thread(
             copies.unknown_streams, self._node.data_dir, self.mirror.records, self.member.name
         )
+        unknown |= dict.fromkeys(self.mirror.doubtful & unknown.keys(), _SET_BACK)
         self._node.hosts.broken.update(unknown)
         opening = [one.opened for one in self._streams.values()]
         await asyncio.gather(*(one.wait() for one in opening))

@@ -1,0 +1,221 @@
+"""The metadata store has forgotten something: find out, stand aside, and have it restored.
+
+What may be is a doubt of the mirror: a record that is older than what was seen, or missing. It is
+confirmed by a read that no server answers which lags behind. From then on no node leads or elects
+by that record. The nodes tell each other what they know, and when that is enough
+(`liftlog.cluster.guard`), the newest record is stored again; otherwise an operator decides, with
+`liftlog cluster restore-metadata`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from liftlog.cluster.election import LogEnd
+from liftlog.cluster.guard import Known, is_regressed, newest, restored, restored_by_operator
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import ConnectionLost, LiftlogError
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.replication import Copies, CopiesAnswer, RestoreAnswer
+from liftlog.server.replication.mirror import Mirror
+from liftlog.server.replication.peer_link import PeerLink
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_LOOK_SECONDS = 0.5
+_ANSWER_SECONDS = 3.0
+_AT_ONCE = 64
+
+Heard = dict[str, dict[str, Known]]
+"""By node that has answered: what it knows, by stream."""
+
+
+class Guard:
+    """Belongs to one event loop. `log_end` tells where a copy here ends, `stand_aside` is called
+    with each stream whose record is confirmed to be older than what this node has seen."""
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        node: str,
+        *,
+        link_to: Callable[[str], PeerLink],
+        log_end: Callable[[str], LogEnd | None],
+        stand_aside: Callable[[str], None],
+    ) -> None:
+        self._mirror = mirror
+        self._node = node
+        self._link_to = link_to
+        self._log_end = log_end
+        self._stand_aside = stand_aside
+
+    async def run(self) -> None:
+        """Look into doubts until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self.look()
+            except LiftlogError as error:
+                logger.warning("metadata-not-checked error=%s", error)
+
+    async def look(self) -> None:
+        """Confirm what is in doubt, and restore what can be restored without an operator. Raises
+        MetadataUnavailable."""
+        confirmed = await self._confirmed(sorted(self._mirror.doubtful))
+        self._mirror.regressed.intersection_update(confirmed)
+        for name in confirmed:
+            if name not in self._mirror.regressed:
+                self._mirror.regressed.add(name)
+                logger.error("metadata-set-back stream=%s", name)
+                self._stand_aside(name)
+        if not confirmed:
+            return
+        heard = await self._ask(confirmed)
+        unheard = self._others() - heard.keys()
+        for name in confirmed:
+            stored, revision = await self._mirror.read_newest(name)
+            after = restored(stored, _of(heard, name), unheard)
+            if after is not None:
+                await self._restore(after, stored, revision)
+
+    def answer(self, names: Collection[str]) -> CopiesAnswer:
+        """What this node knows of these streams; without any, the names of all."""
+        known = self._mirror.known
+        if not names:
+            return CopiesAnswer({}, sorted(known))
+        found: dict[str, Any] = {}
+        for name in names:
+            if name in known:
+                log = self._log_end(name)
+                ends = [None, None] if log is None else [*log]
+                found[name] = [known[name].to_json().decode(), *ends]
+        return CopiesAnswer(found)
+
+    async def restore(self, *, dry_run: bool) -> RestoreAnswer:
+        """Store the newest records that any node which answers has seen, where the store has older
+        ones or none; with `dry_run`, only tell. Raises MetadataUnavailable."""
+        names = set(self._mirror.known)
+        for answer in (await self._ask_all(Copies([]))).values():
+            names |= set(answer.names)
+        heard = await self._ask(sorted(names))
+        told = []
+        for name in sorted(names):
+            stored, revision = await self._mirror.read_newest(name)
+            after = restored_by_operator(stored, _of(heard, name))
+            if after is None:
+                continue
+            records = [one.record for one in _of(heard, name).values() if one is not None]
+            told.append(
+                {
+                    "stream": name,
+                    "stored_version": None if stored is None else stored.version,
+                    "known_version": max(one.version for one in records),
+                    "epoch": after.leader_epoch,
+                    "in_sync": list(after.isr),
+                    "replicas": list(after.replicas),
+                    "deleted": after.deleted,
+                    "contradicting": newest([Known(one) for one in records]) is None,
+                    "restored": not dry_run and await self._restore(after, stored, revision),
+                }
+            )
+        return RestoreAnswer(told, sorted(self._others() - heard.keys()))
+
+    # --- parts -----------------------------------------------------------------------
+
+    async def _confirmed(self, doubtful: Iterable[str]) -> list[str]:
+        found = []
+        for name in doubtful:
+            known = self._mirror.known.get(name)
+            if known is None:
+                self._mirror.doubtful.discard(name)
+                continue
+            # Most doubts are late notices, and a cheap read is enough to see that.
+            stored = await self._mirror.read(name)
+            if is_regressed(known, stored):
+                stored, _ = await self._mirror.read_newest(name)
+            if is_regressed(known, stored):
+                found.append(name)
+            else:
+                self._mirror.doubtful.discard(name)
+        return found
+
+    def _others(self) -> set[str]:
+        """All other nodes that this one has ever heard of."""
+        records = self._mirror.known.values()
+        named = {node for one in records if not one.deleted for node in one.members}
+        return (named | self._mirror.directory.nodes.keys()) - {self._node}
+
+    async def _restore(
+        self, after: StreamRecord, stored: StreamRecord | None, revision: int
+    ) -> bool:
+        if not await self._mirror.put(after, revision):
+            return False  # another node was faster, or the store goes on
+        logger.warning(
+            "metadata-restored stream=%s version=%d epoch=%d in_place_of=%s",
+            after.name,
+            after.version,
+            after.leader_epoch,
+            "nothing" if stored is None else f"version {stored.version}",
+        )
+        return True
+
+    async def _ask(self, names: list[str]) -> Heard:
+        """What all nodes know, this one included; a node that does not answer all is left out."""
+        heard: Heard = {self._node: {}}
+        for node in self._others():
+            heard[node] = {}
+        for first in range(0, len(names), _AT_ONCE):
+            some = names[first : first + _AT_ONCE]
+            answers = await self._ask_all(Copies(some))
+            answers[self._node] = self.answer(some)
+            for node in list(heard):
+                if node in answers:
+                    heard[node] |= _known_from(answers[node].copies)
+                else:
+                    del heard[node]
+        return heard
+
+    async def _ask_all(self, message: Copies) -> dict[str, CopiesAnswer]:
+        others = sorted(self._others())
+        answers = await asyncio.gather(*(self._ask_node(node, message) for node in others))
+        return {
+            node: answer for node, answer in zip(others, answers, strict=True) if answer is not None
+        }
+
+    async def _ask_node(self, node: str, message: Copies) -> CopiesAnswer | None:
+        done: asyncio.Future[CopiesAnswer | None] = asyncio.get_running_loop().create_future()
+
+        def answered(exchange: Exchange) -> None:
+            answer = exchange.answer
+            if not done.done():
+                done.set_result(answer if isinstance(answer, CopiesAnswer) else None)
+
+        exchange, link = Exchange(on_done=answered), self._link_to(node)
+        link.request(message, exchange)
+        try:
+            return await asyncio.wait_for(done, _ANSWER_SECONDS)
+        except (TimeoutError, ConnectionLost):
+            link.give_up(exchange)
+            return None
+
+
+def _of(heard: Heard, name: str) -> Mapping[str, Known | None]:
+    return {node: known.get(name) for node, known in heard.items()}
+
+
+def _known_from(copies: Mapping[str, Any]) -> dict[str, Known]:
+    """What another node sends may be anything: what cannot be read is not known there."""
+    found = {}
+    for name, told in copies.items():
+        try:
+            text, epoch, end = told
+            record = StreamRecord.from_json(text.encode())
+            log = LogEnd(epoch, end) if type(epoch) is type(end) is int else None
+        except (LiftlogError, TypeError, ValueError, AttributeError):
+            continue
+        if record.name == name:
+            found[name] = Known(record, log)
+    return found

@@ -1,0 +1,132 @@
+"""What this node has seen in the metadata store, in `<data_dir>/known-records`.
+
+A store can be lost, or restored from an older copy, while nodes are down. So each of them keeps the
+newest records that it has seen, those of the nodes with them. What a record makes of this node is
+on its disk before the node acts on it; the rest follows within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import CorruptMetadata, LiftlogError, StorageError
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_text
+from liftlog.log.filesystem import FileSystem, storage_errors
+
+logger = logging.getLogger("liftlog.server.replication")
+
+KNOWN_RECORDS_NAME = "known-records"
+_KIND = "known-records"
+_PAUSE_SECONDS = 1.0
+
+
+def read_known_records(
+    fs: FileSystem, data_dir: Path
+) -> tuple[dict[str, StreamRecord], dict[str, bytes]]:
+    """The records of streams, and what the store said of nodes, by their names. Blocking. Raises
+    CorruptMetadata, UnsupportedFormat, StorageError."""
+    with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
+        content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
+    if content is None:
+        return {}, {}
+    try:
+        streams = {
+            str(name): StreamRecord.from_json(text.encode())
+            for name, text in content["streams"].items()
+        }
+        nodes = {str(name): text.encode() for name, text in content["nodes"].items()}
+    except (KeyError, AttributeError, TypeError) as error:
+        raise CorruptMetadata(f"{KNOWN_RECORDS_NAME} lacks a field: {error!r}") from error
+    return streams, nodes
+
+
+class KnownRecords:
+    """Belongs to the event loop, but for `read`."""
+
+    def __init__(self, fs: FileSystem, data_dir: Path) -> None:
+        self._fs = fs
+        self._data_dir = data_dir
+        self._streams: dict[str, str] = {}
+        self._nodes: dict[str, str] = {}
+        self._changes = self._written = 0
+        self._writing: asyncio.Task[None] | None = None
+
+    def read(self) -> dict[str, StreamRecord]:
+        """The records of streams. Blocking. A file that cannot be read counts as none: it is only
+        missed if the store forgets something as well."""
+        try:
+            streams, nodes = read_known_records(self._fs, self._data_dir)
+        except LiftlogError as error:
+            logger.warning("known-records-ignored error=%s", error)
+            return {}
+        self._streams = {name: one.to_json().decode() for name, one in streams.items()}
+        self._nodes = {name: value.decode() for name, value in nodes.items()}
+        return streams
+
+    def note(self, record: StreamRecord) -> None:
+        """A newer record."""
+        self._streams[record.name] = record.to_json().decode()
+        self._changes += 1
+
+    def note_node(self, node: str, value: bytes | None) -> None:
+        """What the store says of a node, None when it was removed."""
+        text = None if value is None else value.decode()
+        if self._nodes.get(node) == text:
+            return
+        self._changes += 1
+        if text is None:
+            del self._nodes[node]
+        else:
+            self._nodes[node] = text
+
+    def forget(self, name: str) -> None:
+        """The record of a stream that was deleted is not in the store any more."""
+        if self._streams.pop(name, None) is not None:
+            self._changes += 1
+
+    @property
+    def nodes(self) -> Mapping[str, str]:
+        """What the store said of the nodes, as JSON."""
+        return self._nodes
+
+    async def written(self) -> None:
+        """Return when all that was noted until now is durable; one write for all who wait. Raises
+        StorageError."""
+        wanted = self._changes
+        while self._written < wanted:
+            if self._writing is None:
+                self._writing = asyncio.get_running_loop().create_task(self._write())
+            await asyncio.shield(self._writing)
+
+    async def run(self) -> None:
+        """Write what no one waits for, until cancelled."""
+        while True:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            try:
+                await self.written()
+            except StorageError as error:
+                logger.warning("known-records-not-written error=%s", error)
+
+    async def _write(self) -> None:
+        try:
+            changes = self._changes
+            parts = [
+                '{"nodes":',
+                json.dumps(self._nodes, sort_keys=True),
+                ',"streams":',
+                json.dumps(self._streams, sort_keys=True),
+                "}",
+            ]
+            await asyncio.to_thread(self._replace, "".join(parts))
+            self._written = changes
+        finally:
+            self._writing = None
+
+    def _replace(self, text: str) -> None:
+        with storage_errors(f"writing {KNOWN_RECORDS_NAME}"):
+            write_checkpoint_text(self._fs, self._data_dir / KNOWN_RECORDS_NAME, _KIND, text)

@@ -1,0 +1,96 @@
+"""The metadata store is restored from an older copy: the nodes put back what they have seen, and
+nothing acked is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
+from support.ingesting import until
+from support.nats_server import NatsServer
+
+STREAMS = {"in": {"subject": "in.>", "replicas": 3, "min_isr": 2}}
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url, STREAMS, cluster={"session": "6s"}) as cluster:
+        cluster.wait_all_in_sync()
+        yield cluster
+        cluster.assert_sound()
+
+
+def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    publisher = RetryingPublisher(server.port, "in.p", pad=100)
+    publisher.start()
+    wait_acked(publisher, 50)
+    records = cluster.store / "records"
+    old = records.read_bytes()
+    leader, epoch = cluster.leader("in"), cluster.stream("in").leader_epoch
+    cluster.kill(leader)  # which the old copy has as leader
+    until(lambda: cluster.stream("in").leader not in (None, leader), 60, "another leader")
+    epoch = cluster.stream("in").leader_epoch
+    cluster.start(leader)
+    cluster.wait_isr("in")
+
+    # While all run.
+    records.write_bytes(old)
+    until(lambda: cluster.stream("in").leader_epoch > epoch, 60, "a restored record")
+    wait_acked(publisher, 50)
+    cluster.wait_isr("in")
+    epoch = cluster.stream("in").leader_epoch
+
+    # While none does: each finds out at its start.
+    cluster.kill()
+    records.write_bytes(old)
+    cluster.start()
+    cluster.wait_isr("in")
+    assert cluster.stream("in").leader_epoch > epoch
+    wait_acked(publisher, 50)
+    publisher.finish()
+    assert_kept([publisher], cluster.read_all("in"))
+    assert any("metadata-restored" in cluster.nodes[name].log for name in NODES)
+
+
+def test_an_operator_restores_what_the_nodes_do_not(cluster: Cluster, server: NatsServer) -> None:
+    """Two nodes are gone, so the third may lack what they have seen."""
+    publisher = RetryingPublisher(server.port, "in.p", pad=100)
+    publisher.start()
+    wait_acked(publisher, 50)
+    publisher.finish()
+    records = cluster.store / "records"
+    old = records.read_bytes()
+    last = cluster.followers("in")[0]
+    before = cluster.stream("in", through=last)
+    gone = [name for name in NODES if name != last]
+    cluster.stop(gone[0])
+    cluster.wait_isr("in", set(NODES) - {gone[0]})
+    until(
+        lambda: cluster.stream("in", through=last).isr != before.isr, 30, "what is to be forgotten"
+    )
+    cluster.kill(gone[1])
+    records.write_bytes(old)
+    until(lambda: "metadata-set-back" in cluster.nodes[last].log, 60, "it is noticed")
+    shown = cluster.command("cluster", "restore-metadata", "--dry-run", "--output", "json")
+    [told] = json.loads(shown.stdout)["streams"]
+    assert (told["stream"], told["restored"]) == ("in", False)
+    assert told["stored_version"] < told["known_version"]
+    assert json.loads(shown.stdout)["unheard"] == sorted(gone)
+    refused = cluster.command("cluster", "restore-metadata")
+    assert refused.returncode == 2, "there is no terminal to ask on"
+    done = cluster.command("cluster", "restore-metadata", "--yes")
+    assert done.returncode == 0, done.stderr
+    cluster.start()
+    cluster.wait_isr("in")
+    assert_kept([publisher], cluster.read_all("in"))
+
+
+def wait_acked(publisher: RetryingPublisher, more: int) -> None:
+    wanted = len(publisher.acked) + more
+    until(lambda: len(publisher.acked) >= wanted, 60, f"{more} more acks")
