@@ -110,6 +110,7 @@ def status() -> ExitCode:
         found = client.cluster()
     behind = [one.name for one in found.replicated if one.is_under_replicated]
     moving = [one.name for one in found.replicated if one.is_moving]
+    set_back = [one.name for one in found.replicated if one.is_set_back]
     if style != "table":
         write_object(found.to_wire(), style)
     elif not found.cluster_id:
@@ -118,9 +119,15 @@ def status() -> ExitCode:
         _show(found)
         if behind:
             note(f"{plural(len(behind), 'stream')} under-replicated: {', '.join(behind)}")
+        if set_back:
+            note(
+                f"The metadata store has forgotten what the nodes have seen of "
+                f"{plural(len(set_back), 'stream')}: {', '.join(set_back)}. They restore it when "
+                "they hear each other; else see `liftlog cluster restore-metadata --dry-run`."
+            )
         if moving:
             note(f"{plural(len(moving), 'stream')} moving: {', '.join(moving)}")
-    return ExitCode.FAILED if behind or moving else ExitCode.OK
+    return ExitCode.FAILED if behind or moving or set_back else ExitCode.OK
 
 
 @cluster_commands.command()

@@ -223,6 +223,8 @@ class ClusterStream(Described):
     removing: list[str] = field(default_factory=list)
     high_watermark: int | None = None
     log_end_offset: int | None = None
+    is_set_back: bool = False
+    """Whether the metadata store has forgotten what is told here."""
 
     @property
     def is_under_replicated(self) -> bool:

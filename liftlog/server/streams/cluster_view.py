@@ -38,7 +38,8 @@ def describe_cluster(
         for name, one in sorted(directory.nodes.items())
     ]
     streams = []
-    for name, record in sorted(mirror.records.items()):
+    forgotten = {name: mirror.known[name] for name in mirror.regressed if name in mirror.known}
+    for name, record in sorted((mirror.records | forgotten).items()):
         if record.deleted or not may_read(name):
             continue
         host = hosts.get(name)
@@ -54,6 +55,7 @@ def describe_cluster(
                 list(record.removing),
                 None if host is None else host.log.high_watermark,
                 None if host is None else host.log.log_end_offset,
+                name in forgotten,
             )
         )
     return ClusterInfo(

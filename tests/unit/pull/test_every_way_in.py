@@ -36,6 +36,7 @@ GUARDED_ELSEWHERE = {
     "peer": "likewise",
     "replicate": "likewise",
     "suspect": "likewise",
+    "copies": "likewise",
     "forward": "likewise; what it carries was judged by the node that forwards it",
 }
 SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints", "groups", "cluster"}

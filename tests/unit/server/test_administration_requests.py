@@ -21,7 +21,15 @@ from liftlog.protocol import administration as messages
 from liftlog.protocol.checkpoints import ListCheckpoints
 from liftlog.protocol.groups import BeatGroup, CommitGroup, JoinGroup, LeaveGroup
 from liftlog.protocol.messages import REQUESTS, Cancel, DescribeStream, Fetch
-from liftlog.protocol.replication import Forward, HandOver, LookAgain, Peer, Replicate, Suspect
+from liftlog.protocol.replication import (
+    Copies,
+    Forward,
+    HandOver,
+    LookAgain,
+    Peer,
+    Replicate,
+    Suspect,
+)
 from liftlog.server.pull.requests import HANDLERS, QUESTIONS
 
 
@@ -136,7 +144,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert methods(Calls) == methods(SyncCalls)
     # `fetch` is beside the reads; what cancels a request, what nodes ask each other, and what the
     # members of a group ask, has none.
-    nodes = (Peer, Replicate, Suspect, Forward, HandOver, LookAgain)
+    nodes = (Copies, Peer, Replicate, Suspect, Forward, HandOver, LookAgain)
     members = (JoinGroup, BeatGroup, CommitGroup, LeaveGroup)
     elsewhere = {Fetch.KIND, Cancel.KIND, *[kind.KIND for kind in (*nodes, *members)]}
     assert len(methods(Calls)) == len(REQUESTS.keys() - elsewhere)
