@@ -50,7 +50,7 @@ SHOWING_ROUTES = {"/ui/streams", "/ui/consumers", "/ui/access", "/ui/health", "/
 SECRET = "secret-stream"
 _VALUES: dict[str, Any] = {
     "str": SECRET, "uint": 1, "int": 1, "bool": True, "map": {"subject": "a.b"}, "bin": b"0" * 16,
-    "uint or str": 1, "array of uint": [1],
+    "uint or str": 1, "array of uint": [1], "array of str": [SECRET],
 }  # fmt: skip
 
 
