@@ -461,16 +461,6 @@ class Replica:
         except LiftlogError as error:  # as above
             logger.warning("in-sync-set-unchanged stream=%s error=%s", self.name, error)
 
-    async def hand_over_if_moved(self) -> None:
-        """Give up the lead if the copy here is all that a move still waits for."""
-        if self.led is None or self.led.leader.pending is not None:
-            return
-        record = self.led.leader.record
-        to = transitions.successor(record)
-        after = None if to is None else transitions.transfer(record, to)
-        if after is not None:
-            await self.commit(Change(record, after))
-
     async def let_tombstones_go(self, forget_after_seconds: float) -> None:
         """Let compaction remove the tombstones that every replica has, here and on the others."""
         led, host = self.led, self._node.hosts.hosts.get(self.name)
