@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from liftlog.cluster.transitions import successor
 from liftlog.errors import Conflict, LiftlogError
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
@@ -18,6 +19,7 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _AT_ONCE = 8
 _HEIRS_TRIED = 2
+_AGAIN_SECONDS = 2.0
 
 
 class Leadership:
@@ -34,6 +36,7 @@ class Leadership:
         self._handovers = handovers
         self._link_to = link_to
         self._led = led
+        self._again_at: dict[str, float] = {}
         self._first_since: dict[str, float] = {}
         """By stream: since when its first replica, another node, could lead it."""
 
@@ -67,6 +70,30 @@ class Leadership:
                         logger.warning("not-handed-over stream=%s error=%s", name, error)
 
         await asyncio.gather(*map(give, self._led()))
+
+    async def hand_over_moved(self) -> None:
+        """Give up the lead of streams of which a move takes the replica here, and waits for nothing
+        else. What fails is tried again a little later. Does not raise."""
+        now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
+
+        async def give(name: str) -> None:
+            leaving = self._mirror.records[name].removing
+            heirs = [node for node in self._heirs(name) if node not in leaving]
+            async with gate:
+                try:
+                    if heirs:
+                        await self._handovers.hand_over(name, heirs[0])
+                except LiftlogError as error:
+                    logger.warning("not-handed-over stream=%s error=%s", name, error)
+                    self._again_at[name] = now + _AGAIN_SECONDS
+
+        due = [
+            name
+            for name, led in self._led().items()
+            if successor(led.leader.record) is not None and self._again_at.get(name, now) <= now
+        ]
+        if due and not self._handovers.is_stopping:
+            await asyncio.gather(*map(give, due))
 
     async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
         """Hand streams over to their first replica, one at a time, once it has lived and been in

@@ -44,8 +44,6 @@ logger = logging.getLogger("liftlog.server.replication")
 _PROPOSE_SECONDS = 0.1
 _PLACE_SECONDS = 0.2
 _CHANGES_AT_ONCE = 64
-_HANDOVERS_AT_ONCE = 8
-_GIVE_AGAIN_SECONDS = 2.0
 _RECONNECT_SECONDS = 1.0
 _CONFIRM_SECONDS = 10.0
 _SET_BACK = (
@@ -97,7 +95,6 @@ class ReplicatedStreams:
         self.forwarding = Forwarding(link_to, self.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to)
         self.moves = Moves(self.mirror)
-        self._give_again: dict[str, float] = {}
         self.guard = Guard(
             self.mirror,
             member.name,
@@ -173,31 +170,7 @@ class ReplicatedStreams:
         while True:
             await asyncio.sleep(_PLACE_SECONDS)
             await self.moves.leave_drained(self.led)
-            await self._hand_over_moved()
-
-    async def _hand_over_moved(self) -> None:
-        """Give up the lead where the replica here is all that a move still waits for."""
-        gate, now = asyncio.Semaphore(_HANDOVERS_AT_ONCE), asyncio.get_running_loop().time()
-
-        async def give(name: str) -> None:
-            record = self.mirror.records[name]
-            heirs = [node for node in self._heirs(name) if node not in record.removing]
-            async with gate:
-                try:
-                    if heirs:
-                        await self.hand_over(name, heirs[0])
-                except LiftlogError as error:
-                    logger.warning("not-handed-over stream=%s error=%s", name, error)
-                    self._give_again[name] = now + _GIVE_AGAIN_SECONDS
-
-        due = [
-            name
-            for name, led in self.led.items()
-            if transitions.successor(led.leader.record) is not None
-            and self._give_again.get(name, 0.0) <= now
-        ]
-        if due and not self._is_stopping:
-            await asyncio.gather(*map(give, due))
+            await self.leadership.hand_over_moved()
 
     async def purge_deleted(self, after_seconds: float) -> None:
         """Remove records of deleted streams, some time after the last node has removed its copy,
