@@ -75,11 +75,12 @@ class AckSubjects:
             return False
         if len(subjects) == 1:
             return len(subjects[0]) <= MAX_LENGTH and _INBOX.fullmatch(subjects[0]) is not None
-        # With a dot behind each of them, an empty token is always between two dots.
-        joined = b".\n" + b".\n".join(subjects) + b"."
+        joined = b"\n" + b"\n".join(subjects)
         return (
             joined.count(b"\n_INBOX.") == joined.count(b"\n") == len(subjects)
             and not joined.translate(None, _INBOX_BYTES + b"\n")
             and b".." not in joined
+            and b".\n" not in joined
+            and not joined.endswith(b".")
             and max(map(len, subjects)) <= MAX_LENGTH
         )

@@ -80,6 +80,16 @@ def test_a_line_end_inside_a_subject_does_not_pass_for_the_next_one(subjects: li
     assert not AckSubjects().all_allowed(subjects)
 
 
+@pytest.mark.parametrize(
+    "odd", [b"_INBOX", b"_INBOX.", b"_INBOX..a", b"_INBOX.a.", b"_INBOX.a..b", b"._INBOX.a"]
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_empty_or_missing_token_is_found_wherever_it_stands(odd: bytes, place: int) -> None:
+    subjects = [b"_INBOX.a", b"_INBOX.b.c"]
+    subjects.insert(place, odd)
+    assert not AckSubjects().all_allowed(subjects)
+
+
 @given(
     st.lists(SUBJECT, min_size=1, max_size=5),
     st.sampled_from([[], ["orders.>"], ["_INBOX.a"], ["*.a"], [">"]]),
