@@ -2,6 +2,7 @@
 
     messages, administration, checkpoints    requests and answers, as values; errors among them
     replication                              those between the nodes of a cluster, and about it
+    groups                                   those of consumer groups
     described                                values that travel inside them
     wire                                     values <-> msgpack maps, by the fields' declarations
     frames                                   maps and bodies <-> bytes

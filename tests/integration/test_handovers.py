@@ -55,6 +55,7 @@ def test_a_leader_that_stops_hands_over_what_it_leads(cluster: Cluster, server: 
         code, said = elect(cluster, cluster.followers(stream)[1], stream, "--node", to)
         assert (code, f"led by node {to}" in said) == (ExitCode.OK, True), said
         assert cluster.stream(stream, through=to).leader == to != leader
+        assert cluster.nodes[leader].metric("liftlog_handovers_total", result="ok") >= 1
     stopped = cluster.leader("in")
     epoch = cluster.stream("in").leader_epoch
     cluster.stop(stopped)

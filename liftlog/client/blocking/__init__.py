@@ -1,5 +1,5 @@
 """The blocking client, without threads.
 
-client, calls, consumer, routing    made from those of `liftlog.client.aio` by `make blocking`
-session, link                       by hand: the way to the daemon, and one connection
+client, calls, consumer, group, routing   made from those of `liftlog.client.aio` by `make blocking`
+session, link                             by hand: the way to the daemon, and one connection
 """

@@ -268,6 +268,12 @@ REPLICATION = (
         "no-leader (it had given the lead up)",
         "reason",
     ),
+    _counter(
+        "handovers",
+        "Planned handovers of the lead of a stream by this node, by `result`: ok, or failed (it "
+        "stayed here, or was left to an election)",
+        "result",
+    ),
     _gauge("session_valid", "1 while this node's session in the metadata store holds"),
     _gauge("metadata_age_seconds", "Time since the metadata store renewed this node's session"),
     _counter(

@@ -194,6 +194,10 @@ def _replication_values(
         },
         "liftlog_isr_changes_total": {(name,): n for name, n in streams.isr_changes.items()},
         "liftlog_elections_total": {(reason,): n for reason, n in streams.elections.items()},
+        "liftlog_handovers_total": {
+            ("ok",): streams.handovers.given,
+            ("failed",): streams.handovers.failed,
+        },
         "liftlog_session_valid": {} if session is None else {(): now < session.deadline},
         "liftlog_metadata_age_seconds": {} if session is None else {(): now - session.renewed_at},
         "liftlog_metadata_cas_total": {(what,): n for what, n in streams.mirror.writes.items()},

@@ -92,6 +92,8 @@ class Handovers:
         """This node takes over no stream any more."""
         self.given = 0
         """Streams that it has handed over."""
+        self.failed = 0
+        """Attempts that failed; the stream stayed here, or was left to an election."""
         self.node = node
         self._mirror = mirror
         self._streams = streams
@@ -136,6 +138,9 @@ class Handovers:
         began = self._loop.time()
         try:
             await _Giving(self, giver, host, relay, to).run()
+        except LiftlogError:
+            self.failed += 1
+            raise
         finally:
             self._giving.discard(name)
         self.given += 1
