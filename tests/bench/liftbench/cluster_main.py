@@ -17,6 +17,7 @@ from .progress import Progress
 from .replicated import REPLICATED, RF3
 
 NEW_REPLICA = "new-replica-p99"
+FOLLOWER_READS = "reads-followers"
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -73,6 +74,10 @@ def measure(
         order=REPLICATED,
         builder=replicated.build,
     )
+    if FOLLOWER_READS in {row.key for row in rows} and RF3 in options.systems:
+        replicating.follower_reads(
+            directory, measured, progress, rounds=options.rounds, gib=options.gib / 20
+        )
     if NEW_REPLICA in {row.key for row in rows} and RF3 in options.systems:
         replicating.new_replica(
             directory,

@@ -36,7 +36,8 @@ def read_liftlog(spec: dict[str, Any]) -> Iterator[Pass]:
         for _ in range(spec["passes"]):
             records = value_bytes = touched = 0
             started = time.perf_counter()
-            for batch in client.read_batches(spec["stream"], start="earliest", until="end"):
+            options = spec.get("options", {})
+            for batch in client.read_batches(spec["stream"], "earliest", "end", **options):
                 records += len(batch)
                 if in_place:
                     data, ends = batch.value_column()

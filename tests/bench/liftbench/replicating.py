@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from .replicated import R3_ALWAYS, R3_DEFAULT, RF1, RF3, LiftlogCluster
 
 _FILL_BYTES = 64 << 10
 _STREAM, _SUBJECT = "grown", "bench.grown"
+_READ = "read"
+_READERS = 6
 _LANES = {"header": "one foreign header", "key": "`Liftlog-Key`", "id": "`Nats-Msg-Id`, all new"}
 
 
@@ -71,6 +74,14 @@ ROWS = (
         for kind, title in _LANES.items()
     ),
     _ratio(
+        "reads-followers",
+        f"{_READERS} readers of the nearest node / all of the leader, bytes per second",
+        (RF3, "reads-nearest"),
+        (RF3, "reads-leader"),
+        0.8,
+        2.0,
+    ),
+    _ratio(
         "new-replica-p99",
         "p99 of an ack at half of peak load, a new replica fetching / none",
         (RF3, "growing-p99"),
@@ -117,6 +128,53 @@ def new_replica(
                     f"round {number + 1}/{rounds} {what:<7} p50 {told['p50_us']:,.0f} us, "
                     f"p99 {told['p99_us']:,.0f} us; until in sync {time.monotonic() - began:.1f} s"
                 )
+
+
+def follower_reads(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, gib: float
+) -> None:
+    """Readers begin at the three nodes in turn: they all get the leader's copy, or each that of its
+    node. What that gains depends on the machines: here all share one."""
+    with LiftlogCluster(directory / "reads") as system:
+        system.create(_READ, f"bench.{_READ}")
+        filled = {"connections": 4, "in_flight": 16, "count": int(gib * 2**30 / _FILL_BYTES)}
+        target = {"port": system.port, "subject": f"bench.{_READ}"}
+        run_worker("publisher", {**target, **filled, "payload_bytes": _FILL_BYTES})
+        stored = system.stored(_READ)
+        for number in range(rounds):
+            for prefer in ("nearest", "leader") if number % 2 else ("leader", "nearest"):
+                rate = _read_at_once(system, prefer, stored)
+                measured.add(RF3, f"reads-{prefer}", rate)
+                told = f"prefer {prefer:<7} {rate / 2**20:,.0f} MiB/s"
+                progress.say(f"round {number + 1}/{rounds} reads, {told}")
+
+
+def _read_at_once(system: LiftlogCluster, prefer: str, stored: int) -> float:
+    """Bytes per second of all readers, each of which reads the stream once to warm up."""
+    addresses = [node.pull_address for node in system.cluster.nodes.values()]
+    spec = {
+        "mode": "liftlog",
+        "stream": _READ,
+        "passes": 3,
+        "value_bytes": _FILL_BYTES,
+        "options": {"prefer": prefer},
+    }
+    with ThreadPoolExecutor(_READERS) as threads:
+        told = list(
+            threads.map(
+                lambda number: run_worker(
+                    "readers", {**spec, "address": addresses[number % len(addresses)]}
+                ),
+                range(_READERS),
+            )
+        )
+    if any(records != stored for one in told for records, _, _ in one["passes"]):
+        raise WorkerFailed(f"a reader missed records: {told}")
+    return sum(
+        sum(size for _, size, _ in one["passes"][1:])
+        / sum(seconds for _, _, seconds in one["passes"][1:])
+        for one in told
+    )
 
 
 def _lose_disk(system: LiftlogCluster) -> str:
