@@ -15,7 +15,7 @@ from typing import NamedTuple
 from liftlog.stream.acks import Echo
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control, may_control, parse_control
-from liftlog.stream.header_columns import header_columns
+from liftlog.stream.header_columns import MAX_BLOCK_BYTES, header_columns
 from liftlog.stream.opened import EnvelopeFields
 from liftlog.stream.refusals import (
     EXPECTED_SUBJECT_WITH_WILDCARDS,
@@ -142,7 +142,7 @@ def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Co
     if config.acks == "off":
         return Columns(run.subjects, nowhere, run.payloads, blocks), odd
     keys = message_ids = None
-    if blocks is not None:
+    if blocks is not None and not _are_foreign(blocks):
         keys, message_ids, bad_rows = header_columns(blocks)
         odd += bad_rows
         if message_ids is not None and config.acks != "on":
@@ -158,6 +158,13 @@ def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Co
         odd += fields.odd
         columns = columns._replace(**fields.columns())
     return columns, sorted(set(odd))
+
+
+def _are_foreign(blocks: Sequence[bytes]) -> bool:
+    """Whether no block holds a name that may ask something of the stream, and none is long."""
+    if not blocks or may_control(blocks[0]) or may_control(b"".join(blocks)):
+        return False
+    return len(max(blocks, key=len)) <= MAX_BLOCK_BYTES
 
 
 def _too_large(config: SequencerConfig, run: MessageRun) -> list[int]:

@@ -105,6 +105,19 @@ def test_one_large_message_does_not_hide_behind_small_ones(has_cookie: bool) -> 
     assert sorted(str(answer["seq"]) for answer in answers) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_headers_that_are_too_large_do_not_hide_among_others_that_ask_nothing(place: int) -> None:
+    sequencer = make()
+    blocks = [block(f"X-Trace: {number}") for number in range(6)]
+    blocks.insert(place, block("X-Trace: " + "x" * 65_536))
+    values = [b"%d" % number for number in range(7)]
+    sequencer.judge(run_of(values, headers=blocks), T0)
+    group = sequencer.take_group()
+    assert group is not None
+    assert group.values == [*values[:place], *values[place + 1 :]]
+    assert sequencer.refused == {"headers_too_large": 1}
+
+
 def test_a_duplicate_waits_for_its_original() -> None:
     sequencer = make()
     blocks = [block("Nats-Msg-Id: a")]
