@@ -337,7 +337,7 @@ class GroupWorld:
         assert state is not None
         member = state.members.get(process.name)
         owns = member is not None and state.owners[slot] == process.name
-        if process.superseded:
+        if process.superseded or (member is not None and member.token != process.token):
             return  # its name was given to another; commits are fenced
         if not owns or member is None or member.joined != process.member.joined:
             raise Violation(f"{process.name} reads slot {slot} of {state.owners[slot] or 'no one'}")
@@ -510,5 +510,6 @@ class Shell:
         self.world.stats["lost"] += 1
         self.world.doubt(process.member.lost())
         process.token = f"t{next(self.world._numbers)}"
+        process.superseded = False
         if error.details.get("replaced") and not process.dead:
             self.world.end(process)

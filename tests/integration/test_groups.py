@@ -1,0 +1,183 @@
+"""A consumer group of processes at a real daemon: one is killed, then the daemon is killed and
+started again, while messages arrive. Each key in order, nothing skipped, again only what was not
+committed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats, pub_frame
+from support.repository import REPOSITORY
+
+from liftlog.client import GroupInfo, connect_sync
+
+pytestmark = pytest.mark.integration
+
+KEYS = 30
+SESSION = 1.0
+SLOW_SECONDS = 20.0
+"""What a busy machine may take in addition."""
+
+WORKER = """
+import asyncio, sys
+from liftlog.client import connect
+
+async def main():
+    async with connect(sys.argv[1]) as client:
+        options = {"session": float(sys.argv[3]), "commit_every": 5, "commit_interval": 0.1}
+        async with client.group("billing", "orders", member=sys.argv[2], **options) as group:
+            async for record in group:
+                print(record.subject, record.offset, flush=True)
+                await asyncio.sleep(0)
+
+asyncio.run(main())
+"""
+
+
+class Line(NamedTuple):
+    subject: str
+    offset: int
+    at: float
+
+
+class Worker:
+    """A process of a user's that prints what it gets."""
+
+    def __init__(self, address: str, name: str) -> None:
+        self.name = name
+        self.lines: list[Line] = []
+        self.complaints: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, address, name, str(SESSION)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            text=True,
+        )
+        self._threads = [
+            threading.Thread(target=self._read),
+            threading.Thread(target=self._complain),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            subject, offset = line.split()
+            self.lines.append(Line(subject, int(offset), time.monotonic()))
+
+    def _complain(self) -> None:
+        assert self.process.stderr is not None
+        self.complaints.extend(self.process.stderr)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        for thread in self._threads:
+            thread.join()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.fixture
+def daemon(server: NatsServer) -> Iterator[Daemon]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+    settings = {"streams": {"orders": {"subject": "orders.>"}}, "pull": {"listen": [address]}}
+    with Daemon(server.url, settings) as daemon:
+        yield daemon
+        assert_no_traceback(daemon)
+
+
+class Publisher:
+    """Rounds of one message for each key, which is the subject here."""
+
+    def __init__(self, port: int, daemon: Daemon) -> None:
+        self.rounds = 0
+        self._port = port
+        self._daemon = daemon
+
+    @property
+    def end(self) -> int:
+        return self.rounds * KEYS + 1
+
+    def publish(self, rounds: int) -> None:
+        """Returns when they are stored."""
+        frames = [pub_frame(f"orders.{key}", b"x") for _ in range(rounds) for key in range(KEYS)]
+        with RawNats(self._port) as raw:
+            raw.send(b"".join(frames))
+            raw.ping()
+        self.rounds += rounds
+        with connect_sync(self._daemon.pull_address) as client:
+            until(lambda: client.describe_stream("orders").high_watermark == self.end, 60, "stored")
+
+
+def described(daemon: Daemon) -> GroupInfo:
+    with connect_sync(daemon.pull_address) as client:
+        return client.describe_group("billing", "orders") or GroupInfo()
+
+
+def members(daemon: Daemon) -> dict[str, int]:
+    return {one["name"]: one["slots"] for one in described(daemon).members}
+
+
+def test_members_and_the_daemon_are_killed(daemon: Daemon, server: NatsServer) -> None:
+    publisher = Publisher(server.port, daemon)
+    publisher.publish(1)
+    address = daemon.pull_address
+    workers = [Worker(address, name) for name in ("a", "b", "c")]
+    killed: list[Worker] = []
+    try:
+        until(lambda: sorted(members(daemon).values()) == [21, 21, 22], 30, "three share")
+        publisher.publish(20)
+        victim = workers.pop()
+        until(lambda: len(victim.lines) > 20, 30, "the victim works")
+        victim.kill()
+        killed.append(victim)
+        died = time.monotonic()
+        until(lambda: sorted(members(daemon).values()) == [32, 32], 30, "the rest takes over")
+        took = time.monotonic() - died
+        publisher.publish(20)
+        daemon.kill()
+        daemon.start()
+        publisher.publish(20)
+        until(lambda: min(described(daemon).offsets, default=0) == publisher.end, 60, "committed")
+        assert members(daemon) == {"a": 32, "b": 32}
+    finally:
+        for worker in workers:
+            worker.kill()
+    check_what_they_got([*workers, *killed], publisher.rounds)
+    print(f"\nothers own the slots of the killed member after {took:.2f} s")
+    assert took < SESSION + SLOW_SECONDS
+
+
+def check_what_they_got(workers: list[Worker], rounds: int) -> None:
+    seen: dict[str, set[int]] = defaultdict(set)
+    for worker in workers:
+        assert worker.complaints == [] or "connection-lost" in "".join(worker.complaints)
+        last: dict[str, int] = {}
+        for subject, offset, _ in worker.lines:
+            # One process goes back only if it has lost its session, which these do not.
+            assert offset > last.get(subject, 0), (worker.name, subject, offset)
+            last[subject] = offset
+            seen[subject].add(offset)
+    assert len(seen) == KEYS
+    assert {len(offsets) for offsets in seen.values()} == {rounds}
+    total = sum(len(worker.lines) for worker in workers)
+    assert rounds * KEYS <= total < 2 * rounds * KEYS
