@@ -73,8 +73,8 @@ class Process:
     hung_until: float = 0.0
     dead: bool = False
     leaving: bool = False
-    superseded: bool = False
-    """Another process has joined under its name."""
+    superseded: int = 0
+    """Another process has joined under the name that this one had as this member."""
     asks: dict[str, float] = field(default_factory=dict)
     """Until when it waits for the answer to its newest request of that kind."""
     busy_until: float = 0.0
@@ -278,7 +278,8 @@ class GroupWorld:
             joined = process.member.joined
             if joined and (member is None or member.joined != joined):
                 self.doubt(process.member.owned)
-                process.superseded |= member is not None and member.joined > joined
+                if member is not None and member.joined > joined:
+                    process.superseded = joined
         for name, member in ({} if before is None else before.members).items():
             if after.members.get(name) != member:
                 self.stats["ended"] += 1
@@ -337,9 +338,12 @@ class GroupWorld:
         assert state is not None
         member = state.members.get(process.name)
         owns = member is not None and state.owners[slot] == process.name
-        if process.superseded or (member is not None and member.token != process.token):
+        joined = process.member.joined
+        if process.superseded == joined or (
+            member is not None and member.token != process.token and member.joined > joined
+        ):
             return  # its name was given to another; commits are fenced
-        if not owns or member is None or member.joined != process.member.joined:
+        if not owns or member is None or member.joined != joined:
             raise Violation(f"{process.name} reads slot {slot} of {state.owners[slot] or 'no one'}")
         if offset < state.offsets[slot]:
             raise Violation(f"{offset} of slot {slot} comes again, {state.offsets[slot]} is stored")
@@ -510,6 +514,6 @@ class Shell:
         self.world.stats["lost"] += 1
         self.world.doubt(process.member.lost())
         process.token = f"t{next(self.world._numbers)}"
-        process.superseded = False
+        process.superseded = 0
         if error.details.get("replaced") and not process.dead:
             self.world.end(process)
