@@ -244,9 +244,10 @@ class PossibleLosses:
         now_ns = self._clock.now_ns()
         offset = host.note_possible_loss(reason, now_ns)
         logger.warning("possible-loss stream=%s offset=%d reason=%s", host.name, offset, reason)
-        saving = save_metadata(host)
         if host.log.config.replicated:
             saving = _save_for_replicas(host, offset, now_ns, reason)
+        else:
+            saving = save_metadata(host)
         task = asyncio.get_running_loop().create_task(saving)
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)

@@ -100,7 +100,8 @@ class Handovers:
         self._link_to = link_to
         self._spawn = spawn
         self._taking: dict[str, _Taking] = {}
-        self._giving: set[str] = set()
+        self._giving: dict[str, asyncio.Event] = {}
+        """Set when the handover of that stream has ended."""
         self._loop = asyncio.get_running_loop()
 
     # --- this node gives a stream away ---
@@ -134,7 +135,7 @@ class Handovers:
                 is_shared=host.settings.queue_group is not None,
             )
         )
-        self._giving.add(name)
+        ended = self._giving[name] = asyncio.Event()
         began = self._loop.time()
         try:
             await _Giving(self, giver, host, relay, to).run()
@@ -142,10 +143,16 @@ class Handovers:
             self.failed += 1
             raise
         finally:
-            self._giving.discard(name)
+            del self._giving[name]
+            ended.set()
         self.given += 1
         seconds = self._loop.time() - began
         logger.info("handed-over stream=%s to=%s seconds=%.3f", name, to, seconds)
+
+    async def finished(self, name: str) -> None:
+        """Return when no handover of this stream is under way."""
+        while (ended := self._giving.get(name)) is not None:
+            await ended.wait()
 
     async def have_look(self, node: str, record: StreamRecord) -> None:
         """Return when `node` does what this record says, or after a while. Does not raise."""

@@ -60,6 +60,9 @@ class Leadership:
 
         async def give(name: str) -> None:
             async with gate:
+                await self._handovers.finished(name)
+                if self._mirror.records[name].leader != self._handovers.node:
+                    return  # it was being handed over already
                 heirs = sorted(self._heirs(name), key=lambda node: leads[node])
                 for to in heirs[:_HEIRS_TRIED]:
                     leads[to] += 1
@@ -97,10 +100,12 @@ class Leadership:
 
     async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
         """Hand streams over to their first replica, one at a time, once it has lived and been in
-        sync for `settled_seconds`; until cancelled."""
+        sync for `settled_seconds`; until it is cancelled or stops."""
         while True:
             await asyncio.sleep(interval_seconds)
             for name in self._misplaced(settled_seconds):
+                if self._handovers.is_stopping:
+                    return  # a stop hands over everything
                 try:
                     await self.elect(name)
                 except LiftlogError as error:

@@ -336,3 +336,95 @@ async def test_a_follower_that_is_gone_leaves_all_in_sync_sets_at_once(
     assert not keeping.done()
     keeping.cancel()
     await node.close()
+
+
+# --- roles ---
+
+
+async def test_a_change_of_role_keeps_the_log_open(tmp_path: Path, store: Store) -> None:
+    """From follower to leader to follower: the copy can be read all the time."""
+    node = await started(tmp_path / "a", store)
+    streams, hosts = node.streams, node.running.broker.hosts
+    record = replace(new_record("s", leader="b"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.followed)
+    log, seen = hosts["s"].log, []
+
+    async def watch() -> None:
+        while True:
+            seen.append("s" in hosts and not hosts["s"].turns.is_closed)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    for leader in ("a", "b", "a", "c"):
+        await streams.mirror.change("s", lambda one, to=leader: transitions.transfer(one, to))
+        if leader == "a":
+            await wait(lambda: streams.led)
+            assert hosts["s"].is_leading
+            assert log.leader_epoch == streams.mirror.records["s"].leader_epoch
+        else:
+            await wait(lambda: streams.followed)
+            assert not hosts["s"].is_leading
+        assert hosts["s"].log is log
+    watching.cancel()
+    assert all(seen)
+    await node.close()
+
+
+async def test_a_log_in_doubt_is_opened_again_for_the_next_role(
+    tmp_path: Path, store: Store
+) -> None:
+    node = await started(tmp_path / "a", store)
+    streams, hosts = node.streams, node.running.broker.hosts
+    record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.led)
+    log = hosts["s"].log
+    hosts["s"].fail("on purpose")
+    await wait(lambda: streams.followed)
+    assert hosts["s"].log is not log
+    assert not hosts["s"].failure
+    await node.close()
+
+
+# --- the lead moves ---
+
+
+async def test_a_stream_is_handed_over_to_none_that_could_not_lead(
+    tmp_path: Path, store: Store
+) -> None:
+    node = await started(tmp_path / "a", store)
+    streams = node.streams
+    record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(transitions.fence(record, {"c"}) or record)
+    await wait(lambda: streams.led)
+    with pytest.raises(Conflict, match="in sync are a, b"):
+        await streams.hand_over("s", "c")
+    with pytest.raises(Conflict, match="in sync are a, b"):
+        await streams.hand_over("s", "a")
+    with pytest.raises(Conflict, match="not attached to NATS"):
+        await streams.hand_over("s", "b")
+    with pytest.raises(Conflict, match="does not lead"):
+        await streams.hand_over("missing", "b")
+    assert await streams.leadership.elect("s") == "a", "it leads already"
+    assert streams.handovers.given == 0
+    assert streams.mirror.records["s"].leader == "a"
+    await streams.leadership.hand_over_all()  # no other node is there
+    assert streams.led
+    await node.close()
+
+
+async def test_leaving_is_tried_again_while_the_store_does_not_answer(
+    tmp_path: Path, store: Store
+) -> None:
+    node = await started(tmp_path / "a", store)
+    streams = node.streams
+    record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.led)
+    store.failing = store.failed + 3
+    await streams.leave()
+    assert store.failed == store.failing
+    found = streams.mirror.records["s"]
+    assert (found.leader, found.isr) == (None, ("b", "c"))
+    await node.close()
