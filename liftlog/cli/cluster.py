@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from liftlog.errors import ConfigError
 
 if TYPE_CHECKING:
     from liftlog.client import ClusterInfo, ClusterNode, ClusterStream
+    from liftlog.settings import Settings
 
 
 _MOVES = {
@@ -56,8 +58,14 @@ def cluster_commands() -> None:
     help="Number of NATS servers that keep the metadata. 1 is for tests: its loss is the loss of "
     "the cluster's metadata.",
 )
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Make the data directory of a daemon that has run on its own, and is stopped now, that of "
+    "the first node, with its streams, checkpoints and leases.",
+)
 @debug_option
-def init(config: Path | None, overrides: tuple[str, ...], replicas: int) -> ExitCode:
+def init(config: Path | None, overrides: tuple[str, ...], replicas: int, adopt: bool) -> ExitCode:
     """Prepare the metadata store of a new cluster.
 
     With `cluster.store: nats` it is a key-value bucket in JetStream.
@@ -70,6 +78,7 @@ def init(config: Path | None, overrides: tuple[str, ...], replicas: int) -> Exit
     Examples:
       liftlog cluster init -c /etc/liftlog/liftlog.yaml
       liftlog cluster init -c test.yaml --replicas 1
+      liftlog cluster init -c /etc/liftlog/liftlog.yaml --adopt
     """
     from liftlog.settings import load_settings
 
@@ -79,17 +88,52 @@ def init(config: Path | None, overrides: tuple[str, ...], replicas: int) -> Exit
             "the configuration has no section cluster", hint="name the file of a node with -c FILE"
         )
     if settings.cluster.store != "nats":
-        note(f"{settings.cluster.store} needs no preparation: the first node that starts makes it.")
-        return ExitCode.OK
+        if not adopt:
+            store = settings.cluster.store
+            note(f"{store} needs no preparation: the first node that starts makes it.")
+    else:
+        _make_bucket(settings, replicas)
+    if adopt:
+        _adopt(settings)
+    return ExitCode.OK
 
+
+def _adopt(settings: Settings) -> None:
+    from liftlog.server.streams.adopting import adopt
+
+    assert settings.cluster is not None
+    found = asyncio.run(adopt(settings, settings.cluster))
+    if output_format() != "table":
+        write_object({"streams": [asdict(one) for one in found]}, output_format())
+        return
+    print_table(
+        ("STREAM", "FIRST", "END", ""),
+        [
+            (
+                printable(one.stream),
+                f"{one.log_start_offset:,}",
+                f"{one.log_end_offset:,}",
+                "adopted" if one.is_new else "belonged to it already",
+            )
+            for one in found
+        ],
+        right=(1, 2),
+    )
+    note(
+        f"Node {settings.cluster.node} has {plural(len(found), 'stream')}, each with one replica. "
+        "Start it, and the other nodes; then `liftlog cluster move STREAM --replicas a,b,c`."
+    )
+
+
+def _make_bucket(settings: Settings, replicas: int) -> None:
     from liftlog.server.replication.kv_store import make_store
 
+    assert settings.cluster is not None
     made = asyncio.run(make_store(settings.nats, settings.cluster.name, replicas))
     bucket = f"the bucket liftlog_{settings.cluster.name}"
     note(f"{bucket} is ready for the nodes." if made else f"{bucket} exists, and is left as it is.")
     if replicas < 3:
         note("It is on fewer than three NATS servers: use it for tests only.")
-    return ExitCode.OK
 
 
 @cluster_commands.command()

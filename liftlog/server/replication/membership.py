@@ -20,7 +20,9 @@ from liftlog import __version__
 from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, NodeSession
 from liftlog.errors import ConfigError, Conflict, CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.data_dir import STREAMS_NAME
 from liftlog.log.filesystem import FileSystem, storage_errors
+from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -28,6 +30,7 @@ NODE_FILE_NAME = "node"
 _KIND = "node"
 _FORMAT_VERSION = 1
 _ATTEMPTS = 20
+_MAX_NAMED = 5
 
 
 def value_of(entry: Entry) -> dict[str, Any]:
@@ -160,9 +163,11 @@ async def join(
     zone: str = "",
     web: str = "",
     may_create: bool = True,
+    may_bring_streams: bool = False,
 ) -> Member:
     """Raise this node's start, in the store and in its directory. `may_create`: an empty store
-    becomes that of a new cluster, if the directory belongs to none.
+    becomes that of a new cluster, if the directory belongs to none. `may_bring_streams`: the caller
+    adopts the streams of a directory that belongs to none.
 
     A stop at any point leaves a directory that the next start knows again. Raises ConfigError when
     the directory belongs to another node or cluster, or the store is empty and should not be;
@@ -170,6 +175,12 @@ async def join(
     """
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
+    if file is None and not may_bring_streams and (streams := _streams_in(fs, data_dir)):
+        raise ConfigError(
+            f"the data directory has streams of a daemon on its own: {', '.join(streams)}",
+            hint="`liftlog cluster init -c FILE --adopt` makes it the first node of a new cluster; "
+            "any other node begins with an empty data_dir",
+        )
     cluster_id = await _cluster_id(store, may_create=may_create and file is None)
     if not cluster_id:
         raise ConfigError(
@@ -237,6 +248,14 @@ async def join(
         f"node {node} cannot register itself: the record changes all the time",
         hint="two daemons may run as the same node: give each its own cluster.node",
     )
+
+
+def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:
+    """Names of some streams in a data directory; the daemon's own do not count."""
+    directory = data_dir / STREAMS_NAME
+    with storage_errors("listing the streams"):
+        names = fs.list_directory(directory) if fs.exists(directory) else []
+    return sorted(filter(is_stream_name, names))[:_MAX_NAMED]
 
 
 async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:

@@ -18,6 +18,7 @@ copies           its directory: opened, created, removed
 placing          which nodes hold a new one
 moves            replicas go to other nodes: moves, drained nodes, nodes that are forgotten
 cluster_view     what clients are told of the cluster, and who else can answer them
+adopting         a daemon on its own becomes the first node, with its streams
 clustered        this daemon as a node: joins, and reaches the others
 neighbours       what streams have to know about each other
 description      descriptions of streams, and what is wrong with them

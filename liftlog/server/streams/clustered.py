@@ -15,6 +15,7 @@ from liftlog.cluster.store import MetaStore, MetaStoreError, NodeSession
 from liftlog.errors import ConfigError
 from liftlog.log import DataDir
 from liftlog.log.data_dir import make_durable_directory
+from liftlog.log.filesystem import FileSystem
 from liftlog.protocol.replication import Peer
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.kv_store import NatsKvMetaStore
@@ -57,7 +58,7 @@ class ClusterNode:
         cluster = self._cluster
         if cluster.token_file is not None:
             self._token = await asyncio.to_thread(_read_token, cluster.token_file)
-        store = await self._open_store()
+        store, self._close_store = await open_store(self._settings, cluster, self._fs)
         member, self._session = await self._register(store)
         self._member = member
         logger.info(
@@ -95,21 +96,6 @@ class ClusterNode:
                 self._settings.cleaner.interval_seconds, cluster.forget_after_seconds
             )
         )
-
-    async def _open_store(self) -> MetaStore:
-        """Raises ConfigError, StorageError."""
-        cluster = self._cluster
-        if cluster.store == NATS_STORE:
-            servers = self._settings.nats.servers
-            bucket = NatsKvMetaStore(self._settings.nats, servers, cluster.name, cluster.node)
-            self._close_store = bucket.close
-            await bucket.open()
-            return bucket
-        directory = Path("/" + cluster.store.removeprefix(FILE_STORE))
-        await asyncio.to_thread(make_durable_directory, self._fs, directory)
-        file = FileMetaStore(directory / _RECORDS_NAME, shared=True, fs=self._fs)
-        self._close_store = partial(asyncio.to_thread, file.close)
-        return file
 
     async def _register(self, store: MetaStore) -> tuple[Member, NodeSession]:
         """Join, and begin the session. JetStream may be without a leader for some seconds, so it is
@@ -193,6 +179,24 @@ class ClusterNode:
     def _introduction(self) -> Peer:
         assert self._member is not None
         return Peer(self._member.name, self._member.start, self._member.cluster_id)
+
+
+async def open_store(
+    settings: Settings, cluster: ClusterSettings, fs: FileSystem
+) -> tuple[MetaStore, Callable[[], Awaitable[None]]]:
+    """The metadata store, and what closes it. Raises ConfigError, StorageError."""
+    if cluster.store == NATS_STORE:
+        bucket = NatsKvMetaStore(settings.nats, settings.nats.servers, cluster.name, cluster.node)
+        try:
+            await bucket.open()
+        except BaseException:
+            await bucket.close()
+            raise
+        return bucket, bucket.close
+    directory = Path("/" + cluster.store.removeprefix(FILE_STORE))
+    await asyncio.to_thread(make_durable_directory, fs, directory)
+    file = FileMetaStore(directory / _RECORDS_NAME, shared=True, fs=fs)
+    return file, partial(asyncio.to_thread, file.close)
 
 
 def _read_token(path: Path) -> str:
