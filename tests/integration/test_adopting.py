@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 from support.cluster import Cluster
-from support.ingesting import publish, until
+from support.ingesting import publish
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
