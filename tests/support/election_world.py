@@ -23,6 +23,8 @@ PATIENCE = Patience()
 SESSION = PATIENCE.session
 NOTICE = 0.2
 """After so long every node that reaches the store has the newest record."""
+WAKING = 0.3
+"""After a sleep of the machine its processes run again one after the other, within this time."""
 QUICK = 1.6
 """A leader that died is replaced within so many seconds, one that hangs after its silence."""
 
@@ -45,6 +47,8 @@ class Node:
     elections: Elections = field(kw_only=True)
     log: LogEnd = LogEnd(1, 10)
     leader: Leader | None = None
+    asked: dict[str, float] = field(default_factory=dict)
+    """When each of the others asked it last, as a leader."""
     renews: float = 0.0
     sent: float = 0.0
     inbox: list[Callable[[float], None]] = field(default_factory=list)
@@ -68,6 +72,8 @@ class ElectionWorld:
         self.calm_since = 0.0
         """When anything was broken or mended last."""
         self.fault = ""
+        self.slept_at = self.awake_at = 0.0
+        """When the machine's last sleep began, and when all are awake again."""
         self.gone_since: float | None = None
         self.nodes = {
             name: Node(name, view=self.record, elections=self._elections(name, 1)) for name in names
@@ -87,6 +93,7 @@ class ElectionWorld:
             for node in self.nodes.values():
                 if node.up and node.hung_until <= self.now:
                     self._turn(node)
+                    self._check_stopped(node)
             self._check_leader()
 
     def _turn(self, node: Node) -> None:
@@ -115,7 +122,7 @@ class ElectionWorld:
         if self.now >= node.renews:
             node.renews = self.now + SESSION / 5
             self.expiry[node.name] = self.now + SESSION
-            node.elections.renewed(self.now + 0.8 * SESSION, self.now)
+            node.inbox.append(_renewal(node, self.now))  # the answer comes a moment later
         node.elections.sessions([one for one, end in self.expiry.items() if end > self.now])
         if node.view.version < self.record.version and (
             self.now - self.changed >= NOTICE or self.random.random() < 0.2
@@ -194,6 +201,7 @@ class ElectionWorld:
 
         def fetched(now: float) -> None:
             if leader.leader is not None:
+                leader.asked[node.name] = now
                 leader.leader.fetched(FetchRequest(node.name, start, epoch, 0, 0), now)
 
         self._send(node.name, leader.name, fetched)
@@ -226,7 +234,9 @@ class ElectionWorld:
             raise Misjudged(f"{node.name} elects itself without a session")
         if leader is None:
             return
-        fine = leader.up and leader.hung_until <= now
+        # After a sleep of all, and nothing else, the last one to wake is as well as the others.
+        slept = self.slept_at == self.calm_since and now >= self.awake_at - WAKING
+        fine = leader.up and leader.hung_until <= (self.awake_at if slept else now)
         hears = [
             one
             for one in self.record.replicas
@@ -238,13 +248,22 @@ class ElectionWorld:
             raise Misjudged(f"{node.name} deposes {leader.name}, which {hears} hear: {claim}")
         if fine and node.name in hears and calm > 1.0:
             raise Misjudged(f"{node.name} deposes {leader.name}, which it hears: {claim}")
-        absent = self.expiry.get(leader.name, 0.0) <= now
-        if fine and absent and not heard_by_most and not leader.stopped and leader.leader:
-            raise Misjudged(f"{leader.name} goes on without a session while {node.name} takes over")
         standing = [one for one in self.record.isr if one not in claim.dead] or [node.name]
         longest = max(standing, key=lambda one: self.nodes[one].log)
         if self.fault in ("killed", "hung") and self.nodes[longest].log > node.log:
             raise Misjudged(f"{node.name} is elected with {node.log}, {longest} has more")
+
+    def _check_stopped(self, node: Node) -> None:
+        """A node that believes to lead takes no messages any more when its session has ended, so
+        that others may have elected one of them, and most do not ask it."""
+        if node.leader is None or node.stopped or self.expiry.get(node.name, 0.0) > self.now:
+            return
+        replicas = node.leader.record.replicas
+        asking = [
+            one for one in replicas if self.now - node.asked.get(one, 0.0) <= PATIENCE.veto + TICK
+        ]
+        if 2 * (len(asking) + 1) <= len(replicas):
+            raise Misjudged(f"{node.name} goes on without a session, and only {asking} ask it")
 
     def _check_leader(self) -> None:
         """Once no leader is left, and nothing else breaks, there is a new one in time."""
@@ -323,8 +342,9 @@ class ElectionWorld:
     def stall(self, _: Node) -> None:
         """The machine sleeps: all processes hang, for the same time."""
         until = self.now + self.random.choice((1.5, 5, 30))
+        self.slept_at, self.awake_at = self.now, until + WAKING
         for node in self.nodes.values():
-            node.hung_until = max(node.hung_until, until)
+            node.hung_until = max(node.hung_until, until + self.random.random() * WAKING)
 
     def heal(self, _: Node) -> None:
         self.cuts.clear()
@@ -340,3 +360,7 @@ def _hearing(target: Node, source: str) -> Callable[[float], None]:
 
 def _ending(target: Node, source: str) -> Callable[[float], None]:
     return lambda now: target.elections.lost(source, now)
+
+
+def _renewal(node: Node, sent: float) -> Callable[[float], None]:
+    return lambda now: node.elections.renewed(sent + 0.8 * SESSION, now)
