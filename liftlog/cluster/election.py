@@ -6,7 +6,8 @@ asked, about ten times a second, what follows from that:
     heard(node)   lost(node)   told(peer, about, opinion)        of the other nodes
     renewed(deadline)   sessions(live)                             of the metadata store
     look(now)   questions(records)   decide(record, log)           what to do
-    stops(leader)                                                  what to stop
+    stops(leader)   yields(leaders, detached)                      what to stop, or to hand over
+    takes_over(record, asker)                                      what another node hands over
 
 None of this is needed for safety. A leader that is deposed by mistake commits nothing more, and
 what it had committed is in every log that can be elected (`transitions.failover`). What is decided
@@ -46,6 +47,11 @@ class Patience:
     """So long an answer is believed."""
     stall: float = 1.0
     """A node that has not looked for so long knows nothing of the time between."""
+    detached: float = 5.0
+    """A leader that has received nothing from NATS for so long, for lack of a connection, hands
+    over. A NATS server that dies is replaced by another one sooner than that."""
+    yielding: float = 1.0
+    """Between two requests to take over a stream."""
 
 
 class LogEnd(NamedTuple):
@@ -79,6 +85,16 @@ class Elect:
     dead: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Ask `peer` to take over these streams. `detached`: they get no messages here, so it is to do
+    so even if none is acked until more replicas are in sync."""
+
+    peer: str
+    streams: tuple[str, ...]
+    detached: bool
+
+
 @dataclass(slots=True)
 class _Sight:
     """What is known of another node first hand, and what others have said of it."""
@@ -105,6 +121,9 @@ class Elections:
         self._sights: dict[str, _Sight] = {}
         self._began = self._looked = now
         self._due: dict[str, tuple[int, float]] = {}  # by stream: the epoch, and since when
+        self._detached_since: float | None = None
+        self._yields_at = now
+        self._yields = 0
 
     # --- events --------------------------------------------------------------------
 
@@ -166,6 +185,11 @@ class Elections:
         """Whether no other node can have seen the own session end."""
         return now < self._deadline
 
+    def session_ends_soon(self, now: float) -> bool:
+        """Whether the own session has ended, or does before followers that are asked to can have
+        shown for `veto` that they are there."""
+        return now >= self._deadline - 2 * self._patience.veto
+
     def in_doubt(self, nodes: Iterable[str], now: float) -> set[str]:
         """Of these nodes, those that this one does not hear, or that have no session: only about
         streams that one of them leads is anything to be asked or decided."""
@@ -214,6 +238,52 @@ class Elections:
         leader.
         """
         return not self.has_session(now) and not leader.heard_by_majority(now, self._patience.veto)
+
+    # --- handing over in need ----------------------------------------------------------
+
+    def yields(
+        self, leaders: Iterable[tuple[str, Leader]], now: float, *, is_attached: bool
+    ) -> list[Yield]:
+        """Whom to ask to take over which of the streams that are led here, because this node cannot
+        serve them: it is not `is_attached` to NATS for a while; or it does not reach the store, and
+        a stream waits for a change of its ISR.
+
+        The peers in sync are asked in turn, until the record of the stream has changed.
+        """
+        if is_attached:
+            self._detached_since = None
+        elif self._detached_since is None:
+            self._detached_since = now
+        since = self._detached_since
+        detached = since is not None and now - since >= self._patience.detached
+        if now < self._yields_at or not (detached or not self.has_session(now)):
+            return []
+        self._yields_at = now + self._patience.yielding
+        self._yields += 1
+        wanted: dict[str, list[str]] = {}
+        for name, leader in leaders:
+            if leader.resigned or not (detached or leader.pending is not None):
+                continue
+            record = leader.record
+            peers = [one for one in record.isr if one != self.node and not self.suspects(one, now)]
+            if peers:
+                wanted.setdefault(peers[self._yields % len(peers)], []).append(name)
+        return [Yield(peer, tuple(names), detached) for peer, names in sorted(wanted.items())]
+
+    def takes_over(
+        self, record: StreamRecord, asker: str, now: float, *, is_attached: bool, detached: bool
+    ) -> Elect | None:
+        """Whether to take over the stream that `asker` leads and hands over. Its own word is enough
+        to depose it; this node must be able to serve the stream better."""
+        if record.leader != asker or asker == self.node or self.node not in record.isr:
+            return None
+        if not (is_attached and self._may_stand(record) and self.has_session(now)):
+            return None
+        dead = frozenset({asker})
+        after = transitions.failover(record, dead, self.node)
+        if after is None or not (detached or after.can_commit):
+            return None
+        return Elect(dead)
 
     # --- rules -----------------------------------------------------------------------
 

@@ -271,6 +271,18 @@ class DataDir:
             recovery_point=self._recovery_points.get(name),
         )
 
+    def rename_log(self, name: str, new_name: str) -> None:
+        """Give the directory of a stream that is not open another name. Durable on return. Raises
+        StorageError; the stream then has one of the two names."""
+        self._recovery_points.pop(name, None)
+        self._clean.pop(name, None)
+        fs, directory = self.environment.fs, self.stream_path(name)
+        with storage_errors(f"renaming {name}"):
+            self.environment.pool.forget_directory(directory)
+            self.environment.indexes.drop_directory(directory)
+            fs.rename(directory, self.stream_path(new_name))
+            fs.fsync_directory(directory.parent)
+
     def delete_log(self, name: str) -> None:
         """Remove the stream's files. The directory is renamed first: a crash in between leaves
         one whose name cannot be a stream's, and the next start removes it."""

@@ -31,6 +31,9 @@ MAX_STREAMS = 100_000
 MAX_PARKED_MS = 30_000
 """A `replicate` that finds nothing new is answered after this time at the latest."""
 
+MAX_ASKED = 1000
+"""Streams in one `ends` or `resign`."""
+
 _MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the bound on frames is lower
 
 
@@ -132,6 +135,26 @@ class ElectLeader(Message):
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
     node: str | None = key("n", NAME, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Resign(Message):
+    """A leader that cannot serve these streams asks a replica in sync to take them over.
+    `detached`: it gets no messages, so nothing is lost if none is acked for a while."""
+
+    KIND: ClassVar[str] = "resign"
+    REPEATABLE: ClassVar[bool] = True
+    streams: list[str] = key("s", array_of(NAME, MAX_ASKED))
+    detached: bool = key("d", BOOL, default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends(Message):
+    """Asks the leader of some streams where they end; it leaves out those that it does not lead."""
+
+    KIND: ClassVar[str] = "ends"
+    REPEATABLE: ClassVar[bool] = True
+    streams: list[str] = key("s", array_of(NAME, MAX_ASKED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +367,23 @@ class RestoreAnswer(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ResignAnswer(Message):
+    """Answer to resign: by name, the records of the streams that the one who answers leads now, as
+    the metadata store has them. The one that has asked may not reach it."""
+
+    KIND: ClassVar[str] = "deposed"
+    streams: dict[str, Any] = key("d", MAP, default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EndsAnswer(Message):
+    """Answer to ends: by name, the incarnation, the log start and the high watermark."""
+
+    KIND: ClassVar[str] = "ending"
+    streams: dict[str, Any] = key("d", MAP, default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterAnswer(Message):
     """Answer to cluster."""
 
@@ -369,12 +409,16 @@ REQUESTS: tuple[type[Message], ...] = (
     ForgetNode,
     Copies,
     RestoreMetadata,
+    Ends,
+    Resign,
 )
 ANSWERS: tuple[type[Message], ...] = (
     PeerAnswer,
     Replica,
     SuspectAnswer,
     LeaderAnswer,
+    EndsAnswer,
+    ResignAnswer,
     ClusterAnswer,
     CopiesAnswer,
     RestoreAnswer,

@@ -162,7 +162,10 @@ class Daemon:
             if self._stop.is_set():
                 self._manager.stopping(self.settings.drain_timeout_seconds)
                 return _EXIT_OK
-            await self._open_checkpoints(broker)
+            if cluster is None:
+                await self._open_checkpoints(broker)
+            else:
+                cluster.serve_checkpoints(broker, self._clock.now_ns)
             broker.set_link(link)
             pull_addresses = await pull.start(self.settings.pull.listen)
             health.phase = Phase.SERVING

@@ -122,10 +122,56 @@ def test_what_a_node_said_before_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 5])
-def test_whatever_breaks_a_living_leader_stays_and_a_dead_one_is_replaced(replicas: int) -> None:
+def test_a_leader_without_nats_hands_over(replicas: int) -> None:
+    """It loses nothing else; the next one has NATS, and the one after that, too."""
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed, replicas=replicas)
+        one_fault(world, world.detach, "")
+        assert world.record.leader != "a"
+        assert world.stats["handed over"] == 1
+        assert world.stats["elections"] == 0
+        assert set(world.record.isr) == set(world.record.replicas), "it has come back as a follower"
+
+
+def test_without_nats_anywhere_no_one_takes_over() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed)
+
+        def no_nats(_: Node, world: ElectionWorld = world) -> None:
+            for node in world.nodes.values():
+                node.attached = False
+
+        one_fault(world, no_nats, "")
+        assert world.record.leader == "a"
+        assert world.stats["handed over"] == 0
+
+
+@pytest.mark.parametrize("acks_wait", [False, True])
+def test_a_leader_without_the_store_hands_over_when_a_stream_waits_for_it(acks_wait: bool) -> None:
+    """While its ISR is whole, nothing is to be changed in the store, and it goes on."""
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed)
+
+        def cut_off(leader: Node, world: ElectionWorld = world) -> None:
+            leader.store = False
+            if acks_wait:
+                world.kill(world.nodes["c"])
+
+        one_fault(world, cut_off, "")
+        assert world.record.leader == ("b" if acks_wait else "a")
+        assert world.nodes["a"].view.leader == world.record.leader, "it knows whom to follow"
+        assert world.stats["handed over"] == acks_wait
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 5])
+@pytest.mark.parametrize("nats_fails", [False, True])
+def test_whatever_breaks_a_living_leader_stays_and_a_dead_one_is_replaced(
+    replicas: int, nats_fails: bool
+) -> None:
     seen: Counter[str] = Counter()
     for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
         world = ElectionWorld(seed, replicas=replicas)
+        world.nats_fails = nats_fails
         try:
             world.run(200, world.break_one)
         except Misjudged as misjudged:
@@ -135,6 +181,7 @@ def test_whatever_breaks_a_living_leader_stays_and_a_dead_one_is_replaced(replic
     assert {
         what for what in ("elections", "kill", "stall", "lose_store") if not seen[what]
     } == set()
+    assert seen["handed over"] or not nats_fails
 
 
 # --- every rule is needed --------------------------------------------------------------------

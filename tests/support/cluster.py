@@ -308,6 +308,7 @@ class Cluster:
                     place = damage.next_offset
                 except StreamNotFound:  # it opens its copy again, in another role
                     assert time.monotonic() < deadline, f"{node} has no copy of {stream}"
+                    place = max(place, records[-1].offset + 1 if records else start)
                     time.sleep(0.05)
                 except OffsetOutOfRange as behind:
                     # Retention overtook the reader: what is left begins here.

@@ -14,8 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liftlog.cluster import transitions as t
-from liftlog.cluster.election import Elect, Elections, LogEnd, Opinion, Patience, Question
-from liftlog.cluster.leading import FetchRequest, Leader
+from liftlog.cluster.election import (
+    Elect,
+    Elections,
+    LogEnd,
+    Opinion,
+    Patience,
+    Question,
+    Yield,
+)
+from liftlog.cluster.leading import Change, FetchRequest, Leader
 from liftlog.cluster.record import StreamRecord
 
 TICK = 0.05
@@ -43,6 +51,8 @@ class Node:
     """Leads by the record, and takes no messages any more."""
     store: bool = True
     """Whether it reaches the store."""
+    attached: bool = True
+    """Whether it has NATS."""
     view: StreamRecord = field(kw_only=True)
     elections: Elections = field(kw_only=True)
     log: LogEnd = LogEnd(1, 10)
@@ -75,6 +85,9 @@ class ElectionWorld:
         self.slept_at = self.awake_at = 0.0
         """When the machine's last sleep began, and when all are awake again."""
         self.gone_since: float | None = None
+        self.nats_fails = False
+        """Whether `break_one` takes NATS away from nodes, too."""
+        self.detached_since = self.now
         self.nodes = {
             name: Node(name, view=self.record, elections=self._elections(name, 1)) for name in names
         }
@@ -110,6 +123,9 @@ class ElectionWorld:
             for other in self.nodes:
                 self._send(node.name, other, _hearing(self.nodes[other], node.name))
         self._lead(node)
+        leading = [] if node.leader is None or node.stopped else [("s", node.leader)]
+        for request in elections.yields(leading, now, is_attached=node.attached):
+            self._hand_over(node, request)
         for question in elections.questions([node.view], now):
             self._ask(node, question)
         claim = elections.decide(node.view, node.log, now)
@@ -164,6 +180,42 @@ class ElectionWorld:
 
         self._send(node.name, peer.name, asked)
 
+    def _hand_over(self, node: Node, request: Yield) -> None:
+        """The leader asks a peer to take over, and hears that it has."""
+        peer = self.nodes[request.peer]
+        if node.attached and node.elections.has_session(self.now):
+            raise Misjudged(f"{node.name} hands over, and lacks nothing")
+
+        def asked(now: float) -> None:
+            claim = peer.elections.takes_over(
+                peer.view,
+                node.name,
+                now,
+                is_attached=peer.attached,
+                detached=request.detached,
+            )
+            if claim is None or not self._reaches_store(peer) or peer.view != self.record:
+                return
+            after = t.failover(self.record, claim.dead, peer.name)
+            if not peer.attached or after is None:
+                raise Misjudged(f"{peer.name} takes over what it cannot serve: {claim}")
+            if self.record.leader != node.name or self.record.starts[node.name] != node.start:
+                raise Misjudged(f"{peer.name} deposes another one than {node.name}")
+            if node.attached and not after.can_commit and self.record.can_commit:
+                raise Misjudged(f"{peer.name} ends the acks of {node.name}: {after}")
+            self.stats["handed over"] += 1
+            self._put(after)
+            peer.view = after
+
+            def answered(at: float) -> None:
+                node.elections.heard(peer.name, at)
+                if node.view.version < after.version:
+                    node.view = after
+
+            self._send(peer.name, node.name, answered)
+
+        self._send(node.name, peer.name, asked)
+
     # --- leading -----------------------------------------------------------------------
 
     def _lead(self, node: Node) -> None:
@@ -183,6 +235,11 @@ class ElectionWorld:
         node.leader.adopt(view)
         node.log = LogEnd(view.leader_epoch, node.log.end + self.random.randrange(3))
         node.stopped = node.elections.stops(node.leader, now)
+        if not self._reaches_store(node):
+            silent = [one for one in view.isr if one != node.name]
+            silent = [one for one in silent if node.elections.suspects(one, now)]
+            after = t.fence(view, silent)
+            node.leader.pending = None if after is None else Change(view, after)
         if not self._reaches_store(node) or view.version != self.record.version:
             return
         for name in view.replicas:
@@ -270,6 +327,7 @@ class ElectionWorld:
         leader = self.nodes.get(self.record.leader or "")
         if leader is not None and leader.up and leader.hung_until <= self.now:
             self.gone_since = None
+            self._check_served(leader)
             return
         if self.gone_since is None:
             self.gone_since = self.now
@@ -277,6 +335,22 @@ class ElectionWorld:
         bound = {"killed": QUICK, "hung": PATIENCE.silence + QUICK}.get(self.fault, 2 * SESSION + 5)
         if gone > bound and self._can_be_elected():
             raise Misjudged(f"no leader for {gone:.1f} s ({self.fault}): {self.record}")
+
+    def _check_served(self, leader: Node) -> None:
+        """A leader without NATS hands over in time to one that can serve the stream."""
+        if leader.attached or leader.stopped:
+            self.detached_since = self.now
+        waited = self.now - max(self.detached_since, self.calm_since, self.changed)
+        if waited <= PATIENCE.detached + len(self.record.isr) * PATIENCE.yielding + 1:
+            return
+        for name in self.record.isr:
+            peer = self.nodes[name]
+            lines = {(leader.name, name), (name, leader.name)}
+            fit = peer.up and peer.hung_until <= self.now and peer.attached
+            fit = fit and self._reaches_store(peer) and not lines & self.cuts
+            # Not one that was away from the store: it may be about to believe in its session again.
+            if name != leader.name and fit and peer.elections.has_session(self.now):
+                raise Misjudged(f"{leader.name} has no NATS for {waited:.1f} s, and {name} has")
 
     def _can_be_elected(self) -> bool:
         gone = {one.name for one in self.nodes.values() if not one.up or one.hung_until > self.now}
@@ -304,6 +378,8 @@ class ElectionWorld:
             self.stall,
             self.heal,
         ]
+        if self.nats_fails:
+            faults += [self.detach, self.detach]
         chosen = self.random.choice(faults)
         self.calm_since, self.fault = self.now, ""
         self.stats[chosen.__name__] += 1
@@ -335,6 +411,9 @@ class ElectionWorld:
 
     def cut_store(self, node: Node) -> None:
         node.store = not node.store
+
+    def detach(self, node: Node) -> None:
+        node.attached = not node.attached
 
     def lose_store(self, _: Node) -> None:
         self.store_up = not self.store_up

@@ -7,17 +7,18 @@ and its value.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from liftlog.errors import (
     CorruptBatch,
     Diverged,
     InvalidArgument,
     LiftlogError,
+    NotReady,
     OffsetOutOfRange,
     StaleIncarnation,
 )
-from liftlog.log import Log
 from liftlog.names import check_consumer_name, check_stream_name
 
 OFFSETS_STREAM = "_offsets"
@@ -43,6 +44,47 @@ class Stored(NamedTuple):
     time_ns: int
     metadata: str = ""
     owner: str = ""
+
+
+class Bounds(Protocol):
+    """What is needed of a stream to judge a checkpoint: its log has it."""
+
+    @property
+    def incarnation(self) -> str: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+    @property
+    def high_watermark(self) -> int | None:
+        """None: not known."""
+        ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+    def epoch_end(self, epoch: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsElsewhere:
+    """A stream that another node leads. Incarnation and epoch are those of its record; where the
+    log ends is known there only, so no offset is too high."""
+
+    incarnation: str
+    leader_epoch: int
+    log_start_offset: int = 1
+    high_watermark: int | None = None
+    """As that node told a moment ago."""
+    log_end_offset: int = _MAX_OFFSET
+
+    def epoch_end(self, epoch: int) -> int:
+        return self.log_end_offset
+
+
+class StreamBounds(NamedTuple):
+    """Stands for the `StreamHost` of a stream that another node leads."""
+
+    log: BoundsElsewhere
 
 
 def encode_key(key: CheckpointKey) -> bytes:
@@ -110,7 +152,7 @@ def _text(value: object) -> str:
 
 
 def why_not_readable(
-    log: Log, stream: str, offset: int, incarnation: str, epoch: int
+    log: Bounds, stream: str, offset: int, incarnation: str, epoch: int
 ) -> LiftlogError | None:
     """The error that a reader gets at `offset` after reading that incarnation and epoch; None if it
     can continue.
@@ -124,7 +166,7 @@ def why_not_readable(
 
 
 def why_not_storable(
-    log: Log, stream: str, offset: int, incarnation: str | None, epoch: int | None
+    log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
 ) -> LiftlogError | None:
     """The error of a commit that claims to have read the stream up to `offset`; None if it is
     plausible. `incarnation` and `epoch` None stand for the current ones."""
@@ -139,6 +181,8 @@ def why_not_storable(
         )
     if epoch is not None:
         if epoch > log.leader_epoch:
+            if isinstance(log, BoundsElsewhere):
+                return NotReady(f"stream {stream}: this node has not heard of epoch {epoch} yet")
             return Diverged(
                 f"stream {stream} has not reached the leader epoch {epoch}",
                 leader_epoch=log.leader_epoch,
@@ -155,7 +199,7 @@ def why_not_storable(
     return None
 
 
-def _out_of_range(log: Log, stream: str, offset: int) -> OffsetOutOfRange:
+def _out_of_range(log: Bounds, stream: str, offset: int) -> OffsetOutOfRange:
     start, end = log.log_start_offset, log.log_end_offset
     return OffsetOutOfRange(
         f"the checkpoint {offset} is outside [{start}, {end}] of stream {stream}",

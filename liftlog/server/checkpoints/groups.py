@@ -28,10 +28,9 @@ from liftlog.groups.coordinator import (
 )
 from liftlog.groups.state import GroupKey, GroupState, decode_key, decode_value, encode_key
 from liftlog.groups.state import encode_value as encode_group
-from liftlog.log import Log
 from liftlog.names import check_consumer_name
 from liftlog.protocol.groups import PAGE_GROUPS, GroupInfo
-from liftlog.server.checkpoints.checkpoint import why_not_storable
+from liftlog.server.checkpoints.checkpoint import StreamBounds, why_not_storable
 from liftlog.server.commits.host import StreamHost
 
 logger = logging.getLogger("liftlog.server.checkpoints")
@@ -43,7 +42,7 @@ class Groups:
 
     def __init__(
         self,
-        find_stream: Callable[[str], StreamHost],
+        find_stream: Callable[[str], StreamHost | StreamBounds],
         offsets: StreamHost,
         stored: Mapping[bytes, bytes],
         *,
@@ -225,8 +224,10 @@ class Groups:
         except LiftlogError:
             pass  # it cannot be read here: then its lag is not known
         else:
-            lags = [_lag(log, offset) for offset in state.offsets]
-            lag = max(lags)
+            end = log.high_watermark
+            start = 0 if end is None else log.log_start_offset
+            lags = [max((end or 0) - max(offset, start), 0) for offset in state.offsets]
+            lag = None if end is None else max(lags)
             for owner, one in zip(state.owners, lags, strict=True):
                 behind[owner] = max(behind.get(owner, 0), one)
         members = [
@@ -251,10 +252,6 @@ class Groups:
             time_ns=state.time_ns,
             principal=state.principal,
         )
-
-
-def _lag(log: Log, offset: int) -> int:
-    return max(log.high_watermark - max(offset, log.log_start_offset), 0)
 
 
 def understood(stored: Mapping[bytes, bytes]) -> dict[GroupKey, GroupState]:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from liftlog.server.checkpoints.checkpoint import OFFSETS_STREAM
+from liftlog.server.checkpoints.checkpoint import OFFSETS_STREAM, StreamBounds
 from liftlog.server.checkpoints.over_nats import OVER_NATS_OWNER, CheckpointIntake
 from liftlog.server.checkpoints.service import Checkpoints
-from liftlog.server.checkpoints.table import load_table
+from liftlog.server.checkpoints.table import CheckpointTable, load_table
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
@@ -35,17 +35,17 @@ class StreamsOfDaemon(Protocol):
 
 
 def subject_prefix(settings: Settings) -> str:
-    """Of a node of a cluster a subject of its own: each node stores its own checkpoints."""
-    cluster = settings.cluster
-    name = settings.name if cluster is None else f"{cluster.name}-{cluster.node}"
+    """The nodes of a cluster have one: their checkpoints are the cluster's."""
+    name = settings.name if settings.cluster is None else settings.cluster.name
     return f"liftlog.{name}.offsets"
 
 
-def offsets_settings(settings: Settings) -> StreamSettings:
+def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
     """Segments are small: compaction does not touch the active one, and a start has to read
     everything that is left."""
     return parse_stream_settings(
         {
+            **more,
             "subject": f"{subject_prefix(settings)}.*.*",
             "acks": "off",  # `over_nats` answers instead
             "durability": "fsync",
@@ -71,28 +71,48 @@ async def open_checkpoints(
     host = await streams.open_system_stream(OFFSETS_STREAM, offsets_settings(settings))
     started = time.monotonic()
     table = await asyncio.to_thread(load_table, host.log)
-    checkpoints = Checkpoints(
-        streams.stream,
+    checkpoints = make_checkpoints(settings, streams.stream, host, table, wall_clock)
+    receive_over_nats(streams, lambda: checkpoints)
+    logger.info("checkpoints-opened count=%d seconds=%.2f", len(table), time.monotonic() - started)
+    return checkpoints
+
+
+def make_checkpoints(
+    settings: Settings,
+    find_stream: Callable[[str], StreamHost | StreamBounds],
+    host: StreamHost,
+    table: CheckpointTable,
+    wall_clock: Callable[[], int],
+    check_storable: Callable[[], None] = lambda: None,
+) -> Checkpoints:
+    """See `Checkpoints`."""
+    return Checkpoints(
+        find_stream,
         host,
         table,
         subject_prefix=subject_prefix(settings),
         max_count=settings.checkpoints.max_count,
         max_count_per_principal=settings.checkpoints.max_count_per_principal,
         now_ns=wall_clock,
+        check_storable=check_storable,
     )
-    if is_open_to_nats(settings):
-        intake = CheckpointIntake(
-            checkpoints,
-            subject_prefix(settings),
-            streams.send,
-            lambda: streams.ack_subjects,
-            owner="" if settings.acl.file is None else OVER_NATS_OWNER,
-        )
-        # Unless the settings ask for it, the daemon's NATS user may lack the permission.
-        streams.receive_for(
-            OFFSETS_STREAM,
-            intake.receive,
-            is_required=settings.checkpoints.over_nats is True,
-        )
-    logger.info("checkpoints-opened count=%d seconds=%.2f", len(table), time.monotonic() - started)
-    return checkpoints
+
+
+def receive_over_nats(streams: StreamsOfDaemon, checkpoints: Callable[[], Checkpoints]) -> None:
+    """Take commits from NATS, if the settings allow that. Call it before there is a link."""
+    settings = streams.settings
+    if not is_open_to_nats(settings):
+        return
+    intake = CheckpointIntake(
+        checkpoints,
+        subject_prefix(settings),
+        streams.send,
+        lambda: streams.ack_subjects,
+        owner="" if settings.acl.file is None else OVER_NATS_OWNER,
+    )
+    # Unless the settings ask for it, the daemon's NATS user may lack the permission.
+    streams.receive_for(
+        OFFSETS_STREAM,
+        intake.receive,
+        is_required=settings.checkpoints.over_nats is True,
+    )

@@ -39,14 +39,15 @@ class CheckpointIntake:
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: Callable[[], Checkpoints],
         prefix: str,
         send: Callable[[bytes], None],
         ack_subjects: Callable[[], AckSubjects],
         *,
         owner: str = "",
     ) -> None:
-        """`owner`: against whose quota the checkpoints count; empty: against none."""
+        """`checkpoints` raises the error of a commit that cannot be judged at present. `owner`:
+        against whose quota the checkpoints count; empty: against none."""
         self._owner = owner
         self._checkpoints = checkpoints
         self._skipped = prefix.count(".") + 1
@@ -66,7 +67,7 @@ class CheckpointIntake:
         try:
             wish = parse_payload(payload)
             told = partial(answer, wish["offset"])
-            self._checkpoints.commit(consumer, stream, told=told, owner=self._owner, **wish)
+            self._checkpoints().commit(consumer, stream, told=told, owner=self._owner, **wish)
         except LiftlogError as error:
             answer(0, error)
 

@@ -14,12 +14,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from liftlog.errors import (
     CheckpointMoved,
     CheckpointUncertain,
     LiftlogError,
     LimitExceeded,
+    NotLeader,
+    NotReady,
+    RequestTimeout,
     StreamNotFound,
     StreamUnavailable,
 )
@@ -28,6 +32,7 @@ from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
 from liftlog.server.checkpoints.checkpoint import (
     CheckpointKey,
     Stored,
+    StreamBounds,
     encode_key,
     encode_value,
     why_not_readable,
@@ -74,13 +79,18 @@ class Change:
         return 0 if self.stored is None else len(self.stored.metadata)
 
 
+class _Verdict(NamedTuple):
+    change: Change
+    error: LiftlogError | None
+
+
 class Checkpoints:
     """See `opening.open_checkpoints`. `find_stream` raises StreamNotFound and StreamUnavailable,
     `offsets` is the stream `_offsets`."""
 
     def __init__(
         self,
-        find_stream: Callable[[str], StreamHost],
+        find_stream: Callable[[str], StreamHost | StreamBounds],
         offsets: StreamHost,
         table: CheckpointTable,
         *,
@@ -88,7 +98,9 @@ class Checkpoints:
         max_count: int,
         max_count_per_principal: int = sys.maxsize,
         now_ns: Callable[[], int],
+        check_storable: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check_storable` raises the error of a change that could not be stored at present."""
         self.table = table
         self.commits = 0
         self.refused: Counter[str] = Counter()
@@ -101,6 +113,7 @@ class Checkpoints:
         self.groups = Groups(
             find_stream, offsets, table.groups, subject_prefix=subject_prefix, now_ns=now_ns
         )
+        self._check_storable = check_storable
         self._waiting: list[Change] = []
         self._waiting_chars = 0
         self._waiting_of: Counter[str] = Counter()  # by owner
@@ -172,6 +185,7 @@ class Checkpoints:
     def _add(self, change: Change) -> None:
         if self._offsets.failure:
             raise StreamUnavailable(f"checkpoints cannot be stored: {self._offsets.failure}")
+        self._check_storable()
         owner = change.owner
         chars = self._waiting_chars + change.chars
         if (
@@ -190,16 +204,22 @@ class Checkpoints:
     def _begin_flight(self) -> None:
         self._scheduled = False
         changes = self._take_waiting()
+        try:
+            self._check_storable()  # else the table may be out of date
+        except LiftlogError as refusal:
+            self._tell([_Verdict(change, refusal) for change in changes])
+            self._go_on()
+            return
         now_ns = self._now_ns()
         found: dict[CheckpointKey, Stored | None] = {}
-        verdicts: list[tuple[Told, LiftlogError | None]] = []
+        verdicts: list[_Verdict] = []
         count = len(self.table)
         owned: Counter[str] = Counter()  # in addition to the table
         for change in changes:
             key, stored = change.key, change.stored
             present = found[key] if key in found else self.table.get(key)
             error = self._why_refused(change, present, count, owned)
-            verdicts.append((change.told, error))
+            verdicts.append(_Verdict(change, error))
             nothing = stored is None and present is None and not self.table.is_uncertain(key)
             if error is None and not nothing:
                 found[key] = stored and stored._replace(time_ns=now_ns)
@@ -271,7 +291,7 @@ class Checkpoints:
     def _landed(
         self,
         found: dict[CheckpointKey, Stored | None],
-        verdicts: list[tuple[Told, LiftlogError | None]],
+        verdicts: list[_Verdict],
         error: LiftlogError | None,
     ) -> None:
         """The flight is durable, or lost as a whole. In the latter case even its refusals may rest
@@ -280,19 +300,19 @@ class Checkpoints:
         if error is None:
             self.table.apply(found)
         else:
-            verdicts = [(told, error) for told, _ in verdicts]
+            verdicts = [_Verdict(one.change, _for(one.change, error)) for one in verdicts]
         self._tell(verdicts)
         if self._waiting and not self._scheduled:
             self._begin_flight()
 
-    def _tell(self, verdicts: list[tuple[Told, LiftlogError | None]]) -> None:
-        for told, error in verdicts:
+    def _tell(self, verdicts: list[_Verdict]) -> None:
+        for change, error in verdicts:
             if error is None:
                 self.commits += 1
             else:
                 self.refused[error.name] += 1
             try:
-                told(error)
+                change.told(error)
             except (
                 Exception
             ):  # a supervisor: one callback must not keep the answers from the others
@@ -364,7 +384,7 @@ class Checkpoints:
             error = unknown
         else:
             error = why_not_readable(log, stream, stored.offset, stored.incarnation, stored.epoch)
-            if error is None:
+            if error is None and log.high_watermark is not None:
                 lag = max(log.high_watermark - stored.offset, 0)
         described = Checkpoint(
             consumer,
@@ -380,6 +400,14 @@ class Checkpoints:
             stored.owner,
         )
         return described, error
+
+
+def _for(change: Change, error: LiftlogError) -> LiftlogError:
+    """The error of a flight, for one of its changes. The next leader may store the change all the
+    same: whoever can repeat it may."""
+    if isinstance(error, RequestTimeout) and change.expected is None and change.only_if is None:
+        return NotReady(error.message, hint="try again: to store it twice changes nothing")
+    return error
 
 
 def complete(future: asyncio.Future[None], error: LiftlogError | None) -> None:
@@ -438,6 +466,8 @@ async def _unread_since(
         return log.incarnation, await asyncio.to_thread(log.offset_for_timestamp, before_ns)
     except StreamNotFound:
         return "", 0
+    except NotLeader:  # only other nodes have a copy, and know when its records came
+        return None
     except LiftlogError as error:
         logger.warning("checkpoints-not-expired stream=%s error=%s", name, error)
         return None

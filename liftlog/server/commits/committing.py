@@ -298,7 +298,7 @@ class GroupCommits:
         nacks = self._sequencer.step_down(refusal)
         self._observed.unanswered()
         self._shared.send(nacks)
-        self._own_records.failed(refusal.description)
+        self._own_records.stepped_down()
         self._shared.pending_changed()
 
     # --- durability: interval ---

@@ -7,8 +7,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from liftlog.errors import DiskFull, LiftlogError, ShuttingDown, StreamUnavailable
-from liftlog.stream.refusals import SHUTTING_DOWN, RefusalReason
+from liftlog.errors import (
+    DiskFull,
+    LiftlogError,
+    NotReady,
+    RequestTimeout,
+    ShuttingDown,
+    StreamUnavailable,
+)
+from liftlog.stream.refusals import NOT_LEADING, SHUTTING_DOWN, RefusalReason
 
 Told = Callable[[LiftlogError | None], None]
 
@@ -83,10 +90,24 @@ class OwnRecords:
             else:
                 told(self._told_about(error))
 
+    def stepped_down(self) -> None:
+        """Another node leads the stream now, and may commit what was written here."""
+        waiting, self._waiting = self._waiting, deque()
+        for _, told in waiting:
+            told(
+                RequestTimeout(
+                    f"another node begins to lead stream {self._stream}: whether it was stored is "
+                    "undecided",
+                    hint="check whether it took effect before you repeat it",
+                )
+            )
+
     def refused(self, refusal: RefusalReason, told: Told) -> None:
         """The stream accepts no records now."""
         if refusal is SHUTTING_DOWN:
             told(ShuttingDown("the daemon is stopping"))
+        elif refusal is NOT_LEADING:
+            told(NotReady(f"another node begins to lead stream {self._stream}", hint="try again"))
         else:
             told(self._told_about(refusal.description))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
+from typing import Any
 
 # Imported for the requests that it registers.
 import liftlog.server.pull.group_handlers
@@ -14,12 +15,14 @@ import liftlog.server.pull.handlers  # noqa: F401
 from acl.rules import Operation
 from liftlog.errors import Cancelled, LiftlogError
 from liftlog.protocol.messages import Cancel, Fetch, Message, Ping, Pong
-from liftlog.protocol.replication import Copies, Forward, Peer, Replicate, Suspect
+from liftlog.protocol.replication import Copies, Ends, Forward, Peer, Replicate, Resign, Suspect
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.peers import PeerRequests
 from liftlog.server.pull.requests import QUESTIONS, STARTERS, Caller, Starter, perform, start
 from liftlog.server.pull.services import PullServices
+
+_OfPeer = Replicate | Peer | Suspect | Ends | Resign | Forward | Copies
 
 
 class ClientRequests:
@@ -37,7 +40,7 @@ class ClientRequests:
         """Begin a request; it is answered now or later."""
         if isinstance(message, Fetch):
             self._fetch(request_id, message)
-        elif isinstance(message, Replicate | Peer | Suspect | Forward | Copies):
+        elif isinstance(message, _OfPeer):
             self._begin_for_peer(request_id, message)
         elif isinstance(message, Cancel):
             for queue in list(self._fetches.values()):
@@ -58,7 +61,9 @@ class ClientRequests:
             self._services.spawn(self._serve(request_id, message, caller))
 
     def _begin_for_peer(
-        self, request_id: int, message: Replicate | Peer | Suspect | Forward | Copies
+        self,
+        request_id: int,
+        message: Replicate | Peer | Suspect | Ends | Resign | Forward | Copies,
     ) -> None:
         if self._peer is None:
             self._peer = PeerRequests(self._caller, self._answers)
@@ -71,11 +76,24 @@ class ClientRequests:
                 self._peer.copies(request_id, message)
             elif isinstance(message, Suspect):
                 self._peer.suspect(request_id, message)
+            elif isinstance(message, Ends):
+                self._peer.ends(request_id, message)
+            elif isinstance(message, Resign):
+                work = self._peer.resign(request_id, message)
+                self._services.spawn(self._answered(request_id, work))
             else:
                 caller, asked = self._peer.forwarded(message)
                 self._begin(request_id, asked, caller)
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self._answers.refuse(request_id, error)
+
+    async def _answered(self, request_id: int, work: Coroutine[Any, Any, None]) -> None:
+        """Of a peer's request that is answered later."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
+            self._answers.refuse(request_id, error)
+        self._answers.settle()
 
     def pump(self) -> None:
         """Answer fetches that waited for room for their answers."""

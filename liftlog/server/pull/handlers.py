@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from liftlog.errors import Conflict, NotLeader
+from liftlog.errors import Conflict, NotLeader, NotReady, StreamNotFound
 from liftlog.protocol.administration import (
     AcquireLease,
     DaemonAnswer,
@@ -317,19 +318,32 @@ def _replicated(caller: Caller) -> ReplicatedStreams:
 # --- checkpoints ---
 
 
+@contextlib.contextmanager
+def _known_elsewhere(caller: Caller) -> Iterator[None]:
+    """The node that forwards a request may have heard of the stream before this one: its client is
+    to ask again, not to take the stream for gone."""
+    try:
+        yield
+    except StreamNotFound as error:
+        if caller.is_forwarded:
+            raise NotReady(f"the checkpoints' leader: {error.message}", hint="try again") from None
+        raise
+
+
 @starts(CommitCheckpoint, "commit")
 def _commit_checkpoint(caller: Caller, message: CommitCheckpoint, told: Told) -> None:
-    caller.broker.checkpoints.commit(
-        message.consumer,
-        message.stream,
-        message.offset,
-        told,
-        expected=message.expected,
-        metadata=message.metadata,
-        incarnation=message.incarnation,
-        epoch=message.epoch,
-        owner=caller.principal or "",
-    )
+    with _known_elsewhere(caller):
+        caller.broker.checkpoints.commit(
+            message.consumer,
+            message.stream,
+            message.offset,
+            told,
+            expected=message.expected,
+            metadata=message.metadata,
+            incarnation=message.incarnation,
+            epoch=message.epoch,
+            owner=caller.principal or "",
+        )
 
 
 @starts(DeleteCheckpoint, "commit")
@@ -339,11 +353,22 @@ def _delete_checkpoint(caller: Caller, message: DeleteCheckpoint, told: Told) ->
     )
 
 
-@handles(FetchCheckpoint, "read", at=At.OFFSETS)
+async def _relay_checkpoint(caller: Caller, message: FetchCheckpoint, ask: Ask) -> Message:
+    try:
+        return await ask(message)
+    except NotReady:
+        streams = caller.broker.replicated
+        if streams is None or streams.knows(message.stream):
+            raise
+        raise StreamNotFound(f"there is no stream {message.stream!r}") from None
+
+
+@handles(FetchCheckpoint, "read", at=At.OFFSETS, relay=_relay_checkpoint)
 async def _fetch_checkpoint(caller: Caller, message: FetchCheckpoint) -> Message:
-    found = caller.broker.checkpoints.fetch(
-        message.consumer, message.stream, check=not message.unchecked
-    )
+    with _known_elsewhere(caller):
+        found = caller.broker.checkpoints.fetch(
+            message.consumer, message.stream, check=not message.unchecked
+        )
     return CheckpointAnswer({} if found is None else found.to_wire())
 
 

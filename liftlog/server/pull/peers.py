@@ -10,11 +10,15 @@ from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.replication import (
     PEER_MAX_IN_FLIGHT,
     Copies,
+    Ends,
+    EndsAnswer,
     Forward,
     Peer,
     PeerAnswer,
     Replica,
     Replicate,
+    Resign,
+    ResignAnswer,
     Suspect,
 )
 from liftlog.protocol.wire import KIND_KEY, Message
@@ -111,6 +115,25 @@ class PeerRequests:
         if self._peer is None:
             raise BadRequest("copies comes after peer")
         self._answers.answer(request_id, self._streams().guard.answer(request.streams))
+
+    def ends(self, request_id: int, request: Ends) -> None:
+        """Tell where streams end that this node leads. Raises Forbidden."""
+        caller = self._caller
+        caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
+        if self._peer is None:
+            raise BadRequest("ends comes after peer")
+        self._answers.answer(request_id, EndsAnswer(self._streams().ends(request.streams)))
+
+    async def resign(self, request_id: int, request: Resign) -> None:
+        """Take over what the other node cannot serve. Raises Forbidden."""
+        caller = self._caller
+        caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
+        if self._peer is None:
+            raise BadRequest("resign comes after peer")
+        node, streams = self._peer.node, self._streams()
+        led = await streams.take_over(node, request.streams, detached=request.detached)
+        records = {name: record.to_json() for name, record in led.items()}
+        self._answers.answer(request_id, ResignAnswer(records))
 
     def close(self) -> None:
         """The connection has ended."""

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from acl.rules import Operation
-from liftlog.errors import InternalError, LiftlogError
+from liftlog.errors import InternalError, LiftlogError, StreamNotFound
 from liftlog.protocol.administration import Metadata, StreamsFor
-from liftlog.protocol.checkpoints import ListCheckpoints
+from liftlog.protocol.checkpoints import CommitCheckpoint, ListCheckpoints
 from liftlog.protocol.groups import ListGroups
 from liftlog.protocol.messages import (
     CreateStream,
@@ -152,6 +152,8 @@ def _begin(caller: Caller, message: Message, starter: Starter, told: Told) -> No
     node = _elsewhere(caller, At.OFFSETS, message)
     if streams is None or node is None:
         starter.start(caller, message, told)
+    elif isinstance(message, CommitCheckpoint) and not streams.knows(message.stream):
+        raise StreamNotFound(f"there is no stream {message.stream!r}")
     else:
         streams.forwarding.send(
             node, OFFSETS_STREAM, message, caller.principal, lambda _, error: told(error)

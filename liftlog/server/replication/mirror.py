@@ -125,7 +125,8 @@ class Mirror:
         known = self.records.get(record.name)
         is_same_stream = known is not None and known.incarnation == record.incarnation
         if is_same_stream and known is not None and record.version <= known.version:
-            self._revisions[record.name] = revision  # it may have been stored again
+            if record.version == known.version:  # another node may have told of it
+                self._revisions[record.name] = max(revision, self._revisions[record.name])
             return
         if not is_same_stream and revision <= self._revisions.get(record.name, 0):
             return
@@ -199,6 +200,17 @@ class Mirror:
                 logger.info("record-purged stream=%s", name)
         except MetaStoreError as error:
             logger.info("record-not-purged stream=%s reason=%s", name, error)
+
+    def told(self, record: StreamRecord) -> None:
+        """Another node has this record, which the store may not tell this one for long. What is
+        committed on top of it is read again first, since its revision is not known here."""
+        known = self.records.get(record.name)
+        if (
+            known is not None
+            and known.incarnation == record.incarnation
+            and known.version < record.version
+        ):
+            self._note_record(record, self._revisions[record.name])
 
     async def commit(self, change: Change) -> None:
         """Try a leader's change of the in-sync set once. A newer record tells what came of it, or

@@ -203,6 +203,12 @@ class ServedStream:
         parked = self._parked.pop(node)
         self._send_in_time(node, parked.request, parked.reply)
 
+    def hear_again(self) -> None:
+        """Answer the requests that wait for new records: their followers ask again at once, which
+        shows that they still follow."""
+        for node in list(self._parked):
+            self.gate.expired(node)
+
     def lost(self, node: str) -> None:
         """The connection of `node` is gone for longer than a reconnection takes."""
         self._drop_parked(node)

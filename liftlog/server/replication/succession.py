@@ -18,7 +18,13 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import NodeSession
 from liftlog.errors import LiftlogError
 from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.replication import Suspect, SuspectAnswer
+from liftlog.protocol.replication import (
+    MAX_ASKED,
+    Resign,
+    ResignAnswer,
+    Suspect,
+    SuspectAnswer,
+)
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
@@ -26,6 +32,7 @@ from liftlog.server.replication.peer_link import PeerLink
 logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 0.1
+_HEAR_AGAIN_SECONDS = 0.5
 _MAX_UNDER_WAY = 64
 ELECTION_REASONS = ("leader-lost", "no-leader")
 """Most replicas heard the leader no longer; or it had given the lead up."""
@@ -50,6 +57,10 @@ class Copies(Protocol):
         """Take no more messages in this epoch."""
         ...
 
+    def hear_again(self) -> None:
+        """Have the followers of all that this node leads ask now."""
+        ...
+
 
 class Succession:
     """Belongs to one event loop; `run` looks until it is cancelled."""
@@ -64,7 +75,9 @@ class Succession:
         *,
         link_to: Callable[[str], PeerLink],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        is_attached: Callable[[], bool],
     ) -> None:
+        """`is_attached` tells whether NATS delivers to this node."""
         self._elections = elections
         self._mirror = mirror
         self._hearing = hearing
@@ -72,8 +85,10 @@ class Succession:
         self._copies = copies
         self._link_to = link_to
         self._spawn = spawn
+        self._is_attached = is_attached
         self._loop = asyncio.get_running_loop()
         self._under_way: set[str] = set()
+        self._heard_again_at = 0.0
         self.elections = dict.fromkeys(ELECTION_REASONS, 0)
         """Those that this node has won, by reason."""
 
@@ -87,6 +102,7 @@ class Succession:
         now = self._loop.time()
         self._see(now)
         self._stop_leading(now)
+        self._yield(now)
         records = self._in_question(now)
         if not records:
             return
@@ -114,6 +130,32 @@ class Succession:
         silent_ms = round(1000 * self._hearing.silent_seconds(node))
         return SuspectAnswer(self._elections.suspects(node, now), silent_ms, logs)
 
+    async def take_over(
+        self, asker: str, names: Iterable[str], *, detached: bool
+    ) -> dict[str, StreamRecord]:
+        """Take the lead of those of the streams that this node can serve and `asker` leads. Returns
+        the record of each that this node leads then."""
+        now = self._loop.time()
+        claims: list[Coroutine[Any, Any, None]] = []
+        self._see(now)
+        for name in names:
+            record = self._mirror.records.get(name)
+            if record is None or name in self._under_way or len(claims) == _MAX_UNDER_WAY:
+                continue
+            claim = self._elections.takes_over(
+                record, asker, now, is_attached=self._is_attached(), detached=detached
+            )
+            if claim is not None:
+                self._under_way.add(name)
+                claims.append(self._elect(record, claim))
+        await asyncio.gather(*claims)
+        records, me = self._mirror.records, self._elections.node
+        return {
+            name: records[name]
+            for name in names
+            if name in records and records[name].leader == me and not records[name].deleted
+        }
+
     # --- parts -----------------------------------------------------------------------
 
     def _see(self, now: float) -> None:
@@ -138,13 +180,44 @@ class Succession:
         ]
 
     def _stop_leading(self, now: float) -> None:
-        if self._elections.has_session(now):
+        if not self._elections.session_ends_soon(now):
             return
+        if now - self._heard_again_at >= _HEAR_AGAIN_SECONDS:
+            # Without new records they may have been silent for long, and be alive.
+            self._heard_again_at = now
+            self._copies.hear_again()
         for name, leader in list(self._copies.leading()):
             if self._elections.stops(leader, now):
                 self._copies.stop_leading(
                     name, "this node could not renew its session, and most replicas do not ask"
                 )
+
+    def _yield(self, now: float) -> None:
+        """Ask others to take over what this node cannot serve."""
+        leaders = list(self._copies.leading())
+        for one in self._elections.yields(leaders, now, is_attached=self._is_attached()):
+            logger.warning(
+                "hands-over to=%s streams=%d reason=%s",
+                one.peer,
+                len(one.streams),
+                "no connection to NATS" if one.detached else "the metadata store is out of reach",
+            )
+            for first in range(0, len(one.streams), MAX_ASKED):
+                some = list(one.streams[first : first + MAX_ASKED])
+                exchange = Exchange(on_done=self._handed_over)
+                self._link_to(one.peer).request(Resign(some, one.detached), exchange)
+
+    def _handed_over(self, exchange: Exchange) -> None:
+        """Hear from the next leader what the store may not tell this node for long."""
+        if not isinstance(exchange.answer, ResignAnswer):
+            return
+        for name, data in exchange.answer.streams.items():
+            try:
+                record = StreamRecord.from_json(data if isinstance(data, bytes) else b"")
+            except LiftlogError as error:
+                logger.warning("record-not-understood stream=%.128r error=%s", name, error)
+            else:
+                self._mirror.told(record)
 
     def _ask(self, question: Question) -> None:
         def answered(exchange: Exchange) -> None:

@@ -17,6 +17,8 @@ handing_over     the lead of one moves to another node, or to this one
 copies           its directory: opened, created, removed
 placing          which nodes hold a new one
 moves            replicas go to other nodes: moves, drained nodes, nodes that are forgotten
+offsets          the checkpoints of a cluster: their stream, and who serves them
+own_offsets      checkpoints from before a daemon shared those of a cluster
 cluster_view     what clients are told of the cluster, and who else can answer them
 adopting         a daemon on its own becomes the first node, with its streams
 clustered        this daemon as a node: joins, and reaches the others

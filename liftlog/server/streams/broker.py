@@ -21,6 +21,7 @@ from liftlog.errors import (
     Forbidden,
     InvalidArgument,
     NatsRefused,
+    NotReady,
     ShuttingDown,
     StreamNotFound,
     StreamUnavailable,
@@ -129,7 +130,6 @@ class Broker:
         """
         await asyncio.to_thread(self.reserve.release)
         if self.replicated is not None:
-            await self._maker.open_own(is_stopping=is_stopping)
             await self.replicated.open_streams()
         else:
             await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
@@ -207,7 +207,8 @@ class Broker:
 
     def note_possible_loss(self, host: StreamHost, reason: str) -> None:
         """See `StreamHosts`."""
-        self._losses.note(host, reason)
+        if host.origin != SYSTEM:
+            self._losses.note(host, reason)
 
     async def rest_replica(self, host: StreamHost, *, seconds: float) -> bool:
         """See `StreamHosts`."""
@@ -248,6 +249,8 @@ class Broker:
     @property
     def checkpoints(self) -> Checkpoints:
         """Raises StreamUnavailable when they could not be opened."""
+        if self._checkpoints is None and self.replicated is not None:
+            raise NotReady("this node does not lead the checkpoints yet", hint="try again")
         if self._checkpoints is None:
             raise StreamUnavailable(
                 "there are no checkpoints: the stream _offsets could not be opened",
@@ -259,8 +262,8 @@ class Broker:
     def has_checkpoints(self) -> bool:
         return self._checkpoints is not None
 
-    def serve_checkpoints(self, checkpoints: Checkpoints) -> None:
-        """Use these checkpoints from now on."""
+    def serve_checkpoints(self, checkpoints: Checkpoints | None) -> None:
+        """Use these checkpoints from now on; None: another node has them."""
         self._checkpoints = checkpoints
 
     # --- NATS ---

@@ -21,7 +21,9 @@ from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.kv_store import NatsKvMetaStore
 from liftlog.server.replication.membership import Member, begin_session, join
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.streams import own_offsets
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.offsets import ReplicatedOffsets
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.settings import Settings
 from liftlog.settings.cluster import FILE_STORE, NATS_STORE, ClusterSettings
@@ -79,6 +81,7 @@ class ClusterNode:
         )
         await streams.remember()
         broker.replicated = streams
+        await asyncio.to_thread(own_offsets.set_aside, self._data_dir)
         self._spawn(streams.mirror.run())
         self._spawn(streams.keep_in_sync())
         self._spawn(streams.keep_placed())
@@ -126,6 +129,12 @@ class ClusterNode:
         """Create the streams of the configuration that do not exist."""
         assert self._streams is not None
         self._spawn(self._streams.create_configured(self._settings.streams))
+
+    def serve_checkpoints(self, broker: Broker, wall_clock: Callable[[], int]) -> None:
+        """Call it before the broker has a link to NATS. `wall_clock` in nanoseconds."""
+        assert self._streams is not None
+        self._spawn(ReplicatedOffsets(broker, self._streams, wall_clock).run())
+        self._spawn(own_offsets.take_over(broker, self._streams, self._data_dir))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))

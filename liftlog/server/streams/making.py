@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
 from liftlog.log import DataDir, Log, RecoveryReport
-from liftlog.names import is_stream_name
 from liftlog.records.codecs import codec_named
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
 from liftlog.server.commits.gate import CommitGate
@@ -77,12 +76,6 @@ class StreamMaker:
         names = await asyncio.to_thread(self._data_dir.stream_names)
         await self._open_each(names, assume_yes, is_stopping)
         await self._create_configured(is_stopping)
-
-    async def open_own(self, *, is_stopping: Callable[[], bool]) -> None:
-        """Of a node of a cluster: the system streams; each node has its own."""
-        names = await asyncio.to_thread(self._data_dir.stream_names)
-        own = [name for name in names if not is_stream_name(name)]
-        await self._open_each(own, True, is_stopping)
 
     async def _open_each(
         self, names: list[str], assume_yes: bool, is_stopping: Callable[[], bool]

@@ -43,7 +43,7 @@ def candidates(mirror: Mirror) -> list[Candidate]:
 
 
 async def create(
-    mirror: Mirror, name: str, settings: StreamSettings, *, origin: str
+    mirror: Mirror, name: str, settings: StreamSettings, *, origin: str, is_system: bool = False
 ) -> StreamRecord:
     """The record of a new stream, on nodes that are live and not drained; the one that exists if
     there is one. Raises Conflict when there are too few nodes, MetadataUnavailable."""
@@ -63,6 +63,7 @@ async def create(
         record_settings(settings, origin),
         replicas,
         starts={node: directory.nodes[node].start for node in replicas},
+        system=is_system,
     )
     return await mirror.create(record)
 

@@ -81,6 +81,9 @@ class StreamHosts(MovingHosts, Protocol):
         nothing of the role uses it any more; readers do."""
         ...
 
+    @property
+    def nats_connected(self) -> bool: ...
+
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
         """Stop serving: detach it, wait for what is under way, close its log."""
         ...

@@ -214,6 +214,7 @@ class ReplicatedStreams:
             self,
             link_to=self._node.link_to,
             spawn=self._spawn,
+            is_attached=lambda: self._node.hosts.nats_connected,
         )
         self._spawn(self._succession.run())
 
@@ -222,6 +223,15 @@ class ReplicatedStreams:
         if self._succession is None:
             return SuspectAnswer(suspects=False, silent_ms=0)
         return self._succession.opinion(node)
+
+    async def take_over(
+        self, asker: str, names: Iterable[str], *, detached: bool
+    ) -> dict[str, StreamRecord]:
+        """Take the lead of streams that `asker` leads and cannot serve, as far as this node can.
+        Returns the record of each of them that this node leads then."""
+        if self._succession is None:
+            return {}
+        return await self._succession.take_over(asker, names, detached=detached)
 
     def names(self) -> Collection[str]:
         """See `Copies`."""
@@ -240,6 +250,11 @@ class ReplicatedStreams:
         """The metadata store has forgotten what this node has seen of the stream."""
         if name in self._streams:
             self.stop_leading(name, "the metadata store was set back")
+
+    def hear_again(self) -> None:
+        """See `Copies`."""
+        for led in self.led.values():
+            led.hear_again()
 
     def stop_leading(self, name: str, reason: str) -> None:
         """See `Copies`."""
@@ -370,6 +385,24 @@ class ReplicatedStreams:
         """Whether this node leads the stream, as the record says."""
         record = self.known(name)
         return record is not None and record.leader == self.member.name
+
+    def ends(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+        """Incarnation, log start and high watermark of those of the streams that are led here."""
+        found = {}
+        for name in names:
+            if self.led_here(name) is not None:
+                log = self._node.hosts.hosts[name].log
+                found[name] = (log.incarnation, log.log_start_offset, log.high_watermark)
+        return found
+
+    def link_to(self, node: str) -> PeerLink:
+        """The connection to another node."""
+        return self._node.link_to(node)
+
+    def led_here(self, name: str) -> ServedStream | None:
+        """The stream, if this node leads it and has taken the lead."""
+        replica = self._streams.get(name)
+        return None if replica is None else replica.led
 
     def other_leaders(self) -> dict[str, str]:
         """The other nodes that lead a stream, and one such stream of each."""

@@ -83,7 +83,7 @@ class Committing:
 def intake() -> tuple[Committing, CheckpointIntake, list[bytes]]:
     committing, sent = Committing(), list[bytes]()
     subjects = AckSubjects(["recorded.>"], [])
-    made = CheckpointIntake(committing, PREFIX, sent.append, lambda: subjects)  # type: ignore[arg-type]
+    made = CheckpointIntake(lambda: committing, PREFIX, sent.append, lambda: subjects)  # type: ignore[arg-type]
     return committing, made, sent
 
 

@@ -37,6 +37,8 @@ GUARDED_ELSEWHERE = {
     "replicate": "likewise",
     "suspect": "likewise",
     "copies": "likewise",
+    "ends": "likewise",
+    "resign": "likewise",
     "forward": "likewise; what it carries was judged by the node that forwards it",
 }
 SHOW_WHAT_MAY_BE_READ = {"list", "streamsfor", "metadata", "checkpoints", "groups", "cluster"}

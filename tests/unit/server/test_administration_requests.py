@@ -23,11 +23,13 @@ from liftlog.protocol.groups import BeatGroup, CommitGroup, JoinGroup, LeaveGrou
 from liftlog.protocol.messages import REQUESTS, Cancel, DescribeStream, Fetch
 from liftlog.protocol.replication import (
     Copies,
+    Ends,
     Forward,
     HandOver,
     LookAgain,
     Peer,
     Replicate,
+    Resign,
     Suspect,
 )
 from liftlog.server.pull.requests import HANDLERS, QUESTIONS
@@ -144,7 +146,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert methods(Calls) == methods(SyncCalls)
     # `fetch` is beside the reads; what cancels a request, what nodes ask each other, and what the
     # members of a group ask, has none.
-    nodes = (Copies, Peer, Replicate, Suspect, Forward, HandOver, LookAgain)
+    nodes = (Copies, Peer, Replicate, Suspect, Resign, Ends, Forward, HandOver, LookAgain)
     members = (JoinGroup, BeatGroup, CommitGroup, LeaveGroup)
     elsewhere = {Fetch.KIND, Cancel.KIND, *[kind.KIND for kind in (*nodes, *members)]}
     assert len(methods(Calls)) == len(REQUESTS.keys() - elsewhere)
