@@ -28,6 +28,9 @@ COMMANDS = {
         "liftlog.cli.offsets:offsets_commands",
         "List, show, move and delete the checkpoints of consumers.",
     ),
+    "group": Listed(
+        "liftlog.cli.group:group_commands", "List, show, move and delete consumer groups."
+    ),
     "pub": Listed("liftlog.cli.pub:pub", "Publish on NATS and print the acks."),
     "log": Listed(
         "liftlog.cli.log_files:log_commands", "Inspect the files of a log, and repair them."

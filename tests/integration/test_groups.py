@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, pub_frame
 from support.repository import REPOSITORY
 
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.root import cli
 from liftlog.client import GroupInfo, connect_sync
 
 pytestmark = pytest.mark.integration
@@ -163,6 +166,7 @@ def test_members_and_the_daemon_are_killed(daemon: Daemon, server: NatsServer) -
         for worker in workers:
             worker.kill()
     check_what_they_got([*workers, *killed], publisher.rounds)
+    check_the_commands(daemon)
     print(f"\nothers own the slots of the killed member after {took:.2f} s")
     assert took < SESSION + SLOW_SECONDS
 
@@ -181,3 +185,21 @@ def check_what_they_got(workers: list[Worker], rounds: int) -> None:
     assert {len(offsets) for offsets in seen.values()} == {rounds}
     total = sum(len(worker.lines) for worker in workers)
     assert rounds * KEYS <= total < 2 * rounds * KEYS
+
+
+def check_the_commands(daemon: Daemon) -> None:
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(cli, ["--server", daemon.pull_address, "group", *arguments])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    until(lambda: members(daemon) == {}, 30, "the sessions of killed members end")
+    assert "billing" in run("ls")
+    shown = run("info", "billing", "orders")
+    assert "64, 64 slots without owner" in shown
+    assert "offset 1" in run("seek", "billing", "orders", "start", "--yes")
+    assert set(described(daemon).offsets) == {1}
+    assert "deleted" in run("rm", "billing", "orders", "--yes")
+    assert described(daemon) == GroupInfo()
+    missing = CliRunner().invoke(cli, ["--server", daemon.pull_address, "group", "rm", "x", "y"])
+    assert missing.exit_code == ExitCode.NOT_FOUND
