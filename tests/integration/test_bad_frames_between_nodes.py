@@ -19,7 +19,7 @@ STREAMS = {
     name: {"subject": f"{name}.>", "replicas": 3, "min_isr": 2, "segment": {"max_bytes": "64KiB"}}
     for name in ("one", "two")
 }
-QUICK = {"session": "3s", "lag_max": "2s"}
+QUICK = {"session": "6s", "lag_max": "5s"}
 OF_EACH = rounds(3)
 
 

@@ -80,6 +80,7 @@ def test_nodes_go_on_while_their_store_fails(cluster: Cluster, servers: list[Nat
     first = store_leader(servers)
     other = next(server for server in servers if server is not first)
     publisher = TimedPublisher(other.port, "all.p", pad=200)
+    publisher.easy = True
     publisher.start()
     wait_acked(publisher, 100)
     leader, epoch = cluster.leader("all"), cluster.stream("all").leader_epoch

@@ -276,7 +276,7 @@ def test_nodes_log_in_to_each_other(server: NatsServer, tmp_path: Path, who: str
         server.url,
         {"t": {"subject": "t.>", "replicas": 3}},
         settings={"acl": {"file": str(tmp_path / "acl.yaml")}},
-        cluster={"token_file": str(tmp_path / "token"), "lag_max": "1s", "session": "3s"},
+        cluster={"token_file": str(tmp_path / "token"), "lag_max": "1s", "session": "6s"},
     ) as cluster:
         leader = cluster.leader("t")
         if who == "node":

@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     "cleaner": {"interval": "100ms"},
     "log": {"retention_interval": "100ms"},
 }
-QUICK = {"session": "3s", "lag_max": "1s", "forget_after": "2s"}
+QUICK = {"session": "6s", "lag_max": "1s", "forget_after": "2s"}
 STREAMS: dict[str, dict[str, Any]] = {
     "leased": {"subject": "leased", "replicas": 3, "retention": {"max_messages": 2}},
     "table": {

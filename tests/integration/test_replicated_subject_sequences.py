@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 STREAMS = {
     "kv": {"subject": "kv.>", "replicas": 3, "min_isr": 2, "subject_sequences": {}},
 }
-QUICK = {"session": "3s", "lag_max": "2s"}
+QUICK = {"session": "6s", "lag_max": "5s"}
 
 
 class Expecting:
@@ -67,7 +67,7 @@ def test_each_leader_answers_as_the_one_before(server: NatsServer) -> None:
         while len(led) < 2:
             leader = cluster.leader("kv")
             cluster.stop(leader)
-            until(lambda leader=leader: cluster.leader("kv") != leader, 30)  # type: ignore[misc]
+            until(lambda leader=leader: cluster.leader("kv") != leader, 60)  # type: ignore[misc]
             model.check(rng)
             led.add(cluster.leader("kv"))
             cluster.start(leader)
