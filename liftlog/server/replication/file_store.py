@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -34,7 +35,7 @@ from liftlog.server.replication.sessions import RenewedKey
 
 logger = logging.getLogger("liftlog.server")
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 
 _T = TypeVar("_T")
 
@@ -43,8 +44,8 @@ class FileMetaStore:
     """A MetaStore in the file `path`. Belongs to one event loop.
 
     `shared`: other processes of this machine change the file too. They lock `<path>.lock`, and what
-    they change is seen after 0.2 s. Otherwise the caller keeps other processes away, as the lock of
-    a data directory does.
+    they change is seen after 0.05 s. Otherwise the caller keeps other processes away, as the lock
+    of a data directory does.
     """
 
     def __init__(self, path: Path, *, shared: bool, fs: FileSystem | None = None) -> None:
@@ -84,16 +85,26 @@ class FileMetaStore:
 
     async def watch(self, prefix: str, on_change: OnChange) -> None:
         known: dict[str, Entry] = {}
+        seen: Content | None = None
+        expires_ns = math.inf
         problem = ""
         while True:
             try:
-                entries = await self.scan(prefix)
+                content, now_ns = await self._call(self._file.read), self._file.now_ns()
             except StoreUnavailable as error:
                 if str(error) != problem:
                     logger.warning("metadata-store-unavailable error=%s", error)
                 problem = str(error)
+                seen = None
             else:
                 problem = ""
+                if content is seen and now_ns < expires_ns:  # as nearly always
+                    await asyncio.sleep(_POLL_SECONDS)
+                    continue
+                entries = _living(content, prefix, now_ns)
+                expiring = (one.expires_ns for one in content.entries.values() if one.ttl_ns)
+                expires_ns = min((at for at in expiring if at > now_ns), default=math.inf)
+                seen = content
                 gone = [key for key in known if key not in entries]
                 changed = {key: one for key, one in entries.items() if known.get(key) != one}
                 known = entries
