@@ -72,7 +72,7 @@ class Donors(Protocol):
 class _Attempts:
     """What was tried for one damaged segment."""
 
-    found_at: float
+    failing_since: float = 0.0
     not_before: float = 0.0
     failures: int = 0
     is_given_up: bool = False
@@ -163,7 +163,7 @@ class Mender:
         key = (log.lineage, segment.path.name)
         found = self._attempts.get(key)
         if found is None:
-            found = self._attempts[key] = _Attempts(time.monotonic())
+            found = self._attempts[key] = _Attempts()
         return found
 
     async def _work(self, host: StreamHost, segment: Segment) -> None:
@@ -205,10 +205,12 @@ class Mender:
     def _note_failure(self, host: StreamHost, segment: Segment, problem: str) -> None:
         now = time.monotonic()
         attempts = self._attempts_for(host.log, segment)
+        if not attempts.failures:  # before that it may have waited for other segments
+            attempts.failing_since = now
         pause = min(_FIRST_PAUSE_SECONDS * 2**attempts.failures, _LONGEST_PAUSE_SECONDS)
         attempts.failures = min(attempts.failures + 1, 20)
         attempts.not_before = now + pause
-        waited = now - attempts.found_at
+        waited = now - attempts.failing_since
         asked_all = attempts.failures > self._donors.count(host.name)
         attempts.is_given_up = waited > _PATIENCE_SECONDS or (
             asked_all and self._donors.all_answer(host.name)
