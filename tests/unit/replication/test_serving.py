@@ -228,6 +228,18 @@ async def test_a_change_wakes_the_followers_and_is_confirmed_by_what_they_ask_ne
     await asyncio.wait_for(led.side_confirmed(), 10)  # at once
 
 
+async def test_followers_of_an_idle_stream_ask_again_when_they_are_to_show_themselves(
+    led: ServedStream, log: Log
+) -> None:
+    waiting = [has(led, log, node, 0) for node in ("b", "c")]
+    assert [replies.replicas for replies in waiting] == [[], []]
+    led.hear_again()
+    assert [len(replies.replicas) for replies in waiting] == [1, 1]
+    led.hear_again()  # none waits
+    assert [len(replies.replicas) for replies in waiting] == [1, 1]
+    assert not any(replies.refusals for replies in waiting)
+
+
 async def test_who_waits_for_a_change_hears_that_the_lead_has_ended(
     led: ServedStream, log: Log
 ) -> None:
