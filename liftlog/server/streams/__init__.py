@@ -12,6 +12,7 @@ retention        asks `compaction.retention` what to delete, holds back what is 
 housekeeping     retention, rolling and recovery points, a few streams at a time
 replicated       the streams that have records in a cluster: changed, served to other nodes
 replica          one of them: has the role on this node that its record says
+local_node       what each of them needs of its node
 leadership       which node should lead the streams of this one
 handing_over     the lead of one moves to another node, or to this one
 copies           its directory: opened, created, removed

@@ -34,8 +34,9 @@ from liftlog.server.replication.succession import Succession
 from liftlog.server.streams import cluster_view, copies, placing
 from liftlog.server.streams.handing_over import LOOK_SECONDS, Handovers
 from liftlog.server.streams.leadership import Leadership
+from liftlog.server.streams.local_node import LocalNode, StreamHosts
 from liftlog.server.streams.moves import Moves
-from liftlog.server.streams.replica import LocalNode, Replica, StreamHosts
+from liftlog.server.streams.replica import Replica
 from liftlog.server.streams.settings import origin_of, record_settings
 from liftlog.settings import StreamSettings
 
