@@ -222,7 +222,12 @@ class ServedStream:
 
     def adopt(self, record: StreamRecord) -> None:
         """A newer record of the stream. If it ends this epoch, the stream has stepped down."""
+        before = self.leader.record
         self.gate.adopt(record)
+        if record.version > before.version and not self.leader.resigned:
+            # A node that stops has left, and asks no more: it must not be taken in again.
+            for node in set(before.isr).difference(record.isr):
+                self.lost(node)
         self._tell_confirmed()
 
     # --- the side state ---

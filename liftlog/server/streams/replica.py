@@ -429,6 +429,8 @@ class Replica:
             reason = str(error) or "the metadata store does not answer"
             logger.warning("in-sync-set-not-left stream=%s error=%s", self.name, reason)
             return
+        if self.followed is not None:
+            self.followed.close()  # one that asks is taken in again
         # Acks wait for this node until the leader has seen that.
         if record is not None and record.leader not in (None, self._me):
             await self._node.handovers.have_look(str(record.leader), record)
