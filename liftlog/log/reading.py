@@ -169,7 +169,12 @@ def read_slice(
 
     Raises CorruptRange when what was lost lies in between, and OSError.
     """
-    found = _next_slice(view, environment, offset, max_bytes, max_records)
+    try:
+        found = _next_slice(view, environment, offset, max_bytes, max_records)
+    except CorruptRange as damage:
+        # It may have passed losses that are known: they come first, or they would go unreported.
+        _raise_for_losses(view.manifest.quarantined, offset, damage.first_offset)
+        raise
     if view.manifest.quarantined:
         end = view.committed.offset if found is None else found.first_offset
         try:

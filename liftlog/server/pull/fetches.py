@@ -67,7 +67,7 @@ class _Waiting:
         self.fetch = fetch
         self.deadline: float | None = None  # set when it becomes the first in the queue
         self.lingered = False
-        self.examined = False  # a thread has examined the damage
+        self.examined: int | None = None  # a thread has examined the damage at this offset
         self.damage: CorruptRange | None = None  # found by a thread, not yet looked at
         self.repair_until: float | None = None  # set when it waits for a repair
         self.catch_up_until: float | None = None  # set when this copy has too little
@@ -390,7 +390,7 @@ class FetchQueue:
         """Damage on the way: have it examined, or wait until it is repaired. False: the fetch is
         served again. Raises what the client is told."""
         first, end = damage.first_offset, damage.next_offset
-        if not waiting.examined and not stream.log.is_quarantined(first, end):
+        if waiting.examined != first and not stream.log.is_quarantined(first, end):
             self._examine(waiting, stream.log, damage)
             return False
         broker = self._services.broker
@@ -415,7 +415,7 @@ class FetchQueue:
         the daemon's metrics and health report it too."""
 
         def found(_: None) -> None:
-            waiting.examined = True
+            waiting.examined = damage.first_offset
 
         self._start_job(
             waiting,

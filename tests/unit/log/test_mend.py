@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, reopen
+from support.logs import BASE_NS, DIRECTORY, flip, reopen
 from support.mending import (
     BATCHES,
     PATCH,
@@ -37,6 +37,7 @@ from support.simfs import PAGE, Fault, Keep, MachineStopped, SimFileSystem
 from compaction import CompactionPolicy
 from liftlog.errors import CorruptRange, SegmentsChanged
 from liftlog.log import Log
+from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.rewrite import PatchDamaged, SourceDamaged, apply_mending, mend
 from liftlog.records import iter_batches
 
@@ -311,3 +312,19 @@ def test_a_failing_disk_leaves_the_damage_as_it_was_known(operation: str) -> Non
             assert mend_from(log, fs, other, 0) == 1
         assert stored(log) == stored(other)
     assert failures >= 1
+
+
+def test_damage_behind_known_damage_does_not_hide_it() -> None:
+    """A reader that meets both is told of the known one first."""
+    fs, log, _, _ = pair()
+    places = batch_places(log, fs, 0)
+    for one in (0, 1):
+        flip(fs, log.segments[0].path, places[one][0] + 9)
+    log.quarantine_damage(1, 2)
+    log.quarantine(
+        log.segments[0].path.name,
+        [QuarantinedRange(1, 4, log.segments[0].path.name, 0, places[1][0], "bad")],
+    )
+    with pytest.raises(CorruptRange) as found:
+        log.read(1, 1 << 20)
+    assert found.value.first_offset == 1
