@@ -204,6 +204,9 @@ class Handovers:
             raise Conflict(f"node {self.node} does not know of this handover")
         if message.step == "drop":
             await self._drop(taking, "the leader has given up")
+        elif self.is_stopping:
+            await self._drop(taking, "this node stops")
+            raise Conflict(f"node {self.node} stops, and takes over nothing more")
         elif message.step == "subscribe":
             await self._subscribe(taking)
         elif message.step == "tell":
