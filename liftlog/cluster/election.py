@@ -50,6 +50,8 @@ class Patience:
     detached: float = 5.0
     """A leader that has received nothing from NATS for so long, for lack of a connection, hands
     over. A NATS server that dies is replaced by another one sooner than that."""
+    unserving: float = 2.0
+    """So long a node without NATS waits for one that has a connection."""
     yielding: float = 1.0
     """Between two requests to take over a stream."""
 
@@ -114,6 +116,10 @@ class Elections:
     ) -> None:
         self.node = node
         self.start = start
+        self.is_stopping = False
+        """This node takes over nothing any more."""
+        self.stopping: Collection[str] = ()
+        """The nodes that take over nothing any more, as they have told."""
         self._patience = patience or Patience()
         self._deadline = 0.0
         self._live: frozenset[str] = frozenset()
@@ -228,6 +234,8 @@ class Elections:
         if epoch != record.leader_epoch:
             epoch, since = self._due[record.name] = (record.leader_epoch, now)
         pause = self._rank(record, dead, log, now) * self._patience.rank
+        if self._detached_since is not None:
+            pause += self._patience.unserving
         return Elect(dead) if now - since >= pause else None
 
     def stops(self, leader: Leader, now: float) -> bool:
@@ -265,7 +273,11 @@ class Elections:
             if leader.resigned or not (detached or leader.pending is not None):
                 continue
             record = leader.record
-            peers = [one for one in record.isr if one != self.node and not self.suspects(one, now)]
+            peers = [
+                one
+                for one in record.isr
+                if one != self.node and one not in self.stopping and not self.suspects(one, now)
+            ]
             if peers:
                 wanted.setdefault(peers[self._yields % len(peers)], []).append(name)
         return [Yield(peer, tuple(names), detached) for peer, names in sorted(wanted.items())]
@@ -289,7 +301,8 @@ class Elections:
 
     def _may_stand(self, record: StreamRecord) -> bool:
         return (
-            not record.deleted
+            not self.is_stopping
+            and not record.deleted
             and record.must_keep(self.node)
             and record.starts.get(self.node) == self.start
         )
@@ -335,7 +348,7 @@ class Elections:
         answers = self._sight(record.leader).answers if record.leader is not None else {}
         rank = 0
         for node in standing:
-            if node == self.node or node in dead or node not in self._live:
+            if node in (self.node, *self.stopping) or node in dead or node not in self._live:
                 continue
             at, opinion = answers.get(node, (0.0, None))
             known = None

@@ -165,11 +165,12 @@ class Giver:
         told = bytes(self._digests)
         return [told[start : start + piece] for start in range(0, len(told), piece)]
 
-    def failed(self) -> Undo:
-        """The present step has failed, or took too long. Ends the handover."""
+    def failed(self, *, is_declined: bool = False) -> Undo:
+        """The present step has failed, or took too long; `is_declined`: the taker has done nothing
+        of it. Ends the handover."""
         at, self.step = _STEPS.index(self.step), Step.OVER
         attached = self.offer.is_attached
-        asked = attached and at >= _STEPS.index(Step.SUBSCRIBE)
+        asked = attached and at >= _STEPS.index(Step.SUBSCRIBE) + is_declined
         stopped = attached and at >= _STEPS.index(Step.UNSUBSCRIBE)
         loss = ""
         if stopped:
@@ -209,12 +210,19 @@ class Taker(Generic[T]):
         self._max_held_bytes = max_held_bytes
         self.problem = ""
         """Why it cannot take over; empty if it can."""
+        self.is_relied_on = False
+        """Whether the giver may go without receiving: a node that stops goes through with this. It
+        declines what comes before."""
         self._since: float | None = None
         self._held: list[_Held[T]] = []
         self._held_bytes = 0
         self._told: Counter[bytes] | None = None
         self._end = 0
         self._leads_since: float | None = None
+
+    def subscribes(self) -> None:
+        """The giver has asked for the subscription."""
+        self.is_relied_on = True
 
     def subscribed(self, now: float) -> None:
         """NATS has confirmed the subscription."""
@@ -273,6 +281,11 @@ class Taker(Generic[T]):
         for held in self._held:
             if held.digests:
                 held.rows = self._without_copies(held.digests)
+
+    def is_needed(self, now: float) -> bool:
+        """Whether the lead may still come: a node that stops waits for that. What it has subscribed
+        to is perhaps received by no other node."""
+        return self.is_relied_on and not self.problem and not self._is_late(now)
 
     def is_over(self, now: float) -> bool:
         """Whether there is nothing more to do: it has failed, or has lasted too long."""

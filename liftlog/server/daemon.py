@@ -103,8 +103,12 @@ class Daemon:
         self._manager = ServiceManager.from_environment(os.environ)
         self._embedded: EmbeddedNats | None = None
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._signals = Signals(
-            stop=self._stop.set, reload=self.reloads.request, reopen_logs=reopen_logs
+            stop=self._stop.set,
+            hurry=self._hurry.set,
+            reload=self.reloads.request,
+            reopen_logs=reopen_logs,
         )
 
     async def run(self, *, assume_yes: bool) -> int:
@@ -339,7 +343,7 @@ class Daemon:
         code = _EXIT_OK
         try:
             async with asyncio.timeout(self.settings.drain_timeout_seconds):
-                await broker.drain()
+                await broker.drain(self._hurry)
         except TimeoutError:
             logger.error("drain-timed-out seconds=%s", self.settings.drain_timeout_seconds)  # noqa: TRY400
             code = _EXIT_NOT_DRAINED

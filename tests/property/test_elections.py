@@ -146,6 +146,35 @@ def test_without_nats_anywhere_no_one_takes_over() -> None:
         assert world.stats["handed over"] == 0
 
 
+def leader_dies_while(world: ElectionWorld, other: str) -> None:
+    """The next one in turn stops, or has no NATS: it is passed over, and not waited for."""
+    world.run(SESSION + 5)
+    second = world.nodes["b"]
+    second.attached = other != "has no NATS"
+    second.elections.is_stopping = other == "stops"
+    world.run(1)
+    one_fault(world, world.kill, "killed" if other == "stops" else "")
+    assert world.record.leader == "c"
+    assert world.stats["handed over"] == 0, "b has led first"
+
+
+@pytest.mark.parametrize("other", ["stops", "has no NATS"])
+def test_a_node_that_stops_or_has_no_nats_is_not_elected(other: str) -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+        world = ElectionWorld(seed)
+        leader_dies_while(world, other)
+        assert world.stats["elections"] == 1
+
+
+def test_without_nats_anywhere_one_is_elected_all_the_same() -> None:
+    """Readers need it."""
+    world = ElectionWorld(FIRST_SEED)
+    for node in world.nodes.values():
+        node.attached = False
+    one_fault(world, world.kill, "")
+    assert world.record.leader in ("b", "c")
+
+
 @pytest.mark.parametrize("acks_wait", [False, True])
 def test_a_leader_without_the_store_hands_over_when_a_stream_waits_for_it(acks_wait: bool) -> None:
     """While its ISR is whole, nothing is to be changed in the store, and it goes on."""
@@ -245,6 +274,39 @@ class OldAnswersCount(Elections):
 class LeadsWithoutSession(Elections):
     def stops(self, leader: Leader, now: float) -> bool:
         return False
+
+
+class NatsDoesNotMatter(Elections):
+    def decide(self, *args: object) -> object:  # type: ignore[override]
+        since, self._detached_since = self._detached_since, None
+        try:
+            return super().decide(*args)  # type: ignore[arg-type]
+        finally:
+            self._detached_since = since
+
+
+class StandsWhileItStops(Elections):
+    def _may_stand(self, record: StreamRecord) -> bool:
+        stops, self.is_stopping = self.is_stopping, False
+        try:
+            return super()._may_stand(record)
+        finally:
+            self.is_stopping = stops
+
+
+@pytest.mark.parametrize(
+    ("elections", "other"),
+    [(StandsWhileItStops, "stops"), (NatsDoesNotMatter, "has no NATS")],
+)
+def test_without_that_rule_a_node_is_elected_that_cannot_serve(
+    elections: type[Elections], other: str
+) -> None:
+    for seed in range(50):
+        try:
+            leader_dies_while(ElectionWorld(seed, elections=elections), other)
+        except AssertionError:
+            return
+    pytest.fail("not found in 50 runs")
 
 
 # Beside each: of how many nodes, and a seed that finds it, where to begin.

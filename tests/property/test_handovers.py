@@ -52,6 +52,19 @@ def test_whatever_fails_a_loss_is_reported_and_nothing_is_doubled(is_shared: boo
     assert len(ends) >= 3, "moved, undone without a loss, lost something"
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_taker_that_is_asked_to_stop_loses_and_refuses_nothing(is_shared: bool) -> None:
+    """At any step: either it declines, and may go, or it goes through with it."""
+    ends = set()
+    for step in tuple(Step)[:-1]:
+        for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
+            world = run(seed, is_shared=is_shared, stop_at=step)
+            assert world.is_stopping
+            assert world.has_gone == (world.record.leader == "giver")
+            ends.add((step, world.record.leader))
+    assert {(Step.PREPARE, "giver"), (Step.UNSUBSCRIBE, "taker"), (Step.TELL, "taker")} <= ends
+
+
 # --- every rule is needed --------------------------------------------------------------------
 
 
@@ -86,15 +99,20 @@ class NotesTooShort(Giver):
 
 
 class KeepsLossToItself(Giver):
-    def failed(self) -> Undo:
-        undo = super().failed()
+    def failed(self, **more: bool) -> Undo:
+        undo = super().failed(**more)
         return Undo(undo.drop, undo.subscribe, "")
 
 
 class StaysAway(Giver):
-    def failed(self) -> Undo:
-        undo = super().failed()
+    def failed(self, **more: bool) -> Undo:
+        undo = super().failed(**more)
         return Undo(undo.drop, False, "")
+
+
+class ADeclinedStepWasBegun(Giver):
+    def failed(self, *, is_declined: bool = False) -> Undo:
+        return super().failed()
 
 
 class DropsNoCopies(Taker[Message]):
@@ -130,6 +148,20 @@ class TakesWhatWasStored(Taker[Message]):
         return super().take(self._end, now)
 
 
+class GoesAtOnce(Taker[Message]):
+    """A node that stops and leads nothing at that moment."""
+
+    def is_needed(self, now: float) -> bool:
+        return False
+
+
+class DeclinesAnyStep(Taker[Message]):
+    """When it stops, although the giver does not receive any more."""
+
+    def subscribes(self) -> None:
+        pass
+
+
 BROKEN: dict[str, dict[str, Any]] = {
     "the servers get no time to learn of the subscription": {"make_giver": without(Step.SPREAD)},
     "the giver stays subscribed": {"make_giver": without(Step.UNSUBSCRIBE), "is_shared": True},
@@ -144,6 +176,14 @@ BROKEN: dict[str, dict[str, Any]] = {
     "losses are not reported": {"make_giver": KeepsLossToItself, "trouble": TROUBLED},
     "the giver does not subscribe again": {"make_giver": StaysAway, "trouble": TROUBLED},
     "a taker that was not told takes": {"make_taker": TakesWithoutBeingTold, "trouble": TROUBLED},
+    "a taker that stops goes": {"make_taker": GoesAtOnce, "stop_at": Step.TRANSFER},
+    "a taker that stops goes before it is told": {"make_taker": GoesAtOnce, "stop_at": Step.SPREAD},
+    "a taker that stops declines": {"make_taker": DeclinesAnyStep, "stop_at": Step.COMMIT},
+    "what is declined was begun": {
+        "make_giver": ADeclinedStepWasBegun,
+        "stop_at": Step.SUBSCRIBE,
+        "is_shared": True,
+    },
     "a giver that went on does not matter": {"make_taker": TakesWhatWasStored, "trouble": UNDONE},
 }
 

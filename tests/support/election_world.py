@@ -140,6 +140,9 @@ class ElectionWorld:
             self.expiry[node.name] = self.now + SESSION
             node.inbox.append(_renewal(node, self.now))  # the answer comes a moment later
         node.elections.sessions([one for one, end in self.expiry.items() if end > self.now])
+        node.elections.stopping = {
+            one.name for one in self.nodes.values() if one.up and one.elections.is_stopping
+        }
         if node.view.version < self.record.version and (
             self.now - self.changed >= NOTICE or self.random.random() < 0.2
         ):
@@ -305,7 +308,13 @@ class ElectionWorld:
             raise Misjudged(f"{node.name} deposes {leader.name}, which {hears} hear: {claim}")
         if fine and node.name in hears and calm > 1.0:
             raise Misjudged(f"{node.name} deposes {leader.name}, which it hears: {claim}")
-        standing = [one for one in self.record.isr if one not in claim.dead] or [node.name]
+        if self.nodes[node.name].elections.is_stopping:
+            raise Misjudged(f"{node.name} is elected, and stops")
+        standing = [
+            one
+            for one in self.record.isr
+            if one not in claim.dead and not self.nodes[one].elections.is_stopping
+        ] or [node.name]
         longest = max(standing, key=lambda one: self.nodes[one].log)
         if self.fault in ("killed", "hung") and self.nodes[longest].log > node.log:
             raise Misjudged(f"{node.name} is elected with {node.log}, {longest} has more")

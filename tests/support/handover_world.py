@@ -81,7 +81,9 @@ class HandoverWorld:
     make_giver: type[Giver] = Giver
     make_taker: type[Taker[Message]] = Taker
     spread: float = SPREAD_SECONDS
-    order: tuple[str, ...] = ()
+    stop_at: Step | None = None
+    """At this step of the giver, or a little later, the taker is asked to stop. That is planned:
+    nothing may be lost."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -105,6 +107,8 @@ class HandoverWorld:
         self.refused: list[Message] = []
         self.losses: list[str] = []
         self.is_dead = False
+        self.is_stopping = self.has_gone = False
+        """The taker."""
         self._accepts = {GIVER: True, TAKER: False}
         self._next_number = Counter[int]()
 
@@ -208,8 +212,21 @@ class HandoverWorld:
 
     # --- what the nodes do with messages -------------------------------------------------
 
+    def _stop_taker(self) -> None:
+        """It looks again and again whether it may go. While it leads it stays: it hands over, which
+        is another game of the same kind."""
+        self.is_stopping = True
+        leads = self.seen[TAKER].leader == TAKER
+        if not leads and (self.taker is None or not self.taker.is_needed(self.now)):
+            self.has_gone, self.taker = True, None
+            self.unsubscribe(TAKER, lambda: None)
+        else:
+            self.at(0.01, self._stop_taker)
+
     def _arrives(self, message: Message, name: str, generation: int) -> None:
-        if (name == GIVER and self.is_dead) or generation != self.nodes[name].generation:
+        if self.is_dead if name == GIVER else self.has_gone:
+            return
+        if generation != self.nodes[name].generation:
             return
         if name == TAKER and self.taker is not None:
             digests = [message.digest] if self.taker.wants_digests(self.now) else ()
@@ -249,6 +266,8 @@ class HandoverWorld:
         if self.is_dead or step is Step.OVER:
             return
         serial = self._serial = self._serial + 1
+        if step is self.stop_at:
+            self.at(self.random.choice((0.0, 0.002, 0.02, 0.3)), self._stop_taker)
         self.at(self.giver.seconds_left(self.now), lambda: self._fail(serial))
         {
             Step.PREPARE: lambda: self._ask(serial, self._prepare),
@@ -266,11 +285,11 @@ class HandoverWorld:
         if serial == self._serial and not self.is_dead:
             self._do(self.giver.done(self.now))
 
-    def _fail(self, serial: int) -> None:
+    def _fail(self, serial: int, *, is_declined: bool = False) -> None:
         if serial != self._serial or self.is_dead or self.giver.step is Step.OVER:
             return
         self._serial += 1
-        undo = self.giver.failed()
+        undo = self.giver.failed(is_declined=is_declined)
         if undo.loss:
             self.losses.append(undo.loss)
         drop = self._drop if undo.drop else lambda: None
@@ -286,10 +305,17 @@ class HandoverWorld:
             if not lost:
                 self.at(self.delay(), lambda: (self._done if ok else self._fail)(serial))
 
+        def arrived() -> None:
+            # A process that goes answers requests to the end.
+            if self.is_stopping and (self.taker is None or not self.taker.is_relied_on):
+                self.at(self.delay(), lambda: self._fail(serial, is_declined=True))
+            else:
+                work(answered)
+
         if self.random.random() < self.trouble.failing:
             self.at(self.delay(), lambda: self._fail(serial))
         else:
-            self.at(self.delay(), lambda: work(answered))
+            self.at(self.delay(), arrived)
 
     def _prepare(self, answer: Callable[[bool], None]) -> None:
         self.taker = self.make_taker(self.giver.offer)
@@ -298,6 +324,7 @@ class HandoverWorld:
     def _let_subscribe(self, answer: Callable[[bool], None]) -> None:
         taker = self.taker
         assert taker is not None
+        taker.subscribes()
 
         def confirmed() -> None:
             taker.subscribed(self.now)
@@ -365,6 +392,8 @@ class HandoverWorld:
         self.at(self.delay(), self._take)
 
     def _take(self) -> None:
+        if self.has_gone:
+            return
         self.seen[TAKER] = self.record
         self._accepts[TAKER] = True
         self.committed[TAKER] = len(self.logs[TAKER])
@@ -403,6 +432,8 @@ class HandoverWorld:
                 raise Miscounted(f"lost: {message}")
             if message.has_reply and self.acked[id(message)] != 1:
                 raise Miscounted(f"acked {self.acked[id(message)]} times: {message}")
+        if self.stop_at is not None and self.losses:
+            raise Miscounted(f"a planned stop has lost something: {self.losses}")
         if self.refused and not self.losses:
             raise Miscounted(f"refused: {self.refused}")
         if not self.is_shared:
@@ -410,5 +441,5 @@ class HandoverWorld:
                 numbers = [one.number for one in log if one.publisher == publisher]
                 if numbers != sorted(numbers):
                     raise Miscounted(f"publisher {publisher} is out of order")
-        if self.trouble == Trouble() and self.record.leader != TAKER:
+        if self.trouble == Trouble() and self.stop_at is None and self.record.leader != TAKER:
             raise Miscounted("the lead has not moved")

@@ -15,6 +15,8 @@ from typing import Any
 logger = logging.getLogger("liftlog.server")
 
 _MAX_SHOWN_TASKS = 200
+REPEATED_SECONDS = 1.0
+"""Of a SIGTERM to a whole group of processes, one may come twice: from a wrapper, too."""
 
 
 class Signals:
@@ -25,13 +27,16 @@ class Signals:
         self,
         *,
         stop: Callable[[], None],
+        hurry: Callable[[], None],
         reload: Callable[[], None],
         reopen_logs: Callable[[], None],
     ) -> None:
         self._stop = stop
+        self._hurry = hurry
         self._stopping = False
+        self._stopping_since = 0.0
         self._actions: Mapping[signal.Signals, Callable[[], None]] = {
-            signal.SIGTERM: self._begin_to_stop,
+            signal.SIGTERM: self._terminate,
             signal.SIGINT: self._interrupt,
             signal.SIGHUP: reload,
             signal.SIGUSR1: reopen_logs,
@@ -57,7 +62,15 @@ class Signals:
 
     def _begin_to_stop(self) -> None:
         self._stopping = True
+        self._stopping_since = asyncio.get_running_loop().time()
         self._stop()
+
+    def _terminate(self) -> None:
+        if not self._stopping:
+            self._begin_to_stop()
+        elif asyncio.get_running_loop().time() - self._stopping_since >= REPEATED_SECONDS:
+            logger.warning("stopping-sooner")
+            self._hurry()
 
     def _interrupt(self) -> None:
         if self._stopping:

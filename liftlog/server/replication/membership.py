@@ -94,6 +94,8 @@ class NodeInfo:
     zone: str = ""
     web: str = ""
     draining: bool = False
+    stopping: bool = False
+    """Its process has begun to stop: it is given nothing until it has started again."""
     features: tuple[str, ...] = ()
 
     @classmethod
@@ -109,10 +111,16 @@ class NodeInfo:
                 zone=str(value.get("zone", "")),
                 web=str(value.get("web", "")),
                 draining=bool(value.get("draining", False)),
+                stopping=bool(value.get("stopping", False)),
                 features=tuple(value.get("features", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptMetadata(f"the record of node {name} lacks a field: {error!r}") from error
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether other nodes are to lead, for good or for a while."""
+        return self.draining or self.stopping
 
 
 @dataclass(slots=True)
@@ -230,6 +238,7 @@ async def join(
             "version": __version__,
             "features": [],
             "draining": value.get("draining", False),
+            "stopping": False,
         }
         try:
             await store.cas(

@@ -92,6 +92,15 @@ class Succession:
         self.elections = dict.fromkeys(ELECTION_REASONS, 0)
         """Those that this node has won, by reason."""
 
+    def stand_down(self) -> None:
+        """This node stops: it takes over nothing more."""
+        self._elections.is_stopping = True
+
+    @property
+    def is_electing(self) -> bool:
+        """Whether this node may get a lead by an election that has begun."""
+        return bool(self._under_way)
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -162,6 +171,7 @@ class Succession:
         elections, directory = self._elections, self._mirror.directory
         elections.renewed(self._session.deadline, now)
         elections.sessions(directory.live)
+        elections.stopping = {one.name for one in directory.nodes.values() if one.stopping}
         for node in directory.nodes:
             elections.heard(node, now - self._hearing.silent_seconds(node))
             gone = self._hearing.gone_seconds(node)

@@ -538,15 +538,12 @@ class Broker:
 
     # --- stop ---
 
-    async def drain(self) -> None:
-        """Accept no more messages; commit and answer everything that was received."""
+    async def drain(self, hurry: asyncio.Event | None = None) -> None:
+        """Accept no more messages; commit and answer everything that was received. What a node of a
+        cluster leads is handed over before, until `hurry` is set."""
         self._closing = True
         if self.replicated is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self.replicated.leadership.hand_over_all(),
-                    self.settings.drain_timeout_seconds * _HAND_OVER_SHARE,
-                )
+            await self._hand_over(self.replicated, hurry or asyncio.Event())
         if self._checkpoints is not None:
             self._checkpoints.groups.close(ShuttingDown("the daemon is shutting down"))
         await self.attachments.drain()
@@ -555,6 +552,21 @@ class Broker:
         await asyncio.gather(*map(self._drained, self.hosts.values()))
         if self.replicated is not None:
             await self.replicated.leave()
+
+    async def _hand_over(self, replicated: ReplicatedStreams, hurry: asyncio.Event) -> None:
+        limit = self.settings.drain_timeout_seconds * _HAND_OVER_SHARE
+        handing = asyncio.ensure_future(replicated.prepare_to_stop())
+        hurrying = asyncio.ensure_future(hurry.wait())
+        try:
+            await asyncio.wait(
+                (handing, hurrying), timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
+            if handing.done():
+                handing.result()
+        finally:
+            for task in (handing, hurrying):
+                task.cancel()
+            await asyncio.gather(handing, hurrying, return_exceptions=True)
 
     async def _drained(self, host: StreamHost) -> None:
         """What waits for other nodes is not waited for long: they may be gone. It is stored here,

@@ -89,7 +89,7 @@ class Handovers:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.is_stopping = False
-        """This node takes over no stream any more."""
+        """This node begins to take over no stream any more."""
         self.given = 0
         """Streams that it has handed over."""
         self.failed = 0
@@ -204,7 +204,7 @@ class Handovers:
             raise Conflict(f"node {self.node} does not know of this handover")
         if message.step == "drop":
             await self._drop(taking, "the leader has given up")
-        elif self.is_stopping:
+        elif self.is_stopping and not taking.taker.is_relied_on:
             await self._drop(taking, "this node stops")
             raise Conflict(f"node {self.node} stops, and takes over nothing more")
         elif message.step == "subscribe":
@@ -219,6 +219,22 @@ class Handovers:
         taking = self._taking.get(name)
         return None if taking is None else taking.ids
 
+    @property
+    def is_taking(self) -> bool:
+        """Whether the lead of a stream may still come by a handover that has begun."""
+        now = self._loop.time()
+        return any(
+            one.taker.is_needed(now) and self._is_led_by_giver(one.taker.offer)
+            for one in self._taking.values()
+        )
+
+    def _is_led_by_giver(self, offer: Offer) -> bool:
+        record = self._mirror.records.get(offer.stream)
+        return record is not None and (
+            (record.incarnation, record.leader, record.leader_epoch)
+            == (offer.incarnation, offer.giver, offer.epoch)
+        )
+
     def leads(self, name: str) -> None:
         """This node leads the stream, and has taken what it could."""
         taking = self._taking.pop(name, None)
@@ -228,9 +244,11 @@ class Handovers:
     async def _prepare(self, message: HandOver) -> None:
         name = message.stream
         host, record = self._streams.hosts.get(name), self._mirror.records.get(name)
+        attachments = self._streams.attachments
         if (
             host is None
             or record is None
+            or (attachments.is_recorded(host) and not attachments.connected)
             or host.is_leading
             or host.failure
             or self.is_stopping
@@ -249,7 +267,7 @@ class Handovers:
             message.epoch,
             message.node,
             message.token,
-            is_attached=self._streams.attachments.is_recorded(host),
+            is_attached=attachments.is_recorded(host),
             is_shared=settings.queue_group is not None,
         )
         # What is held comes in at once when this node leads: it must not be too much for that.
@@ -257,8 +275,15 @@ class Handovers:
         taking = self._taking[name] = _Taking(taker, host, Relay(self._loop.time))
         dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
         taking.ids = await asyncio.to_thread(learn_ids, host.log, dedupe, self._streams.now_ns())
+        if self.is_stopping:
+            await self._drop(taking, "this node stops")
+            raise Conflict(f"node {self.node} stops, and takes over nothing more")
+        if not offer.is_attached:  # the next thing heard of it may be that it is led here
+            taker.subscribes()
+            taker.subscribed(self._loop.time())
 
     async def _subscribe(self, taking: _Taking) -> None:
+        taking.taker.subscribes()
         taking.relay.taker = taking.taker
         await self._streams.attachments.attach_early(taking.host, taking.relay)
         taking.taker.subscribed(self._loop.time())
@@ -328,7 +353,7 @@ class _Giving:
                     break
                 step = giver.done(self._loop.time())
         except (LiftlogError, TimeoutError) as error:
-            await self._undo()
+            await self._undo(is_declined=isinstance(error, Conflict))
             raise StreamUnavailable(
                 f"stream {name} was not handed over to node {self._to}: "
                 f"{str(error) or f'{step.value} took too long'}",
@@ -403,9 +428,9 @@ class _Giving:
         if record is not None:
             self._handovers.tell(record)
 
-    async def _undo(self, *, is_ending: bool = False) -> None:
+    async def _undo(self, *, is_ending: bool = False, is_declined: bool = False) -> None:
         """The stream stays here; if this node `is_ending`, an election follows. Does not raise."""
-        undo, host = self._giver.failed(), self._host
+        undo, host = self._giver.failed(is_declined=is_declined), self._host
         host.accept_again(MOVING)
         still_led = self._streams.hosts.get(host.name) is host and host.is_accepting
         if undo.subscribe and still_led and not is_ending:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from liftlog.cluster.transitions import successor
 from liftlog.errors import Conflict, LiftlogError
@@ -20,10 +20,14 @@ logger = logging.getLogger("liftlog.server.replication")
 _AT_ONCE = 8
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
+_STOP_LOOK_SECONDS = 0.05
+_COMING_SECONDS = 5.0
+"""A stop waits no longer for a lead that this node has by the record, and has not taken."""
 
 
 class Leadership:
-    """Belongs to the event loop. `led` are the streams that this node leads."""
+    """Belongs to the event loop. `led` are the streams that this node leads; `is_coming` tells
+    whether it may get the lead of another one by what has begun already."""
 
     def __init__(
         self,
@@ -31,11 +35,13 @@ class Leadership:
         handovers: Handovers,
         link_to: Callable[[str], PeerLink],
         led: Callable[[], Mapping[str, ServedStream]],
+        is_coming: Callable[[], bool],
     ) -> None:
         self._mirror = mirror
         self._handovers = handovers
         self._link_to = link_to
         self._led = led
+        self._is_coming = is_coming
         self._again_at: dict[str, float] = {}
         self._first_since: dict[str, float] = {}
         """By stream: since when its first replica, another node, could lead it."""
@@ -52,9 +58,32 @@ class Leadership:
         return chosen
 
     async def hand_over_all(self) -> None:
-        """Before a planned stop: other nodes lead all streams of this one. Those that cannot be
-        handed over are left to an election. Does not raise."""
+        """Before a planned stop: other nodes lead all streams of this one, also those whose lead
+        was on its way here already. Those that cannot be handed over are left to an election. Does
+        not raise."""
         self._handovers.is_stopping = True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _COMING_SECONDS
+        tried: set[tuple[str, int]] = set()
+        while True:
+            due = {(name, self._mirror.records[name].leader_epoch) for name in self._led()} - tried
+            tried |= due
+            await self._give_away([name for name, _ in sorted(due)])
+            if due or self._is_coming():
+                until = loop.time() + _COMING_SECONDS
+            elif not self._to_be_led() or loop.time() >= until:
+                return
+            await asyncio.sleep(_STOP_LOOK_SECONDS)
+
+    def _to_be_led(self) -> bool:
+        """Whether this node will lead a stream that it does not lead yet, as the record says."""
+        led, me = self._led(), self._handovers.node
+        return any(
+            one.leader == me and one.name not in led and bool(self._heirs(one.name))
+            for one in self._mirror.records.values()
+        )
+
+    async def _give_away(self, names: Sequence[str]) -> None:
         gate = asyncio.Semaphore(_AT_ONCE)
         leads = Counter(record.leader for record in self._mirror.records.values())
 
@@ -72,7 +101,7 @@ class Leadership:
                     except LiftlogError as error:
                         logger.warning("not-handed-over stream=%s error=%s", name, error)
 
-        await asyncio.gather(*map(give, self._led()))
+        await asyncio.gather(*map(give, names))
 
     async def hand_over_moved(self) -> None:
         """Give up the lead of streams of which a move takes the replica here, and waits for nothing
@@ -128,6 +157,6 @@ class Leadership:
             for node in self._mirror.records[name].isr
             if node != self._handovers.node
             and node in directory.live
-            and not directory.nodes[node].draining
+            and not directory.nodes[node].is_leaving
             and self._link_to(node).peer is not None
         ]

@@ -36,7 +36,7 @@ def candidates(mirror: Mirror) -> list[Candidate]:
             info.zone,
             replicas=held[node],
             leads=led[node],
-            available=node in directory.live and not info.draining,
+            available=node in directory.live and not info.is_leaving,
         )
         for node, info in sorted(directory.nodes.items())
     ]

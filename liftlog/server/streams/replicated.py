@@ -79,7 +79,9 @@ class ReplicatedStreams:
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.hearing.watch(self._lost, silent=HUNG_SECONDS)
         self.handovers = Handovers(member.name, self.mirror, hosts, link_to, self._spawn)
-        self.leadership = Leadership(self.mirror, self.handovers, link_to, lambda: self.led)
+        self.leadership = Leadership(
+            self.mirror, self.handovers, link_to, lambda: self.led, self._is_lead_coming
+        )
         self._node = LocalNode(
             member,
             self.mirror,
@@ -495,6 +497,25 @@ class ReplicatedStreams:
         }
 
     # --- the end ---
+
+    def _is_lead_coming(self) -> bool:
+        is_electing = self._succession is not None and self._succession.is_electing
+        return is_electing or self.handovers.is_taking
+
+    async def prepare_to_stop(self) -> None:
+        """Hand over everything, and have the other nodes know that they are to give this one
+        nothing. Does not raise."""
+        if self._succession is not None:
+            self._succession.stand_down()
+        self._spawn(self._tell_that_it_stops())
+        await self.leadership.hand_over_all()
+
+    async def _tell_that_it_stops(self) -> None:
+        def step(value: Mapping[str, Any]) -> dict[str, Any] | None:
+            return {**value, "stopping": True} if value["start"] == self.member.start else None
+
+        with contextlib.suppress(LiftlogError):  # they find out when they ask
+            await self.mirror.change_node(self.member.name, step)
 
     async def leave(self) -> None:
         """Before a planned stop: no leader waits for this node any more, and streams that it led

@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+
+from liftlog.server.life.signals import REPEATED_SECONDS
 
 STUCK = """\
 import asyncio, sys, time
@@ -21,7 +24,8 @@ async def wait_for_ever():
 
 async def main():
     stop, dumped = asyncio.Event(), asyncio.Event()
-    Signals(stop=stop.set, reload=lambda: print("reload", flush=True),
+    Signals(stop=stop.set, hurry=lambda: print("hurry", flush=True),
+            reload=lambda: print("reload", flush=True),
             reopen_logs=lambda: print("reopen", flush=True)).watch()
     waiting = asyncio.create_task(wait_for_ever(), name="one-that-waits")
     await asyncio.sleep(0)
@@ -93,7 +97,10 @@ def test_what_each_signal_does(loop: str) -> None:
             assert says() == "reopen\n"
             process.send_signal(signal.SIGTERM)
             assert says() == "stopping\n"
-            process.send_signal(signal.SIGTERM)  # a second one is no hurry
+            process.send_signal(signal.SIGTERM)  # a repeated one is no hurry, a later one is
+            time.sleep(REPEATED_SECONDS + 0.1)
+            process.send_signal(signal.SIGTERM)
+            assert says() == "hurry\n"
             process.send_signal(signal.SIGINT)
             assert process.wait(10) == 128 + signal.SIGINT
         finally:

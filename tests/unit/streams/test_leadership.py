@@ -12,6 +12,7 @@ from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import StreamUnavailable
 from liftlog.server.replication.membership import Directory, NodeInfo
+from liftlog.server.streams import leadership
 from liftlog.server.streams.leadership import Leadership
 
 
@@ -34,15 +35,37 @@ class World:
         """Handovers that were under way, and what comes of them."""
         self.under_way = self.most_under_way = 0
         self.node, self.is_stopping = "a", False
+        self.coming: list[StreamRecord] = []
+        """What this node is taking over: one comes each time it looks."""
+        self.not_led_yet: set[str] = set()
         mirror: Any = SimpleNamespace(directory=self.directory, records=self.records)
         handovers: Any = self
-        self.leadership = Leadership(mirror, handovers, self.link_to, self.led)  # type: ignore[arg-type]
+        self.leadership = Leadership(
+            mirror,
+            handovers,
+            self.link_to,
+            self.led,  # type: ignore[arg-type]
+            self.is_coming,
+        )
 
     def link_to(self, node: str) -> Any:
         return SimpleNamespace(peer=node if node in self.connected else None)
 
     def led(self) -> dict[str, Any]:
-        return {name: None for name, one in self.records.items() if one.leader == "a"}
+        return {
+            name: None
+            for name, one in self.records.items()
+            if one.leader == "a" and name not in self.not_led_yet
+        }
+
+    def is_coming(self) -> bool:
+        if not self.coming:
+            return False
+        record = self.coming.pop()
+        self.records[record.name] = record
+        self.not_led_yet.add(record.name)
+        asyncio.get_running_loop().call_later(0.1, self.not_led_yet.discard, record.name)
+        return True
 
     async def finished(self, name: str) -> None:
         if name in self.moving:
@@ -79,6 +102,34 @@ async def test_a_stop_waits_for_handovers_that_are_under_way() -> None:
     assert [name for name, _ in world.given] == ["kept"]
     assert world.records["moved"].leader == "c"
     assert not world.led()
+
+
+async def test_a_stop_waits_for_what_is_on_its_way_here_and_hands_that_over_too() -> None:
+    """The record gives the lead to this node, which then takes a moment to begin."""
+    world = World(led_by("a", "s", "a", "b", "c"), led_by("b", "late", "b", "a", "c"))
+    world.coming = [led_by("a", "late", "b", "a", "c"), led_by("a", "new", "a", "b", "c")]
+    await world.leadership.hand_over_all()
+    assert sorted(name for name, _ in world.given) == ["late", "new", "s"]
+    assert not world.led()
+
+
+async def test_a_stop_does_not_wait_long_for_a_lead_that_is_never_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream cannot be opened, perhaps."""
+    monkeypatch.setattr(leadership, "_COMING_SECONDS", 0.05)
+    world = World(led_by("a", "s", "a", "b", "c"))
+    world.not_led_yet = {"s"}
+    async with asyncio.timeout(30):
+        await world.leadership.hand_over_all()
+    assert not world.given
+
+
+async def test_a_node_that_stops_is_given_nothing() -> None:
+    world = World(led_by("a", "s", "a", "b", "c"))
+    world.directory.nodes["b"] = NodeInfo("b", 1, "d", "tcp://b:1", stopping=True)
+    await world.leadership.hand_over_all()
+    assert world.given == [("s", "c")]
 
 
 async def test_a_stop_tries_the_next_node_and_leaves_the_rest_to_an_election() -> None:
