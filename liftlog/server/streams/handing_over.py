@@ -204,10 +204,8 @@ class Handovers:
             raise Conflict(f"node {self.node} does not know of this handover")
         if message.step == "drop":
             await self._drop(taking, "the leader has given up")
-        elif self.is_stopping and not taking.taker.is_relied_on:
-            await self._drop(taking, "this node stops")
-            raise Conflict(f"node {self.node} stops, and takes over nothing more")
         elif message.step == "subscribe":
+            await self._decline_if_it_stops(taking)
             await self._subscribe(taking)
         elif message.step == "tell":
             await self._be_told(taking, message)
@@ -275,12 +273,16 @@ class Handovers:
         taking = self._taking[name] = _Taking(taker, host, Relay(self._loop.time))
         dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
         taking.ids = await asyncio.to_thread(learn_ids, host.log, dedupe, self._streams.now_ns())
-        if self.is_stopping:
-            await self._drop(taking, "this node stops")
-            raise Conflict(f"node {self.node} stops, and takes over nothing more")
+        await self._decline_if_it_stops(taking)
         if not offer.is_attached:  # the next thing heard of it may be that it is led here
             taker.subscribes()
             taker.subscribed(self._loop.time())
+
+    async def _decline_if_it_stops(self, taking: _Taking) -> None:
+        """Before the giver relies on this node. Raises Conflict."""
+        if self.is_stopping:
+            await self._drop(taking, "this node stops")
+            raise Conflict(f"node {self.node} stops, and takes over nothing more")
 
     async def _subscribe(self, taking: _Taking) -> None:
         taking.taker.subscribes()
