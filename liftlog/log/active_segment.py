@@ -2,11 +2,12 @@
 
 It knows nothing of the manifest, of other segments or of what is committed. One thread at a time
 uses it, the writer of the moment. Readers in other threads see its `segment` and `index`, which
-only grow, and go no further in them than the high watermark of their view.
+only grow, unless a sync fails, and go no further in them than the high watermark of their view.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Sequence
 from operator import attrgetter
@@ -50,12 +51,13 @@ class ActiveSegment:
     """The one writer of a segment file.
 
     `end` is the end of what was written, `durable` of what was fdatasynced. `has_leftovers`: bytes
-    of a failed append follow the end. `must_be_left`: a page at the end cannot be read, so
-    nothing can be added to the file.
+    of a failed append follow the end. `must_be_left`: nothing can be added to the file, since a
+    page at the end cannot be read, or since a sync has failed.
     """
 
     __slots__ = (
         "_allocated",
+        "_sync_failed",
         "durable",
         "end",
         "file",
@@ -73,6 +75,7 @@ class ActiveSegment:
         self.has_leftovers = False
         self.must_be_left = False
         self._allocated = file.size()
+        self._sync_failed = False
 
     # --- writing ---
 
@@ -166,10 +169,27 @@ class ActiveSegment:
 
     def sync(self) -> None:
         """Make everything written durable. Raises OSError: then nothing past `durable` can be
-        trusted, whatever a read of the file shows."""
+        trusted, whatever a read of the file or another sync says."""
         end = self.end
-        self.file.fdatasync()
+        if self._sync_failed:
+            raise OSError(errno.EIO, "an earlier sync of this file has failed")
+        try:
+            self.file.fdatasync()
+        except OSError:
+            self._sync_failed = True
+            raise
         self.durable = end
+
+    def give_up_tail(self) -> None:
+        """End where the last sync ended, in memory alone. Nothing more is written to this file: a
+        shorter append might leave some of the old bytes behind it, as batches that continue it."""
+        self.must_be_left = True
+        end, segment = self.durable, self.segment
+        segment.next_offset, segment.record_count = end.offset, end.record_count
+        segment.size_bytes = end.position
+        index = self.index.copy()  # readers may be looking into the other
+        index.truncate(end.position)
+        self.index, self.end = index, end
 
     # --- the last things ---
 

@@ -299,8 +299,10 @@ class Log:
         """After a failed sync: continue in a new segment from the last durable position.
 
         With `keep_offsets` the abandoned offsets had been acked (durability below fsync); they
-        are recorded as lost and never used again. Raises StorageError when that fails too; then
-        nothing changed, and it may be tried again.
+        are recorded as lost and never used again. Raises StorageError, DiskFull when the new
+        segment fails too. Then nothing changed, and it may be tried again; but without
+        `keep_offsets` the log ends at the last durable position all the same, and the next append
+        tries again.
         """
         self._writer.abandon_tail(keep_offsets=keep_offsets)
 

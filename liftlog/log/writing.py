@@ -300,6 +300,8 @@ class LogWriter:
                     "fdatasync failed before these records were durable",
                 )
                 quarantined = (*quarantined, lost)
+            elif not keep_offsets:
+                self._give_up_tail()
             # Kept offsets: nothing that could still be committed lies below the new end, so the
             # high watermark moves there. Otherwise no ack left for the abandoned records, and their
             # offsets are assigned again. Both in a new file: what an fdatasync failed to
@@ -309,12 +311,20 @@ class LogWriter:
             self._seal_and_begin(
                 durable, base_offset, quarantined=quarantined, is_committed=keep_offsets
             )
-            # What an earlier sync made durable can still be committed.
-            self._keep_ends(one for one in self._appended if one.offset <= durable.offset)
-            if max(state.view.committed.offset, self._last_end()) < durable.offset:
-                self._appended.append(durable)
             if keep_offsets:
+                self._keep_ends(())
                 self.note_acked(base_offset)
+
+    def _give_up_tail(self) -> None:
+        """First of all in memory. If the disk fails the new segment too, the log ends here all the
+        same, and tells no one of more; the next append begins that segment."""
+        active, state = self.state.active, self.state
+        active.give_up_tail()
+        durable = active.durable
+        # What an earlier sync made durable can still be committed.
+        self._keep_ends(one for one in self._appended if one.offset <= durable.offset)
+        if max(state.view.committed.offset, self._last_end()) < durable.offset:
+            self._appended.append(durable)
 
     def _seal_and_begin(
         self,

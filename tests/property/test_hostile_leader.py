@@ -4,76 +4,20 @@ that are cut, changed, or of other offsets. What is committed here stays, and no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.followed import CONFIG, Host, Link, followed
 from support.log_model import readable
-from support.logs import SMALL, Promises, append, create
+from support.logs import Promises, append, create
 from support.simfs import SimFileSystem
 
-from liftlog.cluster import transitions
-from liftlog.cluster.record import StreamRecord
 from liftlog.errors import LiftlogError
 from liftlog.log import Log, LogSlice
-from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.replication import Replica, Replicate
+from liftlog.protocol.replication import Replica
 from liftlog.server.replication.fetching import FollowedStream
-
-CONFIG = replace(SMALL, replicated=True)
-
-
-class Host:
-    """What a followed stream needs of its host; exclusive calls run at once."""
-
-    name = "s"
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.failure = ""
-        self.errors: list[Exception] = []
-
-    def run_exclusive(self, call: Callable[[], object]) -> asyncio.Future[object]:
-        future = asyncio.get_running_loop().create_future()
-        try:
-            future.set_result(call())
-        except Exception as error:
-            self.errors.append(error)
-            future.set_exception(error)
-        return future
-
-    def run_inline(self, call: Callable[[], object]) -> bool:
-        try:
-            call()
-        except Exception as error:
-            self.errors.append(error)
-            raise
-        return True
-
-    def commit_up_to(self, offset: int) -> None:
-        self.log.commit_up_to(offset)
-
-    def fail(self, reason: str) -> None:
-        self.failure = reason
-
-
-class Link:
-    """Keeps the newest request, to be answered by the test."""
-
-    def __init__(self) -> None:
-        self.asked: tuple[Replicate, Exchange] | None = None
-
-    def request(self, message: Any, exchange: Exchange) -> None:
-        self.asked = message, exchange
-
-
-def record_of(log: Log) -> StreamRecord:
-    return transitions.create(
-        "s", log.incarnation, {}, ["a", "b", "c"], starts=dict.fromkeys("abc", 1)
-    )
-
 
 small = st.integers(0, 40)
 wrong = st.fixed_dictionaries(
@@ -149,13 +93,7 @@ async def _follow(told: list[tuple[dict[str, Any], str, int]]) -> None:
     log = create(SimFileSystem(), config=CONFIG)
     log.begin_epoch(1)
     host, link = Host(log), Link()
-    stream = FollowedStream(
-        host,  # type: ignore[arg-type]
-        record_of(log),
-        "b",
-        link_to=lambda node: link,  # type: ignore[arg-type, return-value]
-        tell_record_is_old=lambda: None,
-    )
+    stream = followed(host, link)
     stream.start()
     for values, how, seed in told:
         if link.asked is None or host.failure:

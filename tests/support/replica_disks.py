@@ -7,6 +7,7 @@ without one is None. `synced` is the durable end, `first` the first stored offse
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any, Protocol
 
 from support.crash_scenarios import CLEAN, POINTS, new_disk, store_state
@@ -17,7 +18,7 @@ from support.simfs import Fault, Keep, SimFileSystem
 
 from compaction import CompactionPolicy, plan_compaction
 from liftlog.cluster.epochs import EpochTable, begin_epoch, cut, extend
-from liftlog.errors import SyncFailed
+from liftlog.errors import StorageError, SyncFailed
 from liftlog.log import EncodedBatch, Log
 from liftlog.log.reading import Gap
 from liftlog.log.rewrite import CompactJob, apply_compaction, compact
@@ -191,6 +192,7 @@ class LogDisk:
         self.now_ns = BASE_NS
         self.fs = SimFileSystem()
         self.images: list[SimFileSystem] = []
+        self.failed_syncs = 0
         self._create()
         self._look()
 
@@ -311,8 +313,12 @@ class LogDisk:
             self._log.sync()
         except SyncFailed:
             pass
+        self.failed_syncs += 1
+        # Every other time the disk takes no new segment either. The next append begins it.
+        self.fs.faults = [Fault("create", path=".log")] if self.failed_syncs % 2 else []
+        with suppress(StorageError):
+            self._log.abandon_tail(keep_offsets=False)
         self.fs.faults = []
-        self._log.abandon_tail(keep_offsets=False)
         del self.log[self._log.log_end_offset :]
         self.check()
 

@@ -258,7 +258,7 @@ class FollowedStream:
             return
         if error is None:
             side = log.leases.side_state.version
-            effect = self.follower.stored(log.log_end_offset, log.epochs, side)
+            effect = self.follower.stored(log.durable_end_offset, log.epochs, side)
             self._do(effect)  # first: acks wait for what this request confirms
             self.host.commit_up_to(self.follower.high_watermark)
         elif isinstance(error, CorruptBatch):
@@ -269,7 +269,7 @@ class FollowedStream:
             self.host.fail(f"the leader sent what this version cannot read: {error}")
         elif isinstance(error, LiftlogError):
             logger.error("replica-not-stored stream=%s error=%s", self.host.name, error)
-            self.follower.failed(log.log_end_offset, log.epochs)
+            self.follower.failed(log.durable_end_offset, log.epochs)
             self._ask_later()
         else:
             self.host.fail(f"internal error while following: {error!r}")
@@ -293,7 +293,8 @@ class FollowedStream:
         try:
             log.note_acked(log.sync())
         except SyncFailed:
-            # What was not durable was not confirmed: the leader sends it again.
+            # What was not durable was not confirmed: the leader sends it again. If the disk fails
+            # this too, the log ends where it is durable all the same.
             log.abandon_tail(keep_offsets=False)
             raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 from support.logs import (
@@ -24,6 +25,7 @@ from liftlog.errors import DiskFull, StorageError, SyncFailed
 from liftlog.log import Log, LogConfig
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
+READ_ONLY = Fault("truncate", error=errno.EROFS)
 
 
 def _log(groups: int = 3, config: LogConfig = BIG) -> tuple[SimFileSystem, Log, Promises]:
@@ -186,6 +188,60 @@ def test_starting_anew_may_fail_too_and_be_tried_again() -> None:
     assert log.log_end_offset == durable + 2
     commit(log, promises, 2)
     _survives(fs, promises)
+
+
+@pytest.mark.parametrize(
+    ("groups", "second"),
+    [
+        (3, READ_ONLY),
+        (3, Fault("create", path=".log")),
+        (0, Fault("create", path=".log")),
+        (3, Fault("rename", path="manifest")),
+        (0, Fault("rename", path="manifest")),
+    ],
+)
+def test_a_log_ends_where_it_is_durable_though_the_disk_takes_no_new_segment(
+    groups: int, second: Fault
+) -> None:
+    """A replica tells others where its log ends, and they count on that."""
+    fs, log, promises = _log(groups)
+    durable = log.log_end_offset
+    append(log, promises, 2)
+    append(log, promises, 300)  # enough for entries of the index
+    fs.faults = [Fault("fsync", path=".log"), replace(second, times=2)]
+    with pytest.raises(SyncFailed):
+        log.sync()
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            log.abandon_tail(keep_offsets=False)
+        assert log.log_end_offset == log.durable_end_offset == log.sync() == durable
+        assert log.commit_up_to(durable + 300) == durable
+        check(log, promises)
+        _survives(fs, promises)
+    commit(log, promises, 1)
+    assert log.log_end_offset == durable + 1
+    commit(log, promises, 2, 1)
+    check(log, promises)
+    assert not log.quarantined
+    _survives(fs, promises)
+    state = log.close()
+    again, report = reopen(fs.kill(), clean=state, config=BIG)
+    assert report.clean
+    check(again, promises)
+
+
+def test_a_file_whose_sync_failed_is_not_synced_again() -> None:
+    """That would succeed, and what the first one lost is not there."""
+    fs, log, promises = _log()
+    append(log, promises, 2)
+    fs.faults = [Fault("fsync", path=".log")]
+    for _ in range(2):
+        with pytest.raises(SyncFailed):
+            log.sync()
+    assert log.close() is None, "not a clean stop"
+    again, report = reopen(fs.kill(), config=BIG)
+    assert not report.clean
+    check(again, promises)
 
 
 def test_a_sync_that_fails_is_never_repeated_as_if_nothing_had_been() -> None:

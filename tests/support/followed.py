@@ -1,0 +1,80 @@
+"""A followed stream on a log of its own, whose leader is the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from support.logs import SMALL
+
+from liftlog.cluster import transitions
+from liftlog.log import Log
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.replication import Replicate
+from liftlog.server.replication.fetching import FollowedStream
+
+CONFIG = replace(SMALL, replicated=True)
+
+
+class Host:
+    """What a followed stream needs of its host; exclusive calls run at once. With `is_fast` small
+    appends are made in the event loop."""
+
+    name = "s"
+
+    def __init__(self, log: Log, *, is_fast: bool = True) -> None:
+        self.log = log
+        self.is_fast = is_fast
+        self.failure = ""
+        self.errors: list[Exception] = []
+
+    def run_exclusive(self, call: Callable[[], object]) -> asyncio.Future[object]:
+        future = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(call())
+        except Exception as error:
+            self.errors.append(error)
+            future.set_exception(error)
+        return future
+
+    def run_inline(self, call: Callable[[], object]) -> bool:
+        if not self.is_fast:
+            return False
+        try:
+            call()
+        except Exception as error:
+            self.errors.append(error)
+            raise
+        return True
+
+    def commit_up_to(self, offset: int) -> None:
+        self.log.commit_up_to(offset)
+
+    def fail(self, reason: str) -> None:
+        self.failure = reason
+
+
+class Link:
+    """Keeps the newest request, to be answered by the test."""
+
+    def __init__(self) -> None:
+        self.asked: tuple[Replicate, Exchange] | None = None
+
+    def request(self, message: Any, exchange: Exchange) -> None:
+        self.asked = message, exchange
+
+
+def followed(host: Host, link: Link) -> FollowedStream:
+    """It follows node a."""
+    record = transitions.create(
+        "s", host.log.incarnation, {}, ["a", "b", "c"], starts=dict.fromkeys("abc", 1)
+    )
+    return FollowedStream(
+        host,  # type: ignore[arg-type]
+        record,
+        "b",
+        link_to=lambda node: link,  # type: ignore[arg-type, return-value]
+        tell_record_is_old=lambda: None,
+    )
