@@ -300,3 +300,38 @@ async def test_a_refused_start_stops_cleanly(running: Running) -> None:
     assert set(again.data_dir._clean) == {"a", "b"}
     await again.start()
     await again.broker.close()
+
+
+# --- the stop of a node of a cluster ---
+
+
+@pytest.mark.parametrize("ends", ["all is handed over", "hurry", "the time is over"])
+async def test_a_stop_hands_over_until_it_is_to_hurry(
+    running: Running, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Then it goes on: it leaves the in-sync sets."""
+    steps, hurry = [], asyncio.Event()
+
+    class Replicated:
+        async def prepare_to_stop(self) -> None:
+            try:
+                if ends == "hurry":
+                    asyncio.get_running_loop().call_later(0.01, hurry.set)
+                if ends != "all is handed over":
+                    await asyncio.Event().wait()
+                steps.append("handed over")
+            except asyncio.CancelledError:
+                steps.append("left to an election")
+                raise
+
+        async def leave(self) -> None:
+            steps.append("left")
+
+    if ends == "the time is over":
+        monkeypatch.setattr(broker_module, "_HAND_OVER_SHARE", 0.001)
+    replicated: Any = Replicated()
+    monkeypatch.setattr(running.broker, "replicated", replicated)
+    async with asyncio.timeout(running.broker.settings.drain_timeout_seconds * 0.5):
+        await running.broker.drain(hurry)
+    handed = "handed over" if ends == "all is handed over" else "left to an election"
+    assert steps == [handed, "left"]
