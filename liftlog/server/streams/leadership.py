@@ -21,6 +21,8 @@ _AT_ONCE = 8
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
 _STOP_LOOK_SECONDS = 0.05
+_ROUNDS = 2
+"""A stop asks the heirs of a stream so often: one may not have seen yet that it is in sync."""
 _COMING_SECONDS = 5.0
 """A stop waits no longer for a lead that this node has by the record, and has not taken."""
 
@@ -64,11 +66,12 @@ class Leadership:
         self._handovers.is_stopping = True
         loop = asyncio.get_running_loop()
         until = loop.time() + _COMING_SECONDS
-        tried: set[tuple[str, int]] = set()
+        tried = Counter[tuple[str, int]]()
         while True:
-            due = {(name, self._mirror.records[name].leader_epoch) for name in self._led()} - tried
-            tried |= due
-            await self._give_away([name for name, _ in sorted(due)])
+            led = [(name, self._mirror.records[name].leader_epoch) for name in self._led()]
+            due = [one for one in led if tried[one] < _ROUNDS]
+            tried.update(due)
+            await self._give_away([name for name, _ in due])
             if due or self._is_coming():
                 until = loop.time() + _COMING_SECONDS
             elif not self._to_be_led() or loop.time() >= until:

@@ -30,6 +30,7 @@ class World:
         self.records = {one.name: one for one in records}
         self.connected = {"b", "c"}
         self.deaf: set[str] = set()
+        self.deaf_once: set[str] = set()
         self.given: list[tuple[str, str]] = []
         self.moving: dict[str, StreamRecord] = {}
         """Handovers that were under way, and what comes of them."""
@@ -78,6 +79,9 @@ class World:
         self.most_under_way = max(self.most_under_way, self.under_way)
         await asyncio.sleep(0.001)
         self.under_way -= 1
+        if to in self.deaf_once:
+            self.deaf_once.discard(to)
+            raise StreamUnavailable("on purpose, once")
         if to in self.deaf:
             raise StreamUnavailable("on purpose")
         self.given.append((name, to))
@@ -123,6 +127,13 @@ async def test_a_stop_does_not_wait_long_for_a_lead_that_is_never_taken(
     async with asyncio.timeout(30):
         await world.leadership.hand_over_all()
     assert not world.given
+
+
+async def test_a_stop_asks_again() -> None:
+    world = World(led_by("a", "s", "a", "b"))
+    world.deaf_once = {"b"}
+    await world.leadership.hand_over_all()
+    assert world.given == [("s", "b")]
 
 
 async def test_a_node_that_stops_is_given_nothing() -> None:
