@@ -378,7 +378,7 @@ def test_damaged_records_are_named_and_can_be_skipped(tmp_path: Path) -> None:
         assert "[3, 4)" in result.stderr
         result = liftlog("log", "verify", str(tmp_path / "data"))
         assert result.exit_code == ExitCode.DAMAGED
-        assert "offset 3: the body checksum does not match" in result.stdout
+        assert "offset 3: lost before: the body checksum does not match" in result.stdout
 
 
 # --- who may ---

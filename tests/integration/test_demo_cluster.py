@@ -26,7 +26,7 @@ def test_it_succeeds_and_leaves_nothing_behind(
     first, second = re.findall(r"Node (\w) leads", out)
     assert first != second
     assert "1,500 messages are acked." in out
-    assert "1 stream under-replicated: orders" in out
+    assert re.search(r"streams? under-replicated: .*\borders\b", out)
     for node in failover.NODES:
         assert f"ok  Node {node}: 1,500 records." in out
     assert list(tmp_path.iterdir()) == []

@@ -151,7 +151,8 @@ class SyncCalls:
 
     def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
         """Store the newest records that the nodes of the cluster have seen, where its metadata
-        store has older ones or none; with `dry_run`, only tell what that would be."""
+        store has older ones or none; with `dry_run`, only tell what that would be. Raises
+        Forbidden, MetadataUnavailable."""
         return self._call(RestoreMetadata(dry_run), RestoreAnswer)
 
     # --- streams ---

@@ -115,7 +115,7 @@ class Moves:
     async def _leave_node(self, record: StreamRecord, drained: set[str]) -> bool:
         name = record.name
         try:
-            target = replace_nodes(candidates(self._mirror), record.target, drained)
+            target = self._without(record, drained)
             await self._mirror.change(name, lambda one: transitions.reassign(one, target))
         except LiftlogError as error:
             if self._stuck.get(name) != str(error):
@@ -161,22 +161,32 @@ class Moves:
 
     def _check_leavable(self, node: str) -> None:
         """Raises Conflict if a stream cannot leave the node."""
-        nodes = candidates(self._mirror)
         left_by = {one.name for one in self._mirror.directory.nodes.values() if one.draining}
         stuck = []
         for name in self._held(node):
             try:
-                replace_nodes(nodes, self._mirror.records[name].target, {*left_by, node})
+                self._without(self._mirror.records[name], {*left_by, node})
             except Conflict:
                 stuck.append(name)
         if stuck:
-            others = [one for one in nodes if one.node != node]
+            others = [one for one in candidates(self._mirror) if one.node != node]
             raise Conflict(
                 f"node {node} cannot be drained: no other node can take its replicas of "
                 f"{_named(stuck)}; there are {takers_text(others)}",
                 hint="start another node; or give these streams fewer replicas, with "
                 "`liftlog cluster move STREAM --replicas a,b`",
             )
+
+    def _without(self, record: StreamRecord, leaving: set[str]) -> tuple[str, ...]:
+        """The nodes of the stream when these have left. One of the cluster itself has as many
+        replicas as there are nodes for; it grows again. Raises Conflict."""
+        try:
+            return replace_nodes(candidates(self._mirror), record.target, leaving)
+        except Conflict:
+            left = tuple(node for node in record.target if node not in leaving)
+            if not record.system or not left:
+                raise
+            return left
 
     def _held(self, node: str) -> list[str]:
         """The streams that have a replica there, and are not about to leave it."""

@@ -40,7 +40,9 @@ def test_the_operations_and_their_requests() -> None:
         else:
             declared[handler.operation].add(kind.KIND)
     declared["read"].add("fetch")
-    declared["replicate"] |= {"peer", "replicate", "suspect", "forward"}
+    declared["replicate"] |= {
+        "peer", "replicate", "suspect", "resign", "ends", "forward", "copies",
+    }  # fmt: skip
     assert described == declared
     rest = next(one for one in section("Operations").split("\n\n") if one.startswith("`list`"))
     assert set(re.findall(r"`([a-z]+)`", rest)) & set(REQUESTS) == free | {"ping", "cancel"}
