@@ -133,8 +133,9 @@ class ClusterNode:
     def serve_checkpoints(self, broker: Broker, wall_clock: Callable[[], int]) -> None:
         """Call it before the broker has a link to NATS. `wall_clock` in nanoseconds."""
         assert self._streams is not None
-        self._spawn(ReplicatedOffsets(broker, self._streams, wall_clock).run())
-        self._spawn(own_offsets.take_over(broker, self._streams, self._data_dir))
+        own = own_offsets.OwnCheckpoints(self._data_dir)
+        self._spawn(ReplicatedOffsets(broker, self._streams, wall_clock, own).run())
+        self._spawn(own.take_over(broker, self._streams))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))

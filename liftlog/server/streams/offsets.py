@@ -32,6 +32,7 @@ from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams import placing
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.own_offsets import OwnCheckpoints
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import record_settings, settings_of
 
@@ -40,6 +41,7 @@ logger = logging.getLogger("liftlog.server.checkpoints")
 _LOOK_SECONDS = 0.05
 _GROW_SECONDS = 1.0
 _TELL_SECONDS = 2.0
+_OWN_SECONDS = 5.0
 _MOST_REPLICAS = 3
 
 
@@ -48,15 +50,21 @@ class ReplicatedOffsets:
     broker has a link to NATS."""
 
     def __init__(
-        self, broker: Broker, streams: ReplicatedStreams, wall_clock: Callable[[], int]
+        self,
+        broker: Broker,
+        streams: ReplicatedStreams,
+        wall_clock: Callable[[], int],
+        own: OwnCheckpoints,
     ) -> None:
         self._broker = broker
         self._streams = streams
         self._wall_clock = wall_clock
+        self._own = own
         self._serving: tuple[ServedStream, Checkpoints] | None = None
         self._last: Checkpoints | None = None
         self._told: dict[str, BoundsElsewhere] = {}
-        self._grow_at = self._ask_at = 0.0
+        self._loading: ServedStream | None = None
+        self._grow_at = self._ask_at = self._own_until = 0.0
         self._problem = ""
         receive_over_nats(broker, lambda: broker.checkpoints)
 
@@ -65,7 +73,7 @@ class ReplicatedOffsets:
             try:
                 await self._look()
                 self._problem = ""
-            except LiftlogError as error:
+            except (LiftlogError, TimeoutError) as error:
                 if str(error) != self._problem:
                     logger.warning("checkpoints-wait reason=%s", error)
                 self._problem = str(error)
@@ -101,8 +109,6 @@ class ReplicatedOffsets:
         if host is None or not host.is_leading or not led.leader.is_ready:
             return
         table = await asyncio.to_thread(load_table, host.log)
-        if self._streams.led_here(OFFSETS_STREAM) is not led:
-            return  # another node leads since
         checkpoints = make_checkpoints(
             self._broker.settings,
             self._find,
@@ -111,6 +117,14 @@ class ReplicatedOffsets:
             self._wall_clock,
             check_storable=partial(_check_storable, led),
         )
+        now = asyncio.get_running_loop().time()
+        if self._loading is not led:
+            self._loading, self._own_until = led, now + _OWN_SECONDS
+        if now < self._own_until:
+            # Until then raised or timed out: it is tried again. Other consumers wait no longer.
+            await asyncio.wait_for(self._own.store_at(checkpoints), self._own_until - now)
+        if self._streams.led_here(OFFSETS_STREAM) is not led:
+            return  # another node leads since
         if self._last is not None:  # the counters of this process go on
             checkpoints.commits, checkpoints.refused = self._last.commits, self._last.refused
         self._serving, self._last = (led, checkpoints), checkpoints

@@ -14,7 +14,7 @@ from liftlog.log import DataDir, LogConfig
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import read_manifest
 from liftlog.protocol.checkpoints import CommitCheckpoint
-from liftlog.server.checkpoints import OFFSETS_STREAM
+from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints.service import complete
 from liftlog.server.checkpoints.table import CheckpointTable, load_table
 from liftlog.server.streams.broker import Broker
@@ -40,28 +40,62 @@ def set_aside(data_dir: DataDir) -> None:
         logger.info("own-checkpoints-set-aside directory=%s", aside)
 
 
-async def take_over(broker: Broker, streams: ReplicatedStreams, data_dir: DataDir) -> None:
-    """Store what was set aside among the checkpoints of the cluster, then remove it. A stop in
-    between is made up for by the next start."""
-    try:
-        table = await asyncio.to_thread(_load, data_dir)
-        if table is None:
-            return
-        for (consumer, stream), stored in table.items():
-            request = CommitCheckpoint(
-                stream,
-                consumer,
-                stored.offset,
-                expected=0,
-                metadata=stored.metadata,
-                incarnation=stored.incarnation,
-                epoch=stored.epoch,
+class OwnCheckpoints:
+    """What was set aside on this node. Belongs to the event loop."""
+
+    def __init__(self, data_dir: DataDir) -> None:
+        self._data_dir = data_dir
+        self._table: CheckpointTable | None = None
+        self._is_loaded = False
+        self._loading = asyncio.Lock()
+
+    async def store_at(self, checkpoints: Checkpoints) -> None:
+        """Store it before consumers are answered, where this node begins to lead the checkpoints:
+        one that asked too early would hear that it has no position. Raises what may pass; what was
+        stored is then found stored."""
+        for request, owner in await self._requests():
+            try:
+                await _commit_here(checkpoints, request, owner)
+            except LiftlogError as error:
+                if error.retriable:
+                    raise
+
+    async def take_over(self, broker: Broker, streams: ReplicatedStreams) -> None:
+        """Store it among the checkpoints of the cluster, wherever they are led, then remove it. A
+        stop in between is made up for by the next start."""
+        try:
+            requests = await self._requests()
+            if self._table is None:
+                return
+            for request, owner in requests:
+                await _store(broker, streams, request, owner)
+            self._table = None
+            await asyncio.to_thread(self._data_dir.delete_log, _SET_ASIDE)
+            logger.info("own-checkpoints-taken-over count=%d", len(requests))
+        except LiftlogError as error:
+            logger.error("own-checkpoints-left directory=%s error=%s", _SET_ASIDE, error)  # noqa: TRY400
+
+    async def _requests(self) -> list[tuple[CommitCheckpoint, str]]:
+        """Each with its owner."""
+        async with self._loading:
+            if not self._is_loaded:
+                self._table = await asyncio.to_thread(_load, self._data_dir)
+                self._is_loaded = True
+        return [
+            (
+                CommitCheckpoint(
+                    stream,
+                    consumer,
+                    stored.offset,
+                    expected=0,
+                    metadata=stored.metadata,
+                    incarnation=stored.incarnation,
+                    epoch=stored.epoch,
+                ),
+                stored.owner,
             )
-            await _store(broker, streams, request, stored.owner)
-        await asyncio.to_thread(data_dir.delete_log, _SET_ASIDE)
-        logger.info("own-checkpoints-taken-over count=%d", len(table))
-    except LiftlogError as error:
-        logger.error("own-checkpoints-left directory=%s error=%s", _SET_ASIDE, error)  # noqa: TRY400
+            for (consumer, stream), stored in (self._table or {}).items()
+        ]
 
 
 def _load(data_dir: DataDir) -> CheckpointTable | None:
@@ -105,8 +139,12 @@ async def _commit(
     if node is not None:
         await streams.forwarding.ask(node, OFFSETS_STREAM, request, owner or None)
         return
+    await _commit_here(broker.checkpoints, request, owner)
+
+
+async def _commit_here(checkpoints: Checkpoints, request: CommitCheckpoint, owner: str) -> None:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    broker.checkpoints.commit(
+    checkpoints.commit(
         request.consumer,
         request.stream,
         request.offset,

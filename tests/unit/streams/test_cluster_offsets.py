@@ -71,11 +71,12 @@ class Node:
     async def start(self) -> None:
         await asyncio.to_thread(own_offsets.set_aside, self.running.data_dir)
         await self.streams.open_streams()
-        offsets = ReplicatedOffsets(self.broker, self.streams, self.running.clock.now_ns)
+        own = own_offsets.OwnCheckpoints(self.running.data_dir)
+        offsets = ReplicatedOffsets(self.broker, self.streams, self.running.clock.now_ns, own)
         for work in (
             offsets.run(),
             self.streams.keep_in_sync(),
-            own_offsets.take_over(self.broker, self.streams, self.running.data_dir),
+            own.take_over(self.broker, self.streams),
         ):
             self._work.append(asyncio.create_task(work))
 
