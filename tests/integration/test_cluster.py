@@ -58,7 +58,7 @@ def quick(store: str) -> dict[str, str]:
 def cluster(server: NatsServer, quick: dict[str, str]) -> Iterator[Cluster]:
     with Cluster(server.url, STREAMS, cluster=quick) as cluster:
         for stream in STREAMS:
-            cluster.leader(stream)
+            cluster.wait_recorded(stream)
         cluster.wait_isr("all")
         yield cluster
         cluster.assert_sound()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from support.command_line import COMMAND
 from support.daemon import Daemon
 from support.history import History, Reading, Stored
-from support.ingesting import AckedPublisher, number_of
+from support.ingesting import AckedPublisher, number_of, until
 from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame
 from support.repository import REPOSITORY
 
@@ -241,6 +241,15 @@ class Cluster:
                 return
             assert time.monotonic() < deadline, f"in sync on {sorted(wanted)}? {found}"
             time.sleep(0.02)
+
+    def wait_recorded(self, stream: str) -> None:
+        """Until its leader has subscribed: before, NATS answers that no one hears the subject."""
+
+        def is_attached() -> bool:
+            with connect_sync(self.nodes[self.leader(stream)].pull_address) as client:
+                return client.describe_stream(stream).state == "attached"
+
+        until(is_attached, PATIENCE, f"{stream} is recorded")
 
     def wait_all_in_sync(self) -> None:
         """Until each stream has all its replicas in sync, and a leader among them that is up, as
