@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from support.command_line import COMMAND
 from support.daemon import Daemon
@@ -347,6 +347,8 @@ def as_stored(record: Record) -> Stored:
 
 class TimedPublisher(AckedPublisher):
     """Notes when it sent what, when the acks came, and which of them only the leader stood for."""
+
+    EASE_SECONDS: ClassVar = 0.005  # a volley is one message
 
     def __init__(self, port: int, subject: str, **more: Any) -> None:
         super().__init__(port, subject, **more)

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from support.daemon import Daemon
 from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame, pub_frame
@@ -91,16 +91,15 @@ def number_of(value: bytes | None) -> int:
     return int((value or b"-1").rstrip(b"\0"))
 
 
-_EASE = 0.1
-"""Seconds between two volleys of a publisher that takes it easy."""
-
-
 class AckedPublisher(threading.Thread):
     """Publishes numbered messages, many in flight, and keeps the books.
 
     The value of a message bears its number (`number_of`). `acked` maps numbers to offsets; `nacked`
     to error codes. A message without an answer stays in neither.
     """
+
+    EASE_SECONDS: ClassVar = 0.1
+    """Between two volleys of a publisher that takes it easy."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class AckedPublisher(threading.Thread):
         unheard = 0
         while not self._stop_asked.is_set():
             if self.easy:
-                self._stop_asked.wait(_EASE)
+                self._stop_asked.wait(self.EASE_SECONDS)
             frames = []
             while len(waiting) < self._in_flight:
                 number = self.published
