@@ -78,8 +78,9 @@ def test_an_operator_restores_what_the_nodes_do_not(cluster: Cluster, server: Na
     records.write_bytes(old)
     until(lambda: "metadata-set-back" in cluster.nodes[last].log, 60, "it is noticed")
     shown = cluster.command("cluster", "restore-metadata", "--dry-run", "--output", "json")
-    [told] = json.loads(shown.stdout)["streams"]
-    assert (told["stream"], told["restored"]) == ("in", False)
+    # The checkpoints of the cluster may have changed as well.
+    [told] = [one for one in json.loads(shown.stdout)["streams"] if one["stream"] == "in"]
+    assert told["restored"] is False
     assert told["stored_version"] < told["known_version"]
     assert json.loads(shown.stdout)["unheard"] == sorted(gone)
     refused = cluster.command("cluster", "restore-metadata")
