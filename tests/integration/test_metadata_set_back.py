@@ -11,6 +11,8 @@ from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
 from support.ingesting import until
 from support.nats_server import NatsServer
 
+from liftlog.server.replication.records_file import LOCK_SUFFIX, locked_file
+
 STREAMS = {"in": {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -30,8 +32,7 @@ def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
     publisher = RetryingPublisher(server.port, "in.p", pad=100)
     publisher.start()
     wait_acked(publisher, 50)
-    records = cluster.store / "records"
-    old = records.read_bytes()
+    old = (cluster.store / "records").read_bytes()
     leader, epoch = cluster.leader("in"), cluster.stream("in").leader_epoch
     cluster.kill(leader)  # which the old copy has as leader
     until(lambda: cluster.stream("in").leader not in (None, leader), 60, "another leader")
@@ -40,7 +41,7 @@ def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
     cluster.wait_isr("in")
 
     # While all run.
-    records.write_bytes(old)
+    set_back(cluster, old)
     until(lambda: cluster.stream("in").leader_epoch > epoch, 60, "a restored record")
     wait_acked(publisher, 50)
     cluster.wait_isr("in")
@@ -48,10 +49,10 @@ def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
 
     # While none does: each finds out at its start.
     cluster.kill()
-    records.write_bytes(old)
+    set_back(cluster, old)
     cluster.start()
     cluster.wait_isr("in")
-    assert cluster.stream("in").leader_epoch > epoch
+    until(lambda: cluster.stream("in").leader_epoch > epoch, 60, "a restored record again")
     wait_acked(publisher, 50)
     publisher.finish()
     assert_kept([publisher], cluster.read_all("in"))
@@ -64,8 +65,7 @@ def test_an_operator_restores_what_the_nodes_do_not(cluster: Cluster, server: Na
     publisher.start()
     wait_acked(publisher, 50)
     publisher.finish()
-    records = cluster.store / "records"
-    old = records.read_bytes()
+    old = (cluster.store / "records").read_bytes()
     last = cluster.followers("in")[0]
     before = cluster.stream("in", through=last)
     gone = [name for name in NODES if name != last]
@@ -75,7 +75,7 @@ def test_an_operator_restores_what_the_nodes_do_not(cluster: Cluster, server: Na
         lambda: cluster.stream("in", through=last).isr != before.isr, 30, "what is to be forgotten"
     )
     cluster.kill(gone[1])
-    records.write_bytes(old)
+    set_back(cluster, old)
     until(lambda: "metadata-set-back" in cluster.nodes[last].log, 60, "it is noticed")
     shown = cluster.command("cluster", "restore-metadata", "--dry-run", "--output", "json")
     # The checkpoints of the cluster may have changed as well.
@@ -90,6 +90,15 @@ def test_an_operator_restores_what_the_nodes_do_not(cluster: Cluster, server: Na
     cluster.start()
     cluster.wait_isr("in")
     assert_kept([publisher], cluster.read_all("in"))
+
+
+def set_back(cluster: Cluster, old: bytes) -> None:
+    """Under the lock of the nodes: what one of them is about to write would undo it."""
+    records = cluster.store / "records"
+    copy = cluster.store / "records.old"
+    copy.write_bytes(old)
+    with locked_file(cluster.store / f"records{LOCK_SUFFIX}"):
+        copy.replace(records)
 
 
 def wait_acked(publisher: RetryingPublisher, more: int) -> None:
