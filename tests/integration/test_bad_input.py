@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,10 +61,18 @@ def raw(server: NatsServer, daemon: Daemon) -> Iterator[RawNats]:
 
 @pytest.fixture(autouse=True)
 def _alive(daemon: Daemon, raw: RawNats) -> Iterator[None]:
-    """After every test: a normal publish is acked, and the daemon did not reconnect."""
+    """After every test: a normal publish is acked, and the daemon did not reconnect.
+
+    The witness answers no publisher: the test is over when it has recorded the last message, or
+    the next test takes this one's messages for its own.
+    """
     before = daemon.metric("liftlog_nats_disconnects_total")
     yield
     assert publish(raw, "other.probe", b"still there?")["stream"] == "other"
+    end = end_of(daemon, "witness")
+    last = uuid.uuid4().bytes
+    publish(raw, "in.probe", last)
+    until(lambda: last in [r.value for r in records_of(daemon, "witness", end)])
     assert daemon.metric("liftlog_nats_disconnects_total") == before
     assert daemon.metric("liftlog_nats_connected") == 1
 
