@@ -24,7 +24,8 @@ from liftlog.protocol.messages import Done, Message
 from liftlog.server.pull.requests import Ask, At, Caller, Told, handles, starts
 
 
-@handles(JoinGroup, "commit", at=At.OFFSETS)
+# A member that may not read would keep its slots from those that may.
+@handles(JoinGroup, "commit", at=At.OFFSETS, and_read=True)
 async def _join_group(caller: Caller, message: JoinGroup) -> Message:
     join = Join(
         (message.group, message.stream),
@@ -38,7 +39,7 @@ async def _join_group(caller: Caller, message: JoinGroup) -> Message:
     return _assignment(await caller.broker.checkpoints.groups.asked(join))
 
 
-@handles(BeatGroup, "commit", at=At.OFFSETS)
+@handles(BeatGroup, "commit", at=At.OFFSETS, and_read=True)
 async def _beat_group(caller: Caller, message: BeatGroup) -> Message:
     beat = Beat(
         (message.group, message.stream),

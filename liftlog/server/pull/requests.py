@@ -87,6 +87,8 @@ class Handler(NamedTuple):
     at: At
     relay: Relay | None
     """None passes the answer on."""
+    and_read: bool = False
+    """Whether the caller must also be allowed to read the stream."""
 
 
 HANDLERS: dict[type[Message], Handler] = {}
@@ -98,6 +100,7 @@ def handles(
     *,
     at: At = At.HERE,
     relay: Callable[[Caller, Asked, Ask], Awaitable[Message]] | None = None,
+    and_read: bool = False,
 ) -> Callable[
     [Callable[[Caller, Asked], Awaitable[Message]]], Callable[[Caller, Asked], Awaitable[Message]]
 ]:
@@ -106,7 +109,7 @@ def handles(
     def register(
         perform: Callable[[Caller, Asked], Awaitable[Message]],
     ) -> Callable[[Caller, Asked], Awaitable[Message]]:
-        HANDLERS[kind] = Handler(operation, perform, at, relay)
+        HANDLERS[kind] = Handler(operation, perform, at, relay, and_read)
         return perform
 
     return register
@@ -171,6 +174,8 @@ async def perform(caller: Caller, message: Message, turn: Turn = contextlib.null
         raise InternalError(f"no code answers the request {message.KIND!r}")
     if handler.operation is not None:
         _authorize(caller, message, handler.operation)
+    if handler.and_read:
+        _authorize(caller, message, "read")
     return await carry_out(caller, message, turn)
 
 

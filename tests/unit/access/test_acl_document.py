@@ -39,6 +39,8 @@ def test_the_operations_and_their_requests() -> None:
             free.add(kind.KIND)
         else:
             declared[handler.operation].add(kind.KIND)
+        if getattr(handler, "and_read", False):
+            declared["read"].add(kind.KIND)
     declared["read"].add("fetch")
     declared["replicate"] |= {
         "peer", "replicate", "suspect", "resign", "ends", "forward", "copies",
