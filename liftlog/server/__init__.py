@@ -5,6 +5,7 @@ http_port    the HTTP port from the daemon's settings
 metrics      what is counted, exported to Prometheus
 life         signals, reload, systemd, embedded NATS, logs, health
 web          the web page
+jetstream_api  what JetStream's clients ask over NATS
 http         probes, the HTTP API
 pull         the pull API's server
 streams      all streams: opened, created, changed; retention, leases

@@ -32,6 +32,7 @@ from liftlog.server.http.server import HttpCounters
 from liftlog.server.http_port import make_http_server
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.seam import choose_seam
+from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.embedded import DEFAULT_PORT, EmbeddedNats
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.logs import reopen_logs
@@ -177,6 +178,10 @@ class Daemon:
             _calm_garbage_collector()
             await broker.keep_disk_reserve()
             link.start()
+            if self.settings.nats.jetstream_api:
+                api = health.jetstream_api = JetStreamApi(broker, link, pull.services)
+                stack.push_async_callback(api.close)
+                api.start()
             if cluster is not None:
                 cluster.start()
             await self._serve(housekeeping, broker, cleaner, health)

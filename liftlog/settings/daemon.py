@@ -124,6 +124,11 @@ class NatsSettings(SettingsModel):
         "`_INBOX.>` keeps it from making the daemon send to other services. Acks to any other "
         "subject are not sent, only counted.",
     )
+    jetstream_api: Flag = Field(
+        default=False,
+        description="Answer JetStream's clients on `$JS.API.>`: they create, describe and delete "
+        "streams, and get single messages. Only while JetStream is off on the NATS servers.",
+    )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",
         description="How messages are taken from nats-py: `parser` in batches, `client` one by "

@@ -18,6 +18,9 @@ MAX_SUBJECTS = 10_000_000
 # nats-server refuses a larger max_payload.
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_REPLICAS = 7
+# As in JetStream.
+MAX_DESCRIPTION_BYTES = 4 * 1024
+MAX_METADATA_BYTES = 128 * 1024
 
 Acks = Literal["on", "off", "envelope"]
 AckPolicy = Literal["all", "leader"]
@@ -36,6 +39,20 @@ def _queue_group(text: str) -> str:
     if not text or len(text) > 255 or any(c.isspace() or not c.isprintable() for c in text):
         raise ValueError("expected a queue group name without white space")
     return text
+
+
+def _short_text(text: str) -> str:
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_DESCRIPTION_BYTES:
+        raise ValueError(f"expected at most {MAX_DESCRIPTION_BYTES} bytes")
+    return text
+
+
+def _short_texts(texts: dict[str, str]) -> dict[str, str]:
+    parts = (*texts, *texts.values())
+    size = sum(len(part.encode("utf-8", "surrogatepass")) for part in parts)
+    if size > MAX_METADATA_BYTES:
+        raise ValueError(f"expected at most {MAX_METADATA_BYTES} bytes in all")
+    return texts
 
 
 def _on_or_off(value: Any) -> Any:
@@ -164,6 +181,35 @@ class SubjectSequencesSettings(SettingsModel):
     )
 
 
+class JetStreamSettings(SettingsModel):
+    """What JetStream's clients say of a stream over `$JS.API`, and the log itself does not use."""
+
+    description: Annotated[str, Strict(), AfterValidator(_short_text)] = Field(
+        default="", description="Text for people, at most 4 KiB."
+    )
+    metadata: Annotated[dict[str, str], AfterValidator(_short_texts)] = Field(
+        default={}, description="Texts by name, at most 128 KiB in all."
+    )
+    discard: Literal["old", "new"] = Field(
+        default="old",
+        description="What JetStream does at a limit. `new` has no effect: it is accepted only for "
+        "streams without limits.",
+    )
+    deny_delete: Flag = Field(
+        default=False,
+        description="Shown to clients. Single messages are never deleted, whatever it says.",
+    )
+    deny_purge: Flag = Field(default=False, description="`true`: refuse to purge over NATS.")
+    allow_direct: Flag = Field(default=True, description="`true`: answer direct gets.")
+    max_consumers: Count | None = Field(
+        default=None,
+        description="Maximum number of consumers over NATS. `null`: only the daemon's own limit.",
+    )
+    created: Annotated[str, Strict(), AfterValidator(_short_text)] = Field(
+        default="", description="When the stream was created over `$JS.API`; shown only."
+    )
+
+
 class RebatchSettings(SettingsModel):
     """Sealed segments of small batches are rewritten with larger batches, which read faster."""
 
@@ -225,6 +271,10 @@ class StreamSettings(SettingsModel):
         default=None,
         description="Keep the last offset of each subject, for "
         "`Nats-Expected-Last-Subject-Sequence`. `null`: off.",
+    )
+    jetstream: JetStreamSettings | None = Field(
+        default=None,
+        description="What JetStream's clients say of the stream. `null`: the defaults.",
     )
     initial_offset: Count = Field(
         default=1,

@@ -126,6 +126,15 @@ class NatsConnection:
         return str(self._client._server_info.get("version", ""))
 
     @property
+    def has_jetstream(self) -> bool:
+        """Whether the server says that JetStream is on."""
+        return self._client._server_info.get("jetstream") is True
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.unsent_bytes()
+
+    @property
     def is_read(self) -> bool:
         """Whether the read loop runs; it always does unless nats-py has failed."""
         task = self._client._reading_task
@@ -227,6 +236,11 @@ class NatsConnection:
     def send(self, commands: bytes) -> bool:
         """Queue NATS commands; False if the connection has ended."""
         return self.ending is None and self._transport.send(commands)
+
+    async def room(self) -> None:
+        """Returns when the server has taken most of what was sent, or the connection has ended."""
+        with contextlib.suppress(OSError):
+            await self._transport.drain()
 
     # --- subscriptions ---
 

@@ -101,6 +101,11 @@ class NatsLink:
         """Why there is no connection."""
         self.refused_ack: RefusedAck | None = None
         self.counters = LinkCounters()
+        self.on_connected: list[Callable[[], None]] = []
+        """Called after each new connection, whose subscriptions have been requested."""
+        self.on_publish_refused: list[Callable[[str], bool]] = []
+        """Called with the subject of a message that NATS refuses, until one returns that the
+        message was its own. All others are acks."""
 
     # --- state ---
 
@@ -124,6 +129,27 @@ class NatsLink:
         return self._connection.server_version if self._connection is not None else ""
 
     @property
+    def generation(self) -> int:
+        """Another number after each connection that begins or ends."""
+        counters = self.counters
+        return counters.connects + counters.disconnects + counters.handovers
+
+    @property
+    def server_has_jetstream(self) -> bool:
+        """Whether the connected server says that JetStream is on."""
+        return self._connection is not None and self._connection.has_jetstream
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The largest message that the server takes; 0 if not known."""
+        return 0 if self._connection is None else self._connection.max_payload_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the server has not taken yet."""
+        return 0 if self._connection is None else self._connection.unsent_bytes
+
+    @property
     def is_lame_duck(self) -> bool:
         """Whether the server is about to stop and no other was found yet."""
         return self._connection is not None and self._connection.lame_duck
@@ -131,7 +157,7 @@ class NatsLink:
     def send(self, commands: bytes) -> None:
         """Queue NATS commands (acks). They are lost without a connection: a publisher that waits
         for an ack times out and publishes again, as the ack protocol intends."""
-        max_payload_bytes = 0 if self._connection is None else self._connection.max_payload_bytes
+        max_payload_bytes = self.max_payload_bytes
         if 0 < max_payload_bytes < len(commands):
             commands = self._within_payload(commands, max_payload_bytes)
         if not commands:
@@ -142,6 +168,13 @@ class NatsLink:
                 handover.sent(commands)
         elif handover is None or not handover.new.send(commands):
             self.counters.acks_dropped += commands.count(b"PUB ")
+
+    async def room(self) -> None:
+        """Returns when NATS has taken most of what was sent. Raises NatsUnavailable."""
+        connection = self._connection
+        if connection is None or not connection.connected:
+            raise NatsUnavailable("there is no connection to NATS at the moment")
+        await connection.room()
 
     def _within_payload(self, commands: bytes, max_payload_bytes: int) -> bytes:
         """Drop commands that are too large: the server would close the connection, and messages of
@@ -252,6 +285,11 @@ class NatsLink:
         )
         if ending is not None:
             self._book.gap(ending.text)
+        self._tell_connected()
+
+    def _tell_connected(self) -> None:
+        for tell in self.on_connected:
+            tell()
 
     async def _serve(self, connection: NatsConnection) -> Ending | None:
         """Serve until the connection, or its successor after a handover, ends; returns why."""
@@ -342,6 +380,7 @@ class NatsLink:
             handover.copies,
             handover.doubt or "none",
         )
+        self._tell_connected()
         if handover.doubt:
             self._book.gap(f"NATS was left for another server, but {handover.doubt}")
         await old.close(flush=True)
@@ -351,6 +390,8 @@ class NatsLink:
 
     def _publish_refused(self, rejection: Rejection) -> None:
         if self._jetstream.refuses(rejection.subject):
+            return
+        if any(is_own(rejection.subject) for is_own in self.on_publish_refused):
             return
         now = time.monotonic()
         self.counters.acks_refused += 1

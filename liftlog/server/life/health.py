@@ -14,6 +14,7 @@ from typing import Any
 
 from liftlog import __version__
 from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -58,6 +59,8 @@ class Health:
         """After a start, replicas that are not in sync are waited for, until `ready_after_seconds`
         have passed."""
         self.phase = Phase.RECOVERING
+        self.jetstream_api: JetStreamApi | None = None
+        """Set if the daemon is to answer JetStream's clients."""
         self._broker = broker
         self._link = link
         self._disk = disk
@@ -187,6 +190,9 @@ class Health:
             )
         if rivals := self._broker.jetstream_rivals():
             found["jetstream"] = f"JetStream acks the same messages as {_named(rivals)}"
+        api = self.jetstream_api
+        if api is not None and api.problem and self._link.connected:
+            found["jetstream_api"] = f"JetStream's clients get no answer: {api.problem}"
         if self._link.is_lame_duck:
             found["lame_duck"] = (
                 "the NATS server is about to stop, and no other server was found yet"

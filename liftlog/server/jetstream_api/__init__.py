@@ -1,0 +1,9 @@
+"""What JetStream's clients ask over NATS, on `$JS.API.>`; docs/reference/jetstream-api.md lists it.
+
+service        takes requests from NATS, has them answered in bounded time, sends the answers
+presence       whether JetStream is on somewhere: then nothing is answered
+methods        which function answers which request, and what a request is
+streams        INFO and STREAM.*: streams described, created, changed, deleted
+stream_config  JetStream's configuration of a stream, from our settings and into them
+answers        JetStream's errors, times, JSON and NATS commands
+"""

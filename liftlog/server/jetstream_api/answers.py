@@ -1,0 +1,132 @@
+"""How answers look: JetStream's errors, times and JSON, and the NATS commands that carry them.
+
+The codes are those of nats-server's server/errors.json (2.15), because clients switch on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from liftlog.errors import (
+    Conflict,
+    CorruptRange,
+    DiskFull,
+    Forbidden,
+    InvalidArgument,
+    LiftlogError,
+    LimitExceeded,
+    OffsetOutOfRange,
+    StreamNotFound,
+)
+
+_TYPE_PREFIX = "io.nats.jetstream.api.v1."
+_MAX_DESCRIPTION = 1024
+ZERO_TIME = "0001-01-01T00:00:00Z"
+"""What a Go program shows for a time that is not set."""
+
+
+class JetStreamError(Exception):
+    """A refusal, with JetStream's codes. `code` is like the status of an HTTP answer."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(description)
+        self.code = code
+        self.err_code = err_code
+        self.description = description[:_MAX_DESCRIPTION]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"code": self.code, "err_code": self.err_code, "description": self.description}
+
+
+def bad_request(why: str = "") -> JetStreamError:
+    return JetStreamError(400, 10003, f"bad request: {why}" if why else "bad request")
+
+
+def invalid_json(why: str) -> JetStreamError:
+    return JetStreamError(400, 10025, f"invalid JSON: {why}")
+
+
+def invalid_config(why: str) -> JetStreamError:
+    return JetStreamError(500, 10052, why)
+
+
+def stream_not_found() -> JetStreamError:
+    return JetStreamError(404, 10059, "stream not found")
+
+
+def no_message() -> JetStreamError:
+    return JetStreamError(404, 10037, "no message found")
+
+
+def unavailable(why: str) -> JetStreamError:
+    return JetStreamError(503, 10008, f"JetStream system temporarily unavailable: {why}")
+
+
+def too_many_requests() -> JetStreamError:
+    return JetStreamError(429, 10167, "too many requests")
+
+
+def from_liftlog(error: LiftlogError) -> JetStreamError:
+    """The error of another part of the daemon, in the code whose meaning is closest."""
+    text = f"{error.message}; {error.hint}" if error.hint else error.message
+    match error:
+        case StreamNotFound():
+            return stream_not_found()
+        case Conflict():
+            return JetStreamError(400, 10058, text)
+        case InvalidArgument():
+            return invalid_config(text)
+        case Forbidden():
+            return JetStreamError(403, 10003, text)
+        case LimitExceeded():
+            return JetStreamError(429, 10167, text)
+        case OffsetOutOfRange():
+            return no_message()
+        case CorruptRange():
+            return JetStreamError(500, 10051, text)
+        case DiskFull():
+            return JetStreamError(500, 10047, text)
+    if error.retriable:
+        return unavailable(text)
+    return JetStreamError(500, 10051, text)
+
+
+# --- JSON ---
+
+
+def to_text(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def answer_text(kind: str, body: Mapping[str, Any]) -> bytes:
+    """`kind` as in `stream_info`."""
+    return to_text({"type": f"{_TYPE_PREFIX}{kind}_response", **body})
+
+
+def error_text(kind: str, error: JetStreamError) -> bytes:
+    return answer_text(kind, {"error": error.to_json()})
+
+
+def time_text(ns: int) -> str:
+    """RFC 3339 with nanoseconds, as Go writes a time."""
+    seconds, rest = divmod(ns, 1_000_000_000)
+    try:
+        text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return ZERO_TIME
+    digits = f".{rest:09d}".rstrip("0") if rest else ""
+    return f"{text}{digits}Z"
+
+
+# --- NATS ---
+
+
+def command(subject: bytes, body: bytes, headers: bytes = b"") -> bytes:
+    """One `PUB`, or one `HPUB` if there are headers."""
+    if not headers:
+        return b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body)
+    size = len(headers)
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, size, size + len(body), headers, body)

@@ -1,0 +1,199 @@
+"""Which function answers which request. Modules register their functions with `answers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from acl.rules import Operation
+from liftlog.server.access.gate import Gate
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.answers import JetStreamError, bad_request, invalid_json
+from liftlog.server.pull.requests import Caller
+from liftlog.server.pull.services import PullServices
+from liftlog.server.streams.broker import Broker
+
+PREFIX = "$JS.API."
+
+OVER_NATS = "(nats)"
+"""The principal of everyone who asks over NATS. Not a valid name in an ACL."""
+
+MAX_REQUEST_BYTES = 256 * 1024
+
+Answer = dict[str, Any]
+
+
+class Sender(Protocol):
+    """Sends what a request brings forth, when there is room for it."""
+
+    async def send(self, commands: bytes) -> None:
+        """Returns when the commands are queued. Raises NatsUnavailable."""
+
+    @property
+    def max_payload_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of the daemon that answers need."""
+
+    broker: Broker
+    services: PullServices
+    sender: Sender
+
+    @property
+    def gate(self) -> Gate:
+        """Its decisions may change at each await."""
+        return self.services.gate
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `arguments` are the tokens of the subject after those of the method; the first
+    one is the stream, if the method has one."""
+
+    parts: Parts
+    arguments: Sequence[str]
+    reply: bytes
+    payload: bytes
+
+    @property
+    def stream(self) -> str:
+        return self.arguments[0]
+
+    @property
+    def broker(self) -> Broker:
+        return self.parts.broker
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(OVER_NATS, self.parts.gate, self.parts.broker, "nats")
+
+    def authorize(self, operation: Operation, *, subject: str | None = None) -> None:
+        """May the clients of NATS do that to the request's stream? Raises Forbidden,
+        InvalidArgument."""
+        gate = self.parts.gate
+        gate.authorize(OVER_NATS, operation, self.stream, peer="nats", subject=subject)
+
+    def may_read(self, stream: str) -> bool:
+        return self.parts.gate.may(OVER_NATS, "read", stream)
+
+    def led_stream(self) -> StreamHost:
+        """The request's stream, of which this node is the leader. Raises LiftlogError."""
+        return self.parts.broker.led_stream(self.stream)
+
+    def body(self) -> dict[str, Any]:
+        """The payload, a JSON object; an empty one stands for `{}`. Raises JetStreamError."""
+        return read_object(self.payload)
+
+
+def read_object(payload: bytes) -> dict[str, Any]:
+    if not payload.strip():
+        return {}
+    if len(payload) > MAX_REQUEST_BYTES:
+        raise bad_request(f"the request is larger than {MAX_REQUEST_BYTES} bytes")
+    try:
+        content = json.loads(payload, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise invalid_json(str(error)[:200]) from None
+    if not isinstance(content, dict):
+        raise invalid_json("expected an object")
+    return content
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+Perform = Callable[[Request], Awaitable[Answer | None]]
+"""Returns the body of a JSON answer, or None when it has sent what there is to send."""
+
+
+class Method(NamedTuple):
+    kind: str
+    """Of the answer, as in `stream_info`."""
+    perform: Perform
+    arguments: tuple[int, int | None]
+    """How many tokens follow the method, at least and at most."""
+    at_leader: bool
+    """Only the leader of the stream can answer."""
+
+
+METHODS: dict[str, Method] = {}
+
+
+def answers(
+    name: str,
+    kind: str,
+    *,
+    arguments: tuple[int, int | None] = (0, 0),
+    at_leader: bool = False,
+) -> Callable[[Perform], Perform]:
+    """Register the function that answers the requests on `$JS.API.<name>`."""
+
+    def register(perform: Perform) -> Perform:
+        METHODS[name] = Method(kind, perform, arguments, at_leader)
+        return perform
+
+    return register
+
+
+def find_method(tokens: Sequence[str]) -> tuple[Method, Sequence[str]] | None:
+    """The method of a subject without `PREFIX`, and the tokens after it; the longest name counts,
+    as CONSUMER.MSG.NEXT before CONSUMER.MSG. None if there is none, or too few or many tokens."""
+    for length in (3, 2, 1):
+        method = METHODS.get(".".join(tokens[:length]))
+        if method is not None:
+            rest = tokens[length:]
+            least, most = method.arguments
+            if len(rest) < least or (most is not None and len(rest) > most):
+                return None
+            return method, rest
+    return None
+
+
+# --- fields of requests ---
+
+
+def whole(body: dict[str, Any], name: str, *, least: int = 0) -> int:
+    """A whole number of 64 bits; 0 if it is missing. Raises JetStreamError."""
+    value = body.get(name)
+    if value is None:
+        return 0
+    if type(value) is not int or not least <= value < 2**63:
+        raise invalid_json(f"{name}: expected a whole number")
+    return value
+
+
+def text(body: dict[str, Any], name: str) -> str:
+    """Raises JetStreamError unless it is text that UTF-8 can hold; empty if it is missing."""
+    value = body.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not is_utf8(value):
+        raise invalid_json(f"{name}: expected text")
+    return value
+
+
+def flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise invalid_json(f"{name}: expected true or false")
+    return value
+
+
+def is_utf8(value: str) -> bool:
+    """JSON can encode a lone surrogate, which nothing else here can carry."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def unknown_method(subject: str) -> JetStreamError:
+    return bad_request(f"liftlog does not answer {subject[:200]}")

@@ -1,0 +1,98 @@
+"""Whether JetStream, or another daemon, answers on `$JS.API`: then this daemon must not.
+
+A client takes the first answer it gets. With two that answer, it would create a stream in one and
+ask the other about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+
+from liftlog.errors import NatsRefused, NatsUnavailable
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.jetstream_api.answers import command
+from liftlog.server.jetstream_api.methods import PREFIX
+from liftlog.stream.run import MessageRun
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+MARK = "liftlog"
+"""The key in the answer to INFO that tells liftlog from JetStream; its value names the daemon, or
+the cluster."""
+
+_QUESTION = f"{PREFIX}INFO"
+_ANSWER_SECONDS = 2.0
+
+
+class Presence:
+    """Belongs to the event loop."""
+
+    def __init__(self, link: NatsLink, name: str) -> None:
+        """`name`: what `MARK` names in the answers of this daemon, and of its cluster."""
+        self._link = link
+        self._name = name
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._answer: asyncio.Future[bytes] | None = None
+        self._wanted = link.want(f"{self._inbox}.*", None, self._receive)
+        self._asked = 0
+        link.on_publish_refused.append(self._refused)
+
+    async def rival(self) -> str:
+        """Who else answers, in words; empty if no one does. Raises NatsUnavailable, and NatsRefused
+        if NATS does not allow the question."""
+        if self._link.server_has_jetstream:
+            return "JetStream is on on the NATS server"
+        await self._link.attach(self._wanted)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._asked += 1
+        reply = f"{self._inbox}.{self._asked}".encode()
+        try:
+            self._link.send(command(_QUESTION.encode() + b" " + reply, b""))
+            await self._link.confirm()
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return self._judge(await self._answer)
+        except TimeoutError:
+            # Someone listens and says nothing: a witness of all subjects. JetStream would answer.
+            return ""
+        finally:
+            self._answer = None
+
+    def _judge(self, payload: bytes) -> str:
+        if not payload:
+            return ""  # no responders
+        try:
+            answer = json.loads(payload)
+        except (ValueError, RecursionError):
+            answer = None
+        mark = answer.get(MARK) if isinstance(answer, dict) else None
+        if mark is None:
+            return "JetStream answers on $JS.API"
+        if mark != self._name:
+            return f"another daemon, {str(mark)[:80]!r}, answers on $JS.API"
+        return ""
+
+    def _receive(self, run: MessageRun) -> None:
+        number = str(self._asked).encode()
+        for subject, payload in zip(run.subjects, run.payloads, strict=True):
+            is_current = subject.rpartition(b".")[2] == number
+            if is_current and self._answer is not None and not self._answer.done():
+                self._answer.set_result(payload)
+
+    def _refused(self, subject: str) -> bool:
+        if subject.upper() != _QUESTION.upper():
+            return False
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(
+                NatsRefused(f"NATS does not let the daemon publish to {_QUESTION}")
+            )
+        return True
+
+    async def close(self) -> None:
+        self._link.on_publish_refused.remove(self._refused)
+        try:
+            await self._link.unwant(self._wanted)
+        except NatsUnavailable:
+            pass

@@ -1,0 +1,312 @@
+"""Takes requests from `$JS.API.>`, has them answered, and sends the answers.
+
+None of this may delay an ack. What waits is bounded, for each client and altogether; a few requests
+are answered at a time; an answer waits until NATS has taken those before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from liftlog.errors import InternalError, LiftlogError, NatsRefused, NatsUnavailable
+from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.ingest.subscriptions import LinkSubscription
+from liftlog.server.jetstream_api import streams
+from liftlog.server.jetstream_api.answers import (
+    JetStreamError,
+    answer_text,
+    command,
+    error_text,
+    from_liftlog,
+    too_many_requests,
+)
+from liftlog.server.jetstream_api.methods import (
+    MAX_REQUEST_BYTES,
+    PREFIX,
+    Parts,
+    Request,
+    find_method,
+    unknown_method,
+)
+from liftlog.server.jetstream_api.presence import Presence
+from liftlog.server.pull.services import PullServices
+from liftlog.server.streams.broker import Broker
+from liftlog.stream.run import MessageRun
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+WORKERS = 8
+_MAX_OF_PARTY = 64
+_MAX_WAITING = 1024
+_MAX_WAITING_BYTES = 8 * 2**20
+_AT_A_TIME = 4
+"""Requests of one client that are answered at the same time."""
+_MAX_UNSENT_BYTES = 64 * 1024
+_LOOK_SECONDS = 15.0
+_LOOK_AGAIN_SECONDS = 1.0
+
+_Message = tuple[bytes, bytes, bytes]
+"""(subject, reply, payload)"""
+
+__all__ = ["JetStreamApi"]
+_REGISTERED = (streams,)  # imported for what they register
+
+
+class Waiting:
+    """Requests that wait, for each party in the order in which they came; the parties take turns.
+
+    NATS does not tell who publishes. The clients of JetStream use one inbox for each connection, so
+    its name tells the parties apart.
+    """
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self._parties: dict[bytes, deque[_Message]] = {}
+        self._served: dict[bytes, int] = {}
+        self._count = self._size_bytes = 0
+        self._news = asyncio.Event()
+
+    def add(self, message: _Message) -> bool:
+        """False if there are too many already."""
+        party = party_of(message[1])
+        queue = self._parties.get(party)
+        size = len(message[2])
+        if (
+            self._count >= _MAX_WAITING
+            or self._size_bytes + size > _MAX_WAITING_BYTES
+            or (queue is not None and len(queue) >= _MAX_OF_PARTY)
+        ):
+            self.refused += 1
+            return False
+        if queue is None:
+            queue = self._parties[party] = deque()
+        queue.append(message)
+        self._count += 1
+        self._size_bytes += size
+        self._news.set()
+        return True
+
+    def clear(self) -> None:
+        self._parties.clear()
+        self._count = self._size_bytes = 0
+
+    async def take(self) -> _Message:
+        """The next one; call `done` with it when it is answered."""
+        while True:
+            for party, queue in self._parties.items():
+                if self._served.get(party, 0) < _AT_A_TIME:
+                    return self._take(party, queue)
+            self._news.clear()
+            await self._news.wait()
+
+    def _take(self, party: bytes, queue: deque[_Message]) -> _Message:
+        message = queue.popleft()
+        del self._parties[party]
+        if queue:  # to the end of the line
+            self._parties[party] = queue
+        self._count -= 1
+        self._size_bytes -= len(message[2])
+        self._served[party] = self._served.get(party, 0) + 1
+        return message
+
+    def done(self, message: _Message) -> None:
+        party = party_of(message[1])
+        self._served[party] -= 1
+        if not self._served[party]:
+            del self._served[party]
+        self._news.set()
+
+
+def party_of(reply: bytes) -> bytes:
+    """The inbox of a connection: the first two tokens."""
+    return b".".join(reply.split(b".", 2)[:2])
+
+
+class JetStreamApi:
+    """Belongs to the event loop."""
+
+    def __init__(self, broker: Broker, link: NatsLink, services: PullServices) -> None:
+        settings = broker.settings
+        self.problem = "not yet known whether JetStream is off"
+        """Why nothing is answered; empty if requests are."""
+        self.answered = self.failed = 0
+        cluster = settings.cluster
+        self.name = settings.name if cluster is None else cluster.name
+        self._broker = broker
+        self._link = link
+        self._services = services
+        self._parts = Parts(broker, services, self)
+        self._waiting = Waiting()
+        self._presence: Presence | None = None
+        self._subscription: LinkSubscription | None = None
+        self._checked = -1
+        """The connection for which it is known that no one else answers."""
+        self._look = asyncio.Event()
+        self._looked = asyncio.Event()
+        """Set when the present connection was looked at."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Call it when the streams are open."""
+        self._presence = Presence(self._link, self.name)
+        self._link.on_connected.append(self._look_again)
+        tasks = {"look": self._keep_looking()}
+        tasks |= {f"{number}": self._work() for number in range(WORKERS)}
+        self._tasks = [
+            asyncio.create_task(one, name=f"jetstream-api-{name}") for name, one in tasks.items()
+        ]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- whether to answer ---
+
+    def _look_again(self) -> None:
+        self._looked.clear()
+        self._look.set()
+
+    async def _keep_looking(self) -> None:
+        if not self._link.connected:
+            await self._look.wait()
+        while True:
+            self._look.clear()
+            try:
+                await self._look_once()
+            except NatsUnavailable as error:
+                self._pause(f"not connected to NATS: {error.message}")
+            except NatsRefused as error:
+                self._pause(error.message)
+            except Exception as error:  # a supervisor: the next look may succeed
+                self._pause("the look for JetStream failed")
+                logger.exception("jetstream-api-look-failed error=%r", error)
+            seconds = _LOOK_AGAIN_SECONDS if self.problem else _LOOK_SECONDS
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), seconds)
+
+    async def _look_once(self) -> None:
+        assert self._presence is not None, "it was started"
+        generation = self._link.generation
+        rival = await self._presence.rival()
+        if rival:
+            self._pause(f"{rival}: this daemon does not answer beside it")
+            await self._unsubscribe()
+            return
+        if self._subscription is None:
+            self._subscription = self._link.want(f"{PREFIX}>", f"liftlog.{self.name}", self._take)
+        await self._link.attach(self._subscription)
+        if generation != self._link.generation:
+            self._look.set()
+            return
+        self._checked = generation
+        self._looked.set()
+        if self.problem:
+            self.problem = ""
+            logger.info("jetstream-api-answers subject=%s", f"{PREFIX}>")
+
+    def _pause(self, problem: str) -> None:
+        if problem != self.problem:
+            logger.warning("jetstream-api-silent reason=%s", problem)
+        self.problem = problem
+        self._checked = -1
+        self._waiting.clear()
+        self._looked.set()
+
+    async def _unsubscribe(self) -> None:
+        wanted, self._subscription = self._subscription, None
+        if wanted is not None:
+            await self._link.unwant(wanted)
+
+    # --- requests ---
+
+    def _take(self, run: MessageRun) -> None:
+        """The handler of the subscription: it only puts aside what came."""
+        refused = [
+            message
+            for message in zip(run.subjects, run.replies, run.payloads, strict=True)
+            if message[1] and not self._waiting.add(message)
+        ]
+        if refused and self._link.unsent_bytes < _MAX_UNSENT_BYTES:
+            error = too_many_requests()
+            self._link.send(
+                b"".join(
+                    [
+                        command(reply, error_text(_kind_of(subject), error))
+                        for subject, reply, _ in refused[:_MAX_OF_PARTY]
+                        if self._broker.ack_subjects.allows(reply)
+                    ]
+                )
+            )
+
+    async def _work(self) -> None:
+        while True:
+            message = await self._waiting.take()
+            try:
+                # While a new connection is looked at, requests wait.
+                await self._looked.wait()
+                if not self.problem and self._checked == self._link.generation:
+                    await self._answer(message)
+            except NatsUnavailable:
+                pass  # the client asks again
+            except Exception as error:  # a supervisor: the other requests are answered
+                self.failed += 1
+                logger.exception("jetstream-api-failed error=%r", error)
+            finally:
+                self._waiting.done(message)
+            await asyncio.sleep(0)
+
+    async def _answer(self, message: _Message) -> None:
+        subject, reply, payload = message
+        if not self._broker.ack_subjects.allows(reply):
+            return
+        kind = _kind_of(subject)
+        try:
+            body = await self._perform(subject, reply, payload)
+            if body is None:
+                return
+            text = answer_text(kind, body)
+            limit = self.max_payload_bytes
+            if limit and len(text) > limit:
+                raise InternalError(f"the answer is larger than NATS accepts ({limit} bytes)")
+        except JetStreamError as error:
+            self.failed += 1
+            text = error_text(kind, error)
+        except LiftlogError as error:
+            self.failed += 1
+            text = error_text(kind, from_liftlog(error))
+        self.answered += 1
+        await self.send(command(reply, text))
+
+    async def _perform(
+        self, subject: bytes, reply: bytes, payload: bytes
+    ) -> dict[str, object] | None:
+        named = subject.decode("utf-8", "replace")
+        found = find_method(named.removeprefix(PREFIX).split("."))
+        if found is None:
+            raise unknown_method(named)
+        method, arguments = found
+        if len(payload) > MAX_REQUEST_BYTES:
+            raise too_many_requests()
+        return await method.perform(Request(self._parts, arguments, reply, payload))
+
+    # --- answers ---
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self._link.max_payload_bytes
+
+    async def send(self, commands: bytes) -> None:
+        """See `Sender`. Acks share the connection: they must not wait behind long answers."""
+        await self._link.room()
+        self._link.send(commands)
+
+
+def _kind_of(subject: bytes) -> str:
+    tokens: Sequence[str] = subject.decode("utf-8", "replace").removeprefix(PREFIX).split(".")
+    found = find_method(tokens)
+    return "system" if found is None else found[0].kind

@@ -1,0 +1,297 @@
+"""JetStream's configuration of a stream, from our settings and into them. Pure.
+
+What cannot be promised is refused, never ignored. Settings that JetStream does not know
+(durability, batches, compaction's times ...) keep their defaults when a stream is created, and stay
+when it is updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from acl.subjects import overlaps, why_invalid
+from liftlog.names import NAME_HELP, is_stream_name
+from liftlog.server.jetstream_api.answers import JetStreamError, invalid_config, invalid_json
+from liftlog.server.jetstream_api.methods import is_utf8
+from liftlog.settings import StreamSettings
+from liftlog.settings.stream import MAX_MESSAGE_BYTES, JetStreamSettings
+
+_NS = 1_000_000_000
+_DUPLICATE_WINDOW_NS = 120 * _NS
+_SHORTEST_NS = 100_000_000
+_MAX_NS = 100 * 365 * 86_400 * _NS
+_MIN_SEGMENT_BYTES, _MAX_SEGMENT_BYTES = 64 * 1024, 256 * 2**20
+_MIN_SEGMENT_SECONDS, _MAX_SEGMENT_SECONDS = 1.0, 86_400.0
+_SEGMENTS_PER_LIMIT = 8
+"""A limit holds to the segment: so many fit into it, so it is exceeded by an eighth at most."""
+
+_REFUSED = {
+    "mirror": "mirrors are not supported",
+    "sources": "sources are not supported",
+    "republish": "republish is not supported",
+    "subject_transform": "subject transforms are not supported",
+    "placement": "placement is not supported: the daemon chooses the nodes",
+    "consumer_limits": "consumer limits are not supported",
+    "template_owner": "stream templates are not supported",
+    "mirror_direct": "mirrors are not supported",
+    "discard_new_per_subject": "discard new per subject is not supported",
+    "allow_msg_ttl": "per-message TTLs are not supported",
+    "subject_delete_marker_ttl": "subject delete markers are not supported",
+    "allow_msg_counter": "message counters are not supported",
+    "allow_atomic": "atomic batch publishing is not supported",
+    "allow_msg_schedules": "message schedules are not supported",
+    "allow_batched": "fast batch publishing is not supported",
+    "allow_rollup_hdrs": "roll-ups are not supported",
+}
+"""Refused with a value other than the empty one of its type."""
+
+
+def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
+    """What JetStream would call the configuration of this stream."""
+    own = settings.jetstream or JetStreamSettings()
+    limits = settings.retention
+    config: dict[str, Any] = {"name": name}
+    if own.description:
+        config["description"] = own.description
+    config |= {
+        "subjects": [settings.subject],
+        "retention": "limits",
+        "max_consumers": own.max_consumers or -1,
+        "max_msgs": limits.max_messages or -1,
+        "max_bytes": limits.max_bytes or -1,
+        "max_age": _to_ns(limits.max_age_seconds or 0),
+        "max_msgs_per_subject": -1,
+        "max_msg_size": _shown_size(settings.max_message_bytes),
+        "discard": own.discard,
+        "storage": "file",
+        "num_replicas": settings.replicas,
+        "duplicate_window": _to_ns(settings.dedupe_window_seconds),
+        "compression": "none" if settings.compression == "none" else "s2",
+        "allow_direct": own.allow_direct,
+        "mirror_direct": False,
+        "sealed": settings.read_only,
+        "deny_delete": own.deny_delete,
+        "deny_purge": own.deny_purge,
+        "allow_rollup_hdrs": False,
+        "consumer_limits": {},
+        "allow_msg_ttl": False,
+    }
+    if settings.acks == "off":
+        config["no_ack"] = True
+    if settings.initial_offset != 1:
+        config["first_seq"] = settings.initial_offset
+    if own.metadata:
+        config["metadata"] = dict(own.metadata)
+    return config
+
+
+def settings_from(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Our settings for a new stream of this configuration, as `parse_stream_settings` takes them.
+    Raises JetStreamError."""
+    if not is_stream_name(name):
+        raise invalid_config(f"stream name {name[:80]!r}: expected {NAME_HELP}")
+    return _Reader(name, config).read()
+
+
+def changes_from(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `update_stream` is to change so that the stream has this configuration. What was only
+    derived from it when the stream was created stays as it is. Raises JetStreamError."""
+    changes = settings_from(name, config)
+    for derived in ("segment", "subject_sequences"):
+        changes.pop(derived, None)
+    return changes
+
+
+class _Reader:
+    """The fields of one configuration; each is taken once, and what is left over is unknown."""
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self._name = name
+        self._left = dict(config)
+
+    def read(self) -> dict[str, Any]:
+        self._refuse_what_is_not_promised()
+        max_age = self._nanoseconds("max_age")
+        max_bytes = self._limit("max_bytes")
+        max_messages = self._limit("max_msgs")
+        self._check_policies(has_limits=max_bytes is not None or max_messages is not None)
+        no_ack = self._flag("no_ack")
+        settings: dict[str, Any] = {
+            "subject": self._subject(),
+            "acks": "off" if no_ack else "on",
+            "dedupe_window": self._duplicate_window(max_age) / _NS,
+            "max_message_bytes": self._message_size(),
+            "retention": {
+                "max_age": max_age / _NS or None,
+                "max_bytes": max_bytes,
+                "max_messages": max_messages,
+            },
+            "segment": _segment(max_age, max_bytes),
+            "subject_sequences": None if no_ack else {},
+            "compression": self._compression(),
+            "initial_offset": self._whole("first_seq") or 1,
+            "read_only": self._flag("sealed"),
+            "replicas": self._replicas(),
+            "jetstream": self._own(),
+        }
+        self._refuse_unknown()
+        return settings
+
+    # --- what is refused ---
+
+    def _refuse_what_is_not_promised(self) -> None:
+        for key, why in _REFUSED.items():
+            if self._left.pop(key, None) not in (None, False, 0, "", [], {}):
+                raise invalid_config(f"{key}: {why}")
+        limit = self._limit("max_msgs_per_subject")
+        if limit is not None:
+            raise invalid_config("max_msgs_per_subject: a limit per subject is not supported")
+
+    def _check_policies(self, *, has_limits: bool) -> None:
+        if self._choice("retention", ("limits", "interest", "workqueue")) != "limits":
+            raise invalid_config("retention: only limits is supported; consumers delete nothing")
+        if self._choice("storage", ("file", "memory")) != "file":
+            raise invalid_config("storage: only file is supported; what is acked is on the disk")
+        if self._choice("persist_mode", ("default", "async", "")) == "async":
+            raise invalid_config("persist_mode: async is not supported; see durability")
+        if self._left.get("discard") == "new" and has_limits:
+            raise invalid_config(
+                "discard: new is not supported with max_msgs or max_bytes; the oldest messages are "
+                "discarded"
+            )
+
+    def _refuse_unknown(self) -> None:
+        for key, value in self._left.items():
+            if value not in (None, False, 0, "", [], {}):
+                raise invalid_json(f"unknown field {key[:80]!r}")
+
+    # --- what is mapped ---
+
+    def _subject(self) -> str:
+        name = self._text("name")
+        if name != self._name:
+            raise JetStreamError(400, 10056, "stream name in subject does not match request")
+        subjects = self._left.pop("subjects", None) or [self._name]
+        if not isinstance(subjects, list) or not all(isinstance(one, str) for one in subjects):
+            raise invalid_json("subjects: expected a list of text")
+        for one in subjects:
+            if why_invalid(one) is not None:
+                raise invalid_config("invalid subject")
+            if overlaps(one, "$JS.>") or overlaps(one, "$SYS.>"):
+                raise invalid_config("subjects that overlap with the system's are not supported")
+        if len(subjects) > 1:
+            raise invalid_config(
+                "subjects: a stream records one subject, which may have wildcards; create a stream "
+                "for each"
+            )
+        return str(subjects[0])
+
+    def _duplicate_window(self, max_age: int) -> int:
+        window = self._nanoseconds("duplicate_window")
+        if not window:
+            return min(max_age or _DUPLICATE_WINDOW_NS, _DUPLICATE_WINDOW_NS)
+        if max_age and window > max_age:
+            raise invalid_config("duplicates window can not be larger then max age")
+        return window
+
+    def _message_size(self) -> int:
+        size = self._limit("max_msg_size")
+        if size is not None and size > MAX_MESSAGE_BYTES:
+            raise invalid_config(f"max_msg_size: expected at most {MAX_MESSAGE_BYTES}")
+        return size or MAX_MESSAGE_BYTES
+
+    def _compression(self) -> str:
+        return "none" if self._choice("compression", ("none", "s2", "")) != "s2" else "lz4"
+
+    def _replicas(self) -> int:
+        count = self._whole("num_replicas", least=-(2**63))
+        if count < 0:
+            raise JetStreamError(400, 10133, "replicas count cannot be negative")
+        return count or 1
+
+    def _own(self) -> dict[str, Any]:
+        metadata = self._left.pop("metadata", None) or {}
+        if not isinstance(metadata, dict) or not all(
+            isinstance(value, str) and is_utf8(key) and is_utf8(value)
+            for key, value in metadata.items()
+        ):
+            raise invalid_json("metadata: expected an object of texts")
+        direct = self._left.pop("allow_direct", None)
+        if not isinstance(direct, bool | None):
+            raise invalid_json("allow_direct: expected true or false")
+        return {
+            "description": self._text("description"),
+            "metadata": metadata,
+            "discard": self._choice("discard", ("old", "new", "")) or "old",
+            "deny_delete": self._flag("deny_delete"),
+            "deny_purge": self._flag("deny_purge"),
+            "allow_direct": bool(direct),
+            "max_consumers": self._limit("max_consumers"),
+        }
+
+    # --- one field ---
+
+    def _whole(self, key: str, *, least: int = 0) -> int:
+        value = self._left.pop(key, None)
+        if value is None:
+            return 0
+        if type(value) is not int or not least <= value < 2**63:
+            raise invalid_json(f"{key}: expected a whole number")
+        return value
+
+    def _limit(self, key: str) -> int | None:
+        """None without a limit: JetStream takes 0 and every negative number for that."""
+        value = self._whole(key, least=-(2**63))
+        return value if value > 0 else None
+
+    def _nanoseconds(self, key: str) -> int:
+        value = self._whole(key, least=-(2**63))
+        if value < 0 or 0 < value < _SHORTEST_NS:
+            raise invalid_config(f"{key}: expected 0 or at least 100ms")
+        if value > _MAX_NS:
+            raise invalid_config(f"{key}: expected at most 100 years")
+        return value
+
+    def _choice(self, key: str, known: tuple[str, ...]) -> str:
+        value = self._left.pop(key, None)
+        if value is None:
+            return known[0]
+        if value not in known:
+            raise invalid_json(f"{key}: expected one of {', '.join(filter(None, known))}")
+        return str(value)
+
+    def _text(self, key: str) -> str:
+        value = self._left.pop(key, None)
+        if value is None:
+            return ""
+        if not isinstance(value, str) or not is_utf8(value):
+            raise invalid_json(f"{key}: expected text")
+        return value
+
+    def _flag(self, key: str) -> bool:
+        value = self._left.pop(key, None)
+        if not isinstance(value, bool | None):
+            raise invalid_json(f"{key}: expected true or false")
+        return bool(value)
+
+
+def _segment(max_age_ns: int, max_bytes: int | None) -> dict[str, Any]:
+    """Small enough that the limits hold well: whole segments are deleted."""
+    segment: dict[str, Any] = {}
+    if max_age_ns:
+        seconds = max_age_ns / _NS / _SEGMENTS_PER_LIMIT
+        segment["max_age"] = min(max(seconds, _MIN_SEGMENT_SECONDS), _MAX_SEGMENT_SECONDS)
+    if max_bytes:
+        size = max_bytes // _SEGMENTS_PER_LIMIT
+        segment["max_bytes"] = min(max(size, _MIN_SEGMENT_BYTES), _MAX_SEGMENT_BYTES)
+    return segment
+
+
+def _to_ns(seconds: float) -> int:
+    return round(seconds * _NS)
+
+
+def _shown_size(size_bytes: int) -> int:
+    """NATS itself accepts nothing larger than the largest limit."""
+    return -1 if size_bytes >= MAX_MESSAGE_BYTES else size_bytes
