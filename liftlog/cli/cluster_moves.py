@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_table, write_object
 from liftlog.cli.problems import Problem, confirmed, note, warn
@@ -33,7 +34,7 @@ def _split(context: click.Context, parameter: click.Parameter, value: str | None
     return names
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("stream")
 @click.option(
     "--replicas",
@@ -107,7 +108,7 @@ def _tell_stream(found: ClusterStream) -> None:
         note(f"{found.name} is on {', '.join(found.target)}.")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("node")
 @_no_wait
 @server_options
@@ -139,7 +140,7 @@ def drain(node: str, no_wait: bool) -> ExitCode:
     return ExitCode.OK
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("node")
 @server_options
 @debug_option
@@ -158,7 +159,7 @@ def undrain(node: str) -> ExitCode:
     return ExitCode.OK
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("node")
 @server_options
 @debug_option
@@ -183,7 +184,7 @@ def forget(node: str) -> ExitCode:
     return ExitCode.OK
 
 
-@click.command(name="restore-metadata")
+@click.command("restore-metadata", cls=Command)
 @click.option("--dry-run", is_flag=True, help="Only show what would be stored.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options

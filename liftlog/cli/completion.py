@@ -6,6 +6,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Command
 from liftlog.cli.options import debug_option
 from liftlog.cli.output import write_text
 from liftlog.cli.problems import Problem
@@ -14,7 +15,7 @@ _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_LIFTLOG_COMPLETE"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(_SHELLS))
 @debug_option
 @click.pass_context

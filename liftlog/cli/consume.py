@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Command
 from liftlog.cli.options import (
     connect_to_server,
     debug_option,
@@ -30,7 +31,7 @@ _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("stream", shell_complete=complete_stream)
 @click.option(
     "--from",

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
+from liftlog.cli.groups import Command
 from liftlog.cli.options import debug_option, duration_of, output_format, server_options, want_json
 from liftlog.cli.output import write_object
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("stream")
 @click.option(
     "--to",

@@ -1,9 +1,11 @@
-"""A group of commands that imports a command when it is used, knows aliases, keeps its order and
-guesses what a typo meant."""
+"""Commands and groups of commands: a group imports a command when it is used, has sections in its
+help, knows aliases, answers `help`, and guesses what a typo meant."""
 
 from __future__ import annotations
 
 import importlib
+import shlex
+import textwrap
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -11,12 +13,21 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
+HELP = "help"
+_OTHERS = "Commands"
+
+
+class SharedOption(click.Option):
+    """An option of every command. Help shows these last."""
+
 
 class Listed(NamedTuple):
-    """A command that is not imported yet: `place` is MODULE:ATTRIBUTE."""
+    """A command that is not imported yet: `place` is MODULE:ATTRIBUTE. `section` is the heading in
+    the help of its group."""
 
     place: str
     short_help: str
+    section: str = _OTHERS
 
     def load(self) -> click.Command:
         module, _, attribute = self.place.partition(":")
@@ -25,9 +36,49 @@ class Listed(NamedTuple):
         return command
 
 
+def _write_options(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
+    """Those of the command itself, then those that every command has: only `liftlog --help`
+    explains these, elsewhere they would hide the others."""
+    own: list[tuple[str, str]] = []
+    shared: list[tuple[str, str]] = []
+    for parameter in command.get_params(ctx):
+        found = None if isinstance(parameter, click.Argument) else parameter.get_help_record(ctx)
+        if found is not None:
+            (shared if isinstance(parameter, SharedOption) else own).append(found)
+    if own:
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+    if not shared:
+        return
+    if ctx.parent is None:
+        with formatter.section("Options of every command"):
+            formatter.write_dl(shared)
+        return
+    # Break between options, not between an option and its value.
+    names = " ".join(option.replace(" ", "\xa0") for option, _ in shared)
+    lines = textwrap.wrap(names, formatter.width - 2, break_on_hyphens=False)
+    with formatter.section("Options of every command (see `liftlog --help`)"):
+        formatter.write("".join(f"  {line}\n".replace("\xa0", " ") for line in lines))
+
+
+class Command(click.Command):
+    """A command whose help shows the shared options last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write_options(self, ctx, formatter)
+
+
 class Commands(click.Group):
     """`listed` are commands by name, in the order of the help. Help and the completion of their
-    names import none of them."""
+    names import none of them.
+
+    `aliases` are other names, of one or two words, each with what it stands for: a command of this
+    group and perhaps arguments.
+    """
+
+    command_class = Command
 
     def __init__(
         self,
@@ -53,19 +104,39 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0] if args else ""
-        if name and not name.startswith("-") and self.get_command(ctx, name) is None:
-            names = self.list_commands(ctx)
-            close = get_close_matches(name, [*names, *self.aliases], n=1)
-            guess = f" Did you mean {close[0]!r}?" if close else ""
-            known = ", ".join(names)
-            raise click.UsageError(f"There is no command {name!r}.{guess} Known: {known}.", ctx)
+        word = args[0] if args else ""
+        for alias in (" ".join(args[:2]), word):
+            if alias in self.aliases:
+                args = [*shlex.split(self.aliases[alias]), *args[alias.count(" ") + 1 :]]
+                return super().resolve_command(ctx, args)
+        if word == HELP:
+            return HELP, _help_command(), args[1:]
+        elif word and not word.startswith("-") and self.get_command(ctx, word) is None:
+            self._refuse(ctx, word)
         return super().resolve_command(ctx, args)
 
+    def _refuse(self, ctx: click.Context, word: str) -> None:
+        names = self.list_commands(ctx)
+        close = get_close_matches(word, [*names, *self.aliases], n=1)
+        guess = f" Did you mean {close[0]!r}?" if close else ""
+        known = ", ".join(names)
+        raise click.UsageError(f"There is no command {word!r}.{guess} Known: {known}.", ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        _write_options(self, ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, self._short_help(name)) for name in self.list_commands(ctx)]
-        if rows:
-            with formatter.section("Commands"):
+        """In sections; all names in one column."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        names = self.list_commands(ctx)
+        width = max(map(len, names), default=0)
+        for name in names:
+            section = self.listed[name].section if name in self.listed else _OTHERS
+            row = (name.ljust(width), self._short_help(name))
+            sections.setdefault(section, []).append(row)
+        for title, rows in sections.items():
+            with formatter.section(title):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -80,3 +151,19 @@ class Commands(click.Group):
     def _short_help(self, name: str) -> str:
         found = self.listed.get(name)
         return self.commands[name].get_short_help_str(60) if found is None else found.short_help
+
+
+def _help_command() -> click.Command:
+    """`liftlog help stream ls` is `liftlog stream ls --help`, also for `liftlog stream help ls`."""
+
+    def show(words: tuple[str, ...]) -> None:
+        context = click.get_current_context().parent
+        assert context is not None
+        left = list(words)
+        while left and isinstance(context.command, click.Group):
+            name, command, left = context.command.resolve_command(context, left)
+            assert command is not None
+            context = click.Context(command, info_name=name, parent=context)
+        click.echo(context.get_help())
+
+    return click.Command(HELP, callback=show, params=[click.Argument(["words"], nargs=-1)])

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_pairs, write_object
 from liftlog.cli.problems import Problem
@@ -19,7 +20,7 @@ from liftlog.cli.text import printable
 _MAX_ANSWER_BYTES = 1_000_000
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--http",
     "http_address",

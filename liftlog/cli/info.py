@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_pairs, write_object
 from liftlog.cli.text import printable, show_time
 
 
-@click.command()
+@click.command(cls=Command)
 @server_options
 @debug_option
 def info() -> None:

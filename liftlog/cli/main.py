@@ -4,6 +4,7 @@ it quietly, as at any other."""
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -51,3 +52,8 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_WRONLY if name == "stdin" else os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+    # With PYTHONUNBUFFERED, Python drops the rest of a text that the kernel took only a part of.
+    # What the commands write is flushed anyway.
+    if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
+        out = sys.stdout
+        sys.stdout = open(1, "w", encoding=out.encoding, errors=out.errors, closefd=False)  # noqa: SIM115

@@ -33,7 +33,15 @@ _WIDE_HEADINGS = ("EPOCH", "INCARNATION", "METADATA")
 @click.group(
     cls=Commands,
     name="offsets",
-    aliases={"list": "ls", "show": "get", "set": "seek", "delete": "rm"},
+    aliases={
+        "list": "ls",
+        "report": "ls",
+        "show": "get",
+        "info": "get",
+        "set": "seek",
+        "reset": "seek",
+        "delete": "rm",
+    },
 )
 @server_options
 @debug_option

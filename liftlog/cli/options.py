@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from liftlog.cli.groups import SharedOption
 from liftlog.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 DEFAULT_SERVER = "tcp://127.0.0.1:9292"
 OUTPUTS = ("table", "wide", "json", "jsonl", "yaml")
 TLS_FILES = ("ca", "cert", "key")
+FOR_PROGRAMS = ("json", "jsonl", "yaml")
+ERROR_STYLE = "liftlog.error_style"
 _ASKED = "liftlog.asked"
 
 
@@ -34,7 +37,7 @@ def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
         if value is not None and value is not False:
             context.meta[f"liftlog.{parameter.name}"] = value
 
-    return click.option(*names, expose_value=False, callback=keep, **attributes)
+    return click.option(*names, cls=SharedOption, expose_value=False, callback=keep, **attributes)
 
 
 def _kept(name: str, variable: str) -> Any:
@@ -43,6 +46,13 @@ def _kept(name: str, variable: str) -> Any:
 
 
 def output_option(command: Decorated) -> Decorated:
+    """--output and --quiet."""
+    command = _shared(
+        "--quiet",
+        "-q",
+        is_flag=True,
+        help="Print no remarks and no confirmations, and of a list only the names.",
+    )(command)
     return _shared(
         "--output",
         "-o",
@@ -80,7 +90,7 @@ def server_options(command: Decorated) -> Decorated:
     return _shared(
         "--server",
         metavar="URL",
-        help="The daemon's pull address, tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH. "
+        help="The daemon's pull address, HOST:PORT, tls://HOST:PORT or unix:///PATH. "
         f"[env: LIFTLOG_SERVER; default: {DEFAULT_SERVER}]",
     )(command)
 
@@ -92,6 +102,34 @@ def debug_option(command: Decorated) -> Decorated:
 def debug_wanted() -> bool:
     context = click.get_current_context(silent=True)
     return bool(context and context.meta.get("liftlog.debug"))
+
+
+def quiet() -> bool:
+    """Whether only data and errors are to be printed."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.meta.get("liftlog.quiet"))
+
+
+def error_style_of(arguments: Sequence[str]) -> str:
+    """How errors are printed, `table` for people or one of FOR_PROGRAMS. It is taken from the
+    words of the command line, which may be wrong in any other way."""
+    chosen = os.environ.get("LIFTLOG_OUTPUT", "")
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        if word == "--":
+            break
+        if word in ("-o", "--output"):
+            chosen = following
+        elif word.startswith("--output="):
+            chosen = word.partition("=")[2]
+        elif word.startswith("-o") and not word.startswith("--"):
+            chosen = word[2:].removeprefix("=")
+    return chosen if chosen in FOR_PROGRAMS else "table"
+
+
+def error_style() -> str:
+    """That of the running command."""
+    context = click.get_current_context(silent=True)
+    return str(context.meta.get(ERROR_STYLE, "table")) if context else "table"
 
 
 def shared_value(name: str, variable: str) -> str | None:
@@ -133,10 +171,20 @@ def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClie
 
     context = click.get_current_context()
     context.meta.setdefault(_ASKED, context.params.get("stream") or context.params.get("name"))
-    address = str(_kept("server", "LIFTLOG_SERVER") or default)
+    address = ",".join(
+        map(full_address, str(_kept("server", "LIFTLOG_SERVER") or default).split(","))
+    )
     token = _kept("token", "LIFTLOG_TOKEN")
     nkey = _kept("nkey", "LIFTLOG_NKEY")
     return connect_sync(address, token=token, nkey=nkey, tls=_tls_for(address), **options)
+
+
+def full_address(text: str) -> str:
+    """`host:9292`, `host` and `/run/x.sock` are short forms; others are left as they are."""
+    word = text.strip()
+    if not word or "://" in word:
+        return word
+    return f"unix://{word}" if word.startswith("/") else f"tcp://{word}"
 
 
 def find_asked() -> str | None:

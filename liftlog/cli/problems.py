@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from liftlog.cli.exit_codes import ExitCode, exit_code_of
+from liftlog.cli.options import error_style, quiet
 from liftlog.cli.text import printable
 from liftlog.errors import LiftlogError
 
@@ -47,20 +48,50 @@ def unwrapped(error: BaseException) -> BaseException:
     return error
 
 
-def report(error: BaseException, *, debug: bool = False) -> ExitCode:
-    """Print `error` on stderr; returns the exit code that goes with it."""
+def report(error: BaseException, *, debug: bool = False, style: str = "") -> ExitCode:
+    """Print `error` on stderr, as an object where --output is for programs, or in `style`. Returns
+    the exit code that goes with it."""
     if debug:
         trace = "".join(traceback.format_exception(error)).rstrip()
         click.echo(printable(trace, keep_newlines=True), err=True)
     error = unwrapped(error)
     code = code_for(error)
-    for label, text in describe(error, code):
-        style: dict[str, Any] = {"fg": "red", "bold": True} if label == "error" else {"dim": True}
+    style = style or error_style()
+    parts = describe(error, code)
+    if style != "table":
+        from liftlog.cli.output import to_json, to_yaml
+
+        found = _error_object(error, code, parts)
+        click.echo(to_yaml(found).rstrip() if style == "yaml" else to_json(found), err=True)
+        return code
+    for label, text in parts:
+        look: dict[str, Any] = {"fg": "red", "bold": True} if label == "error" else {"dim": True}
         first, *rest = printable(text, keep_newlines=True).splitlines() or [""]
-        click.echo(f"{click.style(f'{label}:', **style)} {first}", err=True)
+        click.echo(f"{click.style(f'{label}:', **look)} {first}", err=True)
         for line in rest:
             click.echo(f"  {line}", err=True)
     return code
+
+
+def _error_object(
+    error: BaseException, code: ExitCode, parts: list[tuple[str, str]]
+) -> dict[str, Any]:
+    """What `describe` says, for programs."""
+    texts: dict[str, list[str]] = {}
+    for label, text in parts:
+        texts.setdefault(label.strip(), []).append(text)
+    name = error.name if isinstance(error, LiftlogError) else type(error).__name__
+    number = getattr(error, "code", 0)
+    return {
+        "error": {
+            "name": name,
+            "code": number if isinstance(number, int) and number else None,
+            "exit_code": code.value,
+            "message": "\n".join(texts["error"]),
+            "why": texts.get("why", []),
+            "next": "\n".join(texts.get("next", [])),
+        }
+    }
 
 
 def describe(error: BaseException, code: ExitCode) -> list[tuple[str, str]]:
@@ -110,7 +141,9 @@ def check_standard_input() -> None:
 
 
 def note(text: str) -> None:
-    """A remark beside the data: on stderr."""
+    """A remark beside the data: on stderr, unless --quiet was given."""
+    if quiet():
+        return
     click.echo(printable(text), err=True)
 
 

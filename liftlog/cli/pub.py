@@ -9,13 +9,14 @@ from typing import NoReturn
 import click
 
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Command
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.problems import check_standard_input
 
 _DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 
-@click.command(short_help="Publish on NATS and print the acks.")
+@click.command(cls=Command, short_help="Publish on NATS and print the acks.")
 @click.argument("subject")
 @click.argument("message", required=False)
 @click.option(

@@ -232,12 +232,17 @@ def resolve_position(client: SyncClient, stream: str, position: Position) -> Sta
     return min(first + position.count, end)
 
 
+def offset_at(client: SyncClient, stream: str, position: Position) -> int:
+    """The offset that `position` is at this moment."""
+    found = resolve_position(client, stream, position)
+    return (
+        found if isinstance(found, int) else client.fetch(stream, found, max_bytes=1).header.offset
+    )
+
+
 def _resolve_stop(client: SyncClient, stream: str, stop: Position) -> Until:
     if stop == "latest":
         return "end"
-    if isinstance(stop, datetime):
-        return client.fetch(stream, stop, max_bytes=1).header.offset
-    found = resolve_position(client, stream, stop)
-    if not isinstance(found, int):
+    if stop == "earliest":
         raise InvalidArgument(f"{stop!r} is not an end")
-    return found
+    return offset_at(client, stream, stop)

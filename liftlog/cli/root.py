@@ -10,71 +10,98 @@ import click
 import liftlog
 from liftlog.cli.exit_codes import ExitCode, table_lines
 from liftlog.cli.groups import Commands, Listed
-from liftlog.cli.options import debug_option, debug_wanted, server_options
-from liftlog.cli.problems import report, silence_closed_output
+from liftlog.cli.options import (
+    ERROR_STYLE,
+    debug_option,
+    debug_wanted,
+    error_style,
+    error_style_of,
+    server_options,
+)
+from liftlog.cli.problems import Problem, report, silence_closed_output
 from liftlog.cli.suggestions import suggest_stream
 
-COMMANDS = {
-    "serve": Listed("liftlog.cli.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
-    "stream": Listed(
-        "liftlog.cli.stream:stream_commands",
-        "Create, list, describe, change, hold and delete streams.",
-    ),
-    "consume": Listed(
-        "liftlog.cli.consume:consume",
-        "Print the records of STREAM, and wait for more until Ctrl-C.",
-    ),
-    "offsets": Listed(
-        "liftlog.cli.offsets:offsets_commands",
-        "List, show, move and delete the checkpoints of consumers.",
-    ),
-    "group": Listed(
-        "liftlog.cli.group:group_commands", "List, show, move and delete consumer groups."
-    ),
-    "pub": Listed("liftlog.cli.pub:pub", "Publish on NATS and print the acks."),
-    "log": Listed(
-        "liftlog.cli.log_files:log_commands", "Inspect the files of a log, and repair them."
-    ),
-    "backup": Listed(
-        "liftlog.cli.backup:backup_commands", "Back up a data directory, while the daemon runs."
-    ),
-    "info": Listed(
-        "liftlog.cli.info:info", "Show the daemon: name, version, uptime, NATS, limits."
-    ),
-    "cluster": Listed(
-        "liftlog.cli.cluster:cluster_commands",
-        "Prepare a cluster; show and move its replicas.",
-    ),
-    "top": Listed("liftlog.cli.top:top", "Watch rates, sizes and lags of the streams."),
-    "health": Listed("liftlog.cli.health:health", "Show whether the daemon is ready."),
-    "doctor": Listed(
-        "liftlog.cli.doctor.command:doctor",
-        "Check this machine and the configuration for problems.",
-    ),
-    "config": Listed(
-        "liftlog.cli.config:config_commands",
-        "Write, check and explain the daemon's configuration.",
-    ),
-    "acl": Listed("liftlog.cli.acl:acl_commands", "Check an ACL file, explain it, hash tokens."),
-    "export": Listed("liftlog.cli.export:export", "Export a stream as a table."),
-    "errors": Listed("liftlog.cli.errors:errors_commands", "Explain errors by number or name."),
-    "completion": Listed(
-        "liftlog.cli.completion:completion",
-        "Print the completion script for SHELL.",
-    ),
-    "demo": Listed(
-        "liftlog.demo.command:demo",
-        "See it work: publish, ack, kill -9, restart, read back.",
-    ),
-    "demo-cluster": Listed(
-        "liftlog.demo.command:demo_cluster",
-        "See a cluster work: kill the leader, lose nothing.",
-    ),
-    "demo-spark": Listed(
-        "liftlog.demo.command:demo_spark",
-        "See it work with Spark: from NATS into a lake, and SQL.",
-    ),
+_SECTIONS = {
+    "Streams and records": {
+        "stream": (
+            "cli.stream:stream_commands",
+            "Create, list, describe, change, hold and delete streams.",
+        ),
+        "pub": ("cli.pub:pub", "Publish on NATS and print the acks."),
+        "consume": (
+            "cli.consume:consume",
+            "Print the records of STREAM, and wait for more until Ctrl-C.",
+        ),
+        "export": ("cli.export:export", "Export a stream as a table."),
+    },
+    "Consumers": {
+        "offsets": (
+            "cli.offsets:offsets_commands",
+            "List, show, move and delete the checkpoints of consumers.",
+        ),
+        "group": ("cli.group:group_commands", "List, show, move and delete consumer groups."),
+    },
+    "Daemon": {
+        "serve": ("cli.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
+        "info": ("cli.info:info", "Show the daemon: name, version, uptime, NATS, limits."),
+        "health": ("cli.health:health", "Show whether the daemon is ready."),
+        "top": ("cli.top:top", "Watch rates, sizes and lags of the streams."),
+        "cluster": (
+            "cli.cluster:cluster_commands",
+            "Prepare a cluster; show and move its replicas.",
+        ),
+        "config": (
+            "cli.config:config_commands",
+            "Write, check and explain the daemon's configuration.",
+        ),
+        "acl": ("cli.acl:acl_commands", "Check an ACL file, explain it, hash tokens."),
+        "doctor": (
+            "cli.doctor.command:doctor",
+            "Check this machine and the configuration for problems.",
+        ),
+    },
+    "Files of the daemon": {
+        "log": ("cli.log_files:log_commands", "Inspect the files of a log, and repair them."),
+        "backup": (
+            "cli.backup:backup_commands",
+            "Back up a data directory, while the daemon runs.",
+        ),
+    },
+    "This command": {
+        "errors": ("cli.errors:errors_commands", "Explain errors by number or name."),
+        "completion": ("cli.completion:completion", "Print the completion script for SHELL."),
+    },
+    "Demonstrations": {
+        "demo": ("demo.command:demo", "See it work: publish, ack, kill -9, restart, read back."),
+        "demo-cluster": (
+            "demo.command:demo_cluster",
+            "See a cluster work: kill the leader, lose nothing.",
+        ),
+        "demo-spark": (
+            "demo.command:demo_spark",
+            "See it work with Spark: from NATS into a lake, and SQL.",
+        ),
+    },
 }
+COMMANDS = {
+    name: Listed(f"liftlog.{place}", text, section)
+    for section, found in _SECTIONS.items()
+    for name, (place, text) in found.items()
+}
+ALIASES = {
+    "ls": "stream ls",
+    "streams": "stream ls",
+    "publish": "pub",
+    "tail": "consume --from -10 --until-end",
+    "sub": "consume --from end",
+    "subscribe": "consume --from end",
+    "consumer": "offsets",
+    "stream view": "consume --until-end",
+    "stream get": "consume --until-end",
+    "purge": "stream truncate",
+    "status": "info",
+}
+"""What users of other tools type."""
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 
 
@@ -84,12 +111,29 @@ class Root(Commands):
     A command returns an ExitCode, or None for success, or raises.
     """
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        style = error_style_of(args)
+        try:
+            context = super().make_context(info_name, args, parent, **extra)
+        except click.ClickException as error:
+            raise _reported(error, style) from None
+        context.meta[ERROR_STYLE] = style
+        return context
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             code = super().invoke(ctx)
             sys.stdout.flush()
-        except (click.ClickException, click.exceptions.Exit):
+        except click.exceptions.Exit:
             raise
+        except click.ClickException as error:
+            raise _reported(error, error_style()) from None
         except (KeyboardInterrupt, click.Abort):
             code = ExitCode.INTERRUPTED
         except BrokenPipeError:
@@ -104,9 +148,20 @@ class Root(Commands):
         raise click.exceptions.Exit(code or ExitCode.OK)
 
 
+def _reported(
+    error: click.ClickException, style: str
+) -> click.ClickException | click.exceptions.Exit:
+    """What is wrong with a command line. click prints it, but not for programs."""
+    if style == "table":
+        return error
+    problem = Problem(error.format_message(), ExitCode(error.exit_code))
+    return click.exceptions.Exit(report(problem, style=style))
+
+
 @click.group(
     cls=Root,
     listed=COMMANDS,
+    aliases=ALIASES,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

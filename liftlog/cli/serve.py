@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from liftlog.cli.groups import Command
 from liftlog.cli.options import debug_option
 from liftlog.cli.problems import unwrapped
 from liftlog.errors import LiftlogError
@@ -15,7 +16,7 @@ from liftlog.errors import LiftlogError
 logger = logging.getLogger("liftlog.server")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--config",
     "-c",

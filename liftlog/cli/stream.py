@@ -18,6 +18,7 @@ from liftlog.cli.options import (
 )
 from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
 from liftlog.cli.problems import confirmed, note, warn
+from liftlog.cli.ranges import Position, offset_at, position_of
 from liftlog.cli.stream_words import count_of, describe_pass, facts_of, print_streams
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import plural, printable, show_size
@@ -27,14 +28,30 @@ if TYPE_CHECKING:
 
 
 @click.group(
-    cls=Commands, name="stream", aliases={"list": "ls", "delete": "rm", "describe": "info"}
+    cls=Commands,
+    name="stream",
+    aliases={
+        "list": "ls",
+        "report": "ls",
+        "find": "ls",
+        "add": "create",
+        "new": "create",
+        "edit": "update",
+        "describe": "info",
+        "show": "info",
+        "state": "info",
+        "delete": "rm",
+        "purge": "truncate",
+        "seal": "read-only",
+    },
 )
 @server_options
 @debug_option
 def stream_commands() -> None:
     """Create, list, describe, change, hold and delete streams.
 
-    `list`, `describe` and `delete` are aliases of `ls`, `info` and `rm`.
+    Other names are accepted, too: `add`, `list` and `report`, `edit`, `view`, `purge`, `describe`,
+    `delete`.
     """
 
 
@@ -335,24 +352,27 @@ def _show(found: StreamInfo, done: str) -> None:
 
 @stream_commands.command()
 @click.argument("name", shell_complete=complete_stream)
-@click.argument("offset", type=click.IntRange(min=0))
+@click.argument("position", metavar="OFFSET", callback=position_of)
 @click.option("--dry-run", "-n", is_flag=True, help="Show what would be deleted.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
-def truncate(name: str, offset: int, dry_run: bool, assume_yes: bool) -> ExitCode:
+def truncate(name: str, position: Position, dry_run: bool, assume_yes: bool) -> ExitCode:
     """Delete the records below OFFSET, permanently.
 
-    Refused while a lease covers any of them.
+    OFFSET is a number, end (all records), @TIME (those before it) or -100 (all but the last 100),
+    which needs -- before it. Refused while a lease covers any of them.
 
     \b
     Examples:
       liftlog stream truncate orders 120000 --dry-run
-      liftlog stream truncate orders 120000 --yes
+      liftlog stream truncate orders @-7d --yes
+      liftlog stream truncate orders end
     """
     style = output_format()
     with connect_to_server() as client:
         found = client.describe_stream(name)
+        offset = offset_at(client, name, position)
         count = max(0, min(offset, found.high_watermark) - found.log_start_offset)
         what = f"{plural(count, 'record')} of {printable(name)} below offset {offset}"
         if not dry_run:

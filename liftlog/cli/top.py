@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import is_terminal, make_console, print_table, write_objects
 from liftlog.cli.text import printable, show_size
@@ -65,7 +66,7 @@ class Row:
         )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Command
 from liftlog.cli.options import debug_option
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--messages",
     type=click.IntRange(min=200, max=1_000_000),
@@ -37,7 +38,7 @@ def demo(messages: int, keep: bool) -> ExitCode:
     return run_demo(messages, keep=keep)
 
 
-@click.command("demo-cluster")
+@click.command("demo-cluster", cls=Command)
 @click.option(
     "--messages",
     type=click.IntRange(min=500, max=100_000),
@@ -64,7 +65,7 @@ def demo_cluster(messages: int, keep: bool) -> ExitCode:
     return run_demo(messages, keep=keep)
 
 
-@click.command("demo-spark")
+@click.command("demo-spark", cls=Command)
 @click.option(
     "--orders",
     type=click.IntRange(min=300, max=100_000),

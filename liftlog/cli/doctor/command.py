@@ -13,6 +13,7 @@ import click
 from liftlog.cli.config import settings_options
 from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Command
 from liftlog.cli.options import debug_option, output_format, server_options
 from liftlog.cli.output import write_objects
 from liftlog.cli.text import plural, printable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red", SKIPPED: "white"}
 
 
-@click.command()
+@click.command(cls=Command)
 @settings_options
 @server_options
 @debug_option

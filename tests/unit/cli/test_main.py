@@ -9,13 +9,14 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 from support.repository import REPOSITORY
 
 from liftlog.cli import consume as consume_module
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.options import output_format, server_options
+from liftlog.cli.options import error_style_of, full_address, output_format, server_options
 from liftlog.cli.root import COMMANDS, Root, cli
 from liftlog.errors import StreamNotFound
 
@@ -72,6 +73,93 @@ def test_aliases(alias: str, name: str) -> None:
     assert isinstance(stream, Commands)
     context = click.Context(stream)
     assert stream.get_command(context, alias) is stream.commands[name]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("stream add", "stream create"),
+        ("stream edit", "stream update"),
+        ("stream report", "stream ls"),
+        ("stream view", "consume"),
+        ("stream purge", "stream truncate"),
+        ("consumer ls", "offsets ls"),
+        ("consumer info", "offsets get"),
+        ("tail", "consume"),
+        ("sub", "consume"),
+        ("purge", "stream truncate"),
+        ("ls", "stream ls"),
+    ],
+)
+def test_words_of_other_tools_lead_to_the_command(typed: str, meant: str) -> None:
+    found = CliRunner().invoke(cli, [*typed.split(), "--help"], prog_name="liftlog")
+    wanted = CliRunner().invoke(cli, [*meant.split(), "--help"], prog_name="liftlog")
+    assert wanted.output.startswith(f"Usage: liftlog {meant} ")
+    assert found.output == wanted.output
+
+
+@pytest.mark.parametrize("typed", ["help stream ls", "stream help ls", "help stream list"])
+def test_help_is_a_command_as_well(typed: str) -> None:
+    found = CliRunner().invoke(cli, typed.split(), prog_name="liftlog")
+    assert found.output.startswith("Usage: liftlog stream ls ")
+    assert found.exit_code == 0
+    wrong = CliRunner().invoke(cli, ["help", "streem"], prog_name="liftlog")
+    assert wrong.exit_code == ExitCode.USAGE
+    assert "Did you mean 'stream'?" in wrong.stderr
+
+
+def test_help_has_sections_and_explains_shared_options_once() -> None:
+    whole = CliRunner().invoke(cli, ["--help"]).output
+    titles = [line for line in whole.splitlines() if line.endswith(":") and line[0] != " "]
+    sections = dict.fromkeys(f"{one.section}:" for one in COMMANDS.values())
+    assert titles[: len(sections)] == list(sections)
+    assert titles[-1] == "Options of every command:"
+    of_one = CliRunner().invoke(cli, ["consume", "--help"]).output
+    own, _, shared = of_one.partition("Options of every command")
+    for option in ("--server URL", "--tls-key FILE", "--debug"):
+        assert option in shared
+        assert option not in own
+    assert "system" not in shared
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "code"),
+    [
+        (["stream", "ls", "-o", "json"], "CONNECTION_LOST", ExitCode.CANNOT_CONNECT),
+        (["-o", "yaml", "stream", "ls"], "CONNECTION_LOST", ExitCode.CANNOT_CONNECT),
+        (["--output=jsonl", "stream", "ls", "--bogus"], "PROBLEM", ExitCode.USAGE),
+        (["--bogus", "-ojson"], "PROBLEM", ExitCode.USAGE),
+        (["strem", "--output", "json"], "PROBLEM", ExitCode.USAGE),
+    ],
+)
+def test_errors_for_programs_are_objects(words: list[str], name: str, code: ExitCode) -> None:
+    result = CliRunner(env={"LIFTLOG_SERVER": "127.0.0.1:1"}).invoke(cli, words)
+    assert (result.exit_code, result.stdout) == (code, "")
+    found = yaml.safe_load(result.stderr)["error"]  # JSON is YAML
+    assert (found["name"], found["exit_code"]) == (name, code)
+    assert found["message"]
+
+
+def test_the_last_output_counts_for_errors_too() -> None:
+    assert error_style_of(["-o", "json", "x", "-o", "table"]) == "table"
+    assert error_style_of(["-o", "json", "--", "-o", "table"]) == "json"
+    assert error_style_of(["-o"]) == "table"
+    assert error_style_of([]) == "table"
+
+
+@pytest.mark.parametrize(
+    ("typed", "whole"),
+    [
+        ("logs.example:9293", "tcp://logs.example:9293"),
+        ("localhost", "tcp://localhost"),
+        ("[::1]:9292", "tcp://[::1]:9292"),
+        ("/run/liftlog.sock", "unix:///run/liftlog.sock"),
+        ("tls://a", "tls://a"),
+        ("", ""),
+    ],
+)
+def test_short_addresses(typed: str, whole: str) -> None:
+    assert full_address(typed) == whole
 
 
 @pytest.mark.parametrize(
@@ -374,3 +462,18 @@ def test_closed_standard_input_is_not_an_empty_one(arguments: str) -> None:
     )
     assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
     assert "standard input is closed" in done.stderr
+
+
+def test_all_of_a_text_is_written_though_python_is_unbuffered() -> None:
+    """The pipe takes a part of it at once: unbuffered, Python would drop the rest."""
+    code = (
+        "import fcntl, os, sys\nfrom liftlog.cli.main import _open_standard_streams\n"
+        "_open_standard_streams()\n"
+        "assert sys.stdout.fileno() == 1\n"
+        "raw = sys.stdout.buffer.raw\n"
+        "from liftlog.cli.output import write_text\nwrite_text('x' * 300_000)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "x" * 300_000
