@@ -33,6 +33,8 @@ from liftlog.server.replication.kv_store import make_store
 from liftlog.settings import NatsSettings
 
 if TYPE_CHECKING:
+    from support.networks import Network
+
     from liftlog.client import ClusterStream
 
 NODES = ("a", "b", "c")
@@ -60,13 +62,14 @@ class Cluster:
         disks: Mapping[str, Path] | None = None,
         store: Path | None = None,
         advertised: Mapping[str, str] | None = None,
+        network: Network | None = None,
         wrapper: Sequence[str] = (),
         boot_id: Path | None = None,
     ) -> None:
         """`nats` is the URL of a server, or of each of some; `cluster` are more settings of that
         section; `disks` are places for the data of some nodes, by their names, and `store` is one
         for the metadata; `advertised` are addresses at which the others reach a node, if not at its
-        own; `wrapper` and `boot_id` as for `Daemon`."""
+        own; `network` has a machine for each node; `wrapper` and `boot_id` as for `Daemon`."""
         self._stack = ExitStack()
         if directory is None:
             made = tempfile.TemporaryDirectory(prefix="liftlog-cluster-")
@@ -77,7 +80,8 @@ class Cluster:
         self._paused: set[str] = set()
         servers = [nats] if isinstance(nats, str) else list(nats)
         for name, port in zip(NODES, lasting_ports(len(NODES)), strict=True):
-            address = f"tcp://127.0.0.1:{port}"
+            host = network.host(name) if network else "127.0.0.1"
+            address = f"tcp://{host}:{port}"
             member = {
                 "name": NAME,
                 "node": name,
@@ -91,12 +95,15 @@ class Cluster:
                     **(settings or {}),
                     "nats": {"servers": servers, **(settings or {}).get("nats", {})},
                     "pull": {"listen": [address]},
+                    "http": {"listen": f"{host}:0"},
+                    "allow_anonymous": network is not None,
                     "cluster": {**member, **(cluster or {})},
                     "streams": {key: dict(value) for key, value in (streams or {}).items()},
                 },
                 directory=directory / name,
                 wrapper=wrapper,
                 boot_id=boot_id,
+                network=network.place(name) if network else None,
             )
         for name, disk in (disks or {}).items():
             daemon = self.nodes[name]

@@ -56,11 +56,13 @@ class Daemon:
         environ: Mapping[str, str] | None = None,
         wrapper: Sequence[str] = (),
         boot_id: Path | None = None,
+        network: Path | None = None,
         fresh: bool = False,
     ) -> None:
         """`wrapper` is put before the command (strace and its options, absolute path first). One
         that only shows the file `boot_id` as the boot id is not needed where daemons are forked.
-        `fresh` starts a Python of its own in any case."""
+        `network` is the file of the network namespace that it runs in. `fresh` starts a Python of
+        its own in any case."""
         self._temporary = None
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="liftlog-daemon-")
@@ -73,6 +75,7 @@ class Daemon:
         self.environ = dict(environ or {})
         self.wrapper = list(wrapper)
         self._boot_id = boot_id
+        self._network = network
         self._fresh = fresh
         self.settings: dict[str, Any] = {
             "data_dir": str(self.data_dir),
@@ -114,7 +117,9 @@ class Daemon:
                 cwd=self.directory,
                 environ=environ,
                 boot_id=self._boot_id,
+                network=self._network,
             )
+        assert self._network is None, "only a forked daemon can run in another network"
         command = [*self.program, *arguments]
         if self.wrapper:  # which must not leave the daemon behind when it is killed
             command = [*self.wrapper, *tied_to_parent(command, parent=0)]

@@ -36,6 +36,7 @@ _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "OPENBLAS", "OMP_")
 _MAX_REQUEST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNS = 0x20000
+_CLONE_NEWNET = 0x40000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
@@ -64,8 +65,8 @@ def _read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
 class Forked:
     """A process of its own session, with what tests use of `subprocess.Popen`. It reads nothing and
     writes to `output`. `arguments` are those of `liftlog`; or, with `program`, of that file.
-    `boot_id` is a file that it finds instead of the system's boot id, as after a reboot; that needs
-    root."""
+    `boot_id` is a file that it finds instead of the system's boot id, as after a reboot; `network`
+    is the file of the network namespace that it runs in. Both need root."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class Forked:
         environ: Mapping[str, str] | None = None,
         program: Path | None = None,
         boot_id: Path | None = None,
+        network: Path | None = None,
     ) -> None:
         self.args = list(arguments)
         self.returncode: int | None = None
@@ -84,6 +86,7 @@ class Forked:
             "arguments": self.args,
             "program": None if program is None else str(program),
             "boot_id": None if boot_id is None else str(boot_id),
+            "network": None if network is None else str(network),
             "cwd": os.fspath(cwd or Path.cwd()),
             "environ": dict(os.environ if environ is None else environ),
         }
@@ -234,6 +237,8 @@ def _become(request: Mapping[str, object], told: socket.socket, output: int) -> 
     os.close(output)
     if request["boot_id"] is not None:
         _show_boot_id(str(request["boot_id"]))
+    if request["network"] is not None:
+        enter_network(Path(str(request["network"])))
     arguments, environ = request["arguments"], request["environ"]
     assert isinstance(arguments, list)
     assert isinstance(environ, dict)
@@ -258,6 +263,12 @@ def _show_boot_id(path: str) -> None:
     _libc("unshare", _CLONE_NEWNS)
     _libc("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     _libc("mount", os.fsencode(path), b"/proc/sys/kernel/random/boot_id", None, _MS_BIND, None)
+
+
+def enter_network(place: Path) -> None:
+    """This thread, and what it starts, is in the network namespace of this file from here on."""
+    with place.open("rb") as file:
+        _libc("setns", file.fileno(), _CLONE_NEWNET)
 
 
 def _libc(function: str, *arguments: object) -> None:

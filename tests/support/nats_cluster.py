@@ -14,11 +14,13 @@ from support.raw_nats import RawNats
 
 if TYPE_CHECKING:
     from support.nats_links import NatsLinks
+    from support.networks import Network
 
 
 class NatsCluster:
     """Use as a context manager; `servers` are started and know each other. Their files lie below
-    `directory`, which stays, or in a temporary one. `links` are between them if given."""
+    `directory`, which stays, or in a temporary one. `links` are between them if given. Each is on
+    a machine of the `network` if there is one."""
 
     def __init__(
         self,
@@ -26,6 +28,7 @@ class NatsCluster:
         directory: Path | None = None,
         *,
         links: NatsLinks | None = None,
+        network: Network | None = None,
         **config: Any,
     ) -> None:
         self._temporary = None
@@ -35,10 +38,16 @@ class NatsCluster:
         free = _free_ports(2 * size)
         ports, monitors = free[:size], free[size:]
         self.route_ports = ports
+        hosts = ["127.0.0.1"] * size
+        places: list[Path | None] = [None] * size
+        if network is not None:
+            hosts = [network.host(name) for name in network.names]
+            places = [network.place(name) for name in network.names]
 
         def routes(number: int) -> dict[str, Any]:
             if links is None:
-                return {"routes": [f"nats://127.0.0.1:{port}" for port in ports]}
+                pairs = zip(hosts, ports, strict=True)
+                return {"routes": [f"nats://{host}:{port}" for host, port in pairs]}
             others = [other for other in range(size) if other != number]
             through = [f"nats://127.0.0.1:{links.ports[number, other]}" for other in others]
             return {"routes": through, "no_advertise": True}
@@ -47,11 +56,15 @@ class NatsCluster:
             NatsServer(
                 directory / f"n{number}",
                 server_name=f"n{number}",
-                cluster={"name": "c", "listen": f"127.0.0.1:{port}", **routes(number)},
-                http=f"127.0.0.1:{monitor}",
+                cluster={"name": "c", "listen": f"{host}:{port}", **routes(number)},
+                http=f"{host}:{monitor}",
+                host=host,
+                network=place,
                 **config,
             )
-            for number, (port, monitor) in enumerate(zip(ports, monitors, strict=True))
+            for number, (host, place, port, monitor) in enumerate(
+                zip(hosts, places, ports, monitors, strict=True)
+            )
         ]
 
     def wait_formed(self) -> None:
@@ -89,7 +102,10 @@ def _free_ports(count: int) -> list[int]:
 
 def _wait_route(first: NatsServer, second: NatsServer) -> None:
     deadline = time.monotonic() + 20
-    with RawNats(first.port) as sender, RawNats(second.port) as receiver:
+    with (
+        RawNats(first.port, host=first.host) as sender,
+        RawNats(second.port, host=second.host) as receiver,
+    ):
         receiver.sub("probe.route")
         receiver.ping()
         while True:

@@ -1,4 +1,4 @@
-"""A real nats-server for tests: on 127.0.0.1, a free port, gone when the test process is."""
+"""A real nats-server for tests: on loopback, a free port, gone when the test process is."""
 
 from __future__ import annotations
 
@@ -42,14 +42,19 @@ class NatsServer:
         sync_always: bool = False,
         max_payload: int | None = None,
         wrapper: Sequence[str] = (),
+        host: str = "127.0.0.1",
+        network: Path | None = None,
         **config: Any,
     ) -> None:
-        """`wrapper` is put before the command (strace and its options, absolute path first)."""
+        """`wrapper` is put before the command (strace and its options, absolute path first). `host`
+        is the address at which it listens, `network` the file of its network namespace."""
         self._temporary = None
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="nats-server-")
             directory = Path(self._temporary.name)
         self.directory = directory.absolute()
+        self.host = host
+        self._network = network
         self._wrapper = list(wrapper)
         self._config = config
         if jetstream:
@@ -72,7 +77,7 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+        return f"nats://{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -92,19 +97,18 @@ class NatsServer:
         """Returns once the server has greeted a connection."""
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
-        extra = {"log_file": str(self.directory / "nats-server.log"), **self._config}
         self._started_on = self._port
-        config = write_config(self.directory, port=self._port, extra=extra)
+        config = self._write_config()
         command = [str(find_nats_server()), "-c", str(config)]
         if self._wrapper:  # which must not leave the server behind when it is killed
             command = [*self._wrapper, *tied_to_parent(command, parent=0)]
-        process = _spawn(command)
+        process = _spawn(command, self._network)
         self._process = process
         self._finalizer = weakref.finalize(self, _end, process)
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
             port = announced_port(self.directory, self.pid)
-            if port is not None and _greets(port):
+            if port is not None and _greets(self.host, port):
                 self._port = port
                 return self
             if process.poll() is not None or time.monotonic() > deadline:
@@ -135,8 +139,7 @@ class NatsServer:
         the server has read it."""
         self._config |= config
         before = self.log.count(_RELOADED)
-        extra = {"log_file": str(self.directory / "nats-server.log"), **self._config}
-        write_config(self.directory, port=self._started_on, extra=extra)
+        self._write_config()
         os.kill(self.pid, signal.SIGHUP)
         self._await_log(lambda log: log.count(_RELOADED) > before, "did not reload")
 
@@ -157,6 +160,14 @@ class NatsServer:
         assert self._process is not None
         self._process.wait(timeout)
         self.stop()
+
+    def _write_config(self) -> Path:
+        extra = {
+            "listen": f"{self.host}:{self._started_on or -1}",
+            "log_file": str(self.directory / "nats-server.log"),
+            **self._config,
+        }
+        return write_config(self.directory, port=self._started_on, extra=extra)
 
     def _await_log(self, condition: Callable[[str], bool], complaint: str) -> None:
         deadline = time.monotonic() + 10
@@ -200,10 +211,13 @@ class NatsServer:
             self._temporary.cleanup()
 
 
-def _spawn(command: list[str]) -> Process:
+def _spawn(command: list[str], network: Path | None) -> Process:
     if can_fork():
         with open(os.devnull, "wb") as nothing:
-            return Forked(command[1:], program=Path(command[0]), output=nothing.fileno())
+            return Forked(
+                command[1:], program=Path(command[0]), output=nothing.fileno(), network=network
+            )
+    assert network is None, "only a forked server can run in another network"
     return subprocess.Popen(
         tied_to_parent(command),
         stdin=subprocess.DEVNULL,
@@ -232,9 +246,9 @@ def _end(
         process.wait()
 
 
-def _greets(port: int) -> bool:
+def _greets(host: str, port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+        with socket.create_connection((host, port), timeout=1) as connection:
             with connection.makefile("rb") as lines:
                 greeting = lines.readline()
             return greeting.startswith(b"INFO ") and "port" in json.loads(greeting[5:])

@@ -38,9 +38,14 @@ class RawNats:
     """
 
     def __init__(
-        self, port: int, *, timeout: float = 10.0, connect_options: Mapping[str, Any] | None = None
+        self,
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        timeout: float = 10.0,
+        connect_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+        self.socket = socket.create_connection((host, port), timeout=timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._timeout = timeout
         self._received = bytearray()
