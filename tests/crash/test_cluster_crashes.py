@@ -28,8 +28,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 
 QUICK = {"lag_max": "2s"}
 _ROTTEN_BATCHES = 100
-WHOLE_EACH = 20
-"""After so many rounds every copy is read from its begin."""
+WHOLE_FIRST = 20
+"""After so many rounds every copy is read from its begin, and after each time twice as many: the
+copies grow."""
 ANY = "any fault"
 EACH = "each fault once"
 FEW = ("plain", "keyed", "leader")
@@ -69,6 +70,12 @@ class Campaign:
 Fault = Callable[[Campaign], None]
 
 
+def is_whole(number: int) -> bool:
+    """Is every copy read from its begin after this round?"""
+    times, rest = divmod(number, WHOLE_FIRST)
+    return rest == 0 and times.bit_count() == 1
+
+
 def run(campaign: Campaign, faults: dict[str, Fault], name: str) -> None:
     cluster, load = campaign.cluster, campaign.load
     cluster.wait_all_in_sync()
@@ -85,7 +92,7 @@ def run(campaign: Campaign, faults: dict[str, Fault], name: str) -> None:
         campaign.load_for_a_while()
         try:
             faults[fault](campaign)
-            load.check(cluster, whole=number % WHOLE_EACH == 0, refused_may_be_stored=lenient)
+            load.check(cluster, whole=is_whole(number), refused_may_be_stored=lenient)
         except BaseException:
             print(f"round {number}: {fault}", flush=True)
             raise
@@ -221,7 +228,7 @@ OF_NODES: dict[str, Fault] = {
 @pytest.mark.parametrize("name", modes(EACH, ANY, *OF_NODES))
 def test_nodes_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
     chance = random.Random(f"nodes {name}")
-    load = Load(server.port, f"nodes.{name.replace(' ', '-')}", FEW if name == EACH else STREAMS)
+    load = Load(server, f"nodes.{name.replace(' ', '-')}", FEW if name == EACH else STREAMS)
     with Cluster(server.url, load.settings, settings=NODE_SETTINGS, cluster=QUICK) as cluster:
         run(Campaign(cluster, load, chance, tmp_path), OF_NODES, name)
 
@@ -282,7 +289,7 @@ OF_DISKS: dict[str, Fault] = {
 @pytest.mark.parametrize("name", modes(EACH, ANY, *OF_DISKS))
 def test_disks_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
     chance = random.Random(f"disks {name}")
-    load = Load(server.port, f"disks.{name.replace(' ', '-')}", FEW if name == EACH else STREAMS)
+    load = Load(server, f"disks.{name.replace(' ', '-')}", FEW if name == EACH else STREAMS)
     with losefs(tmp_path / "disk") as disk:
         reboots = Reboots(tmp_path)
         place: dict[str, Any] = {

@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,13 +22,16 @@ from nats.errors import Error as NatsError
 from support.cluster import NODES, PATIENCE, Cluster, as_stored
 from support.history import History, Reading, Stored
 from support.ingesting import numbered, until
+from support.nats_server import NatsServer
 from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame, pub_frame
 
 from liftlog.client import SyncClient, connect_sync
 from liftlog.errors import CorruptRange, Diverged, LiftlogError, OffsetOutOfRange
 
 _VOLLEY_SECONDS = 0.15
+_EASY_VOLLEY_SECONDS = 1.0
 _REPEAT_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
 _KEYS = 40
 _SMALL: dict[str, Any] = {"replicas": 3, "min_isr": 2, "segment": {"max_bytes": "32KiB"}}
 STREAMS: dict[str, dict[str, Any]] = {
@@ -55,12 +58,13 @@ class LoadPublisher(threading.Thread):
     """Publishes numbered messages to one subject, some at a time, and notes what happens to them.
 
     `message_of` makes subject, headers and value of a number. With an id in its headers, a message
-    is repeated until it is acked. With "silent" among the headers it asks for no ack.
+    is repeated until it is acked. With "silent" among the headers it asks for no ack. When its
+    server is gone it goes on at the next one of `servers`.
     """
 
     def __init__(
         self,
-        port: int,
+        servers: Sequence[NatsServer],
         subject: str,
         message_of: Callable[[str, int], tuple[str, dict[str, str], bytes]],
         *,
@@ -70,8 +74,12 @@ class LoadPublisher(threading.Thread):
         self.subject = subject
         self.events: deque[Event] = deque()
         self.acked = 0
+        self.host = ""
+        """Of the server that it is connected to."""
+        self.easy = False
+        """Some messages a second instead of some dozens."""
         self.error: BaseException | None = None
-        self._port = port
+        self._servers = deque(servers)
         self._message_of = message_of
         self._in_flight = in_flight
         self._stop_asked = threading.Event()
@@ -88,18 +96,29 @@ class LoadPublisher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with RawNats(self._port) as client:
-                inbox = client.new_reply().rpartition(b".")[0]
-                while not self._stop_asked.is_set():
-                    client.send(b"".join(self._frames(inbox)))
-                    self._take_answers(client, time.monotonic() + _VOLLEY_SECONDS)
-                deadline = time.monotonic() + 10.0
-                while (self._waiting or self._repeated) and time.monotonic() < deadline:
-                    client.send(b"".join(self._late(inbox)))
-                    self._take_answers(client, time.monotonic() + 0.3)
-                    self._waiting.clear()
-        except (OSError, AssertionError, ValueError) as error:
+            while not self._stop_asked.is_set():
+                server = self._servers[0]
+                self.host = server.host
+                try:
+                    with RawNats(server.port, host=server.host, timeout=2.0) as client:
+                        self._publish_through(client)
+                except OSError:  # it is gone; what was under way stays without an answer
+                    self._servers.rotate(-1)
+                    self._stop_asked.wait(0.05)
+        except (AssertionError, ValueError) as error:
             self.error = error
+
+    def _publish_through(self, client: RawNats) -> None:
+        inbox = client.new_reply().rpartition(b".")[0]
+        while not self._stop_asked.is_set():
+            client.send(b"".join(self._frames(inbox)))
+            pause = _EASY_VOLLEY_SECONDS if self.easy else _VOLLEY_SECONDS
+            self._take_answers(client, time.monotonic() + pause)
+        deadline = time.monotonic() + 10.0
+        while (self._waiting or self._repeated) and time.monotonic() < deadline:
+            client.send(b"".join(self._late(inbox)))
+            self._take_answers(client, time.monotonic() + 0.3)
+            self._waiting.clear()
 
     def _frames(self, inbox: bytes) -> list[bytes]:
         frames = self._late(inbox)
@@ -159,13 +178,15 @@ class LibraryPublisher(LoadPublisher):
             self.error = error
 
     async def _publish(self) -> None:
-        client = await nats.connect(f"nats://127.0.0.1:{self._port}")
+        urls = [server.url for server in self._servers]
+        client = await nats.connect(urls, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
         stream = client.jetstream(timeout=1.0)
         while not self._stop_asked.is_set():
             number, self._next = self._next, self._next + 1
             subject, headers, value = self._message_of(self.subject, number)
             self.events.append(("sent", number, time.monotonic(), (None, False)))
             while not self._stop_asked.is_set():
+                self.host = getattr(client.connected_url, "hostname", None) or ""
                 try:
                     ack = await stream.publish(subject, value, headers=headers)
                 except (NatsError, TimeoutError):
@@ -174,7 +195,7 @@ class LibraryPublisher(LoadPublisher):
                 self.acked += 1
                 self.events.append(("acked", number, time.monotonic(), (ack.seq, True)))
                 break
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.5 if self.easy else 0.02)
         await client.close()
 
 
@@ -236,7 +257,7 @@ class CopyReader(threading.Thread):
             raise self.error
 
     def run(self) -> None:
-        while not self._stop_asked.wait(0.1):
+        while not self._stop_asked.wait(_LOOK_SECONDS):
             for node in NODES:
                 try:
                     self._read_node(node)
@@ -294,9 +315,16 @@ def stored_of(record: Any) -> Stored:
 
 
 class Load:
-    """Publishers and books of some streams on one cluster, on subjects below `prefix`."""
+    """Publishers and books of some streams on one cluster, on subjects below `prefix`. They are
+    spread over the `servers`."""
 
-    def __init__(self, port: int, prefix: str, streams: Iterable[str] = STREAMS) -> None:
+    def __init__(
+        self,
+        servers: NatsServer | Sequence[NatsServer],
+        prefix: str,
+        streams: Iterable[str] = STREAMS,
+    ) -> None:
+        servers = [servers] if isinstance(servers, NatsServer) else list(servers)
         subjects = {name: f"{prefix}.{name}" for name in streams}
         self.settings: dict[str, dict[str, Any]] = {
             name: {"subject": f"{subject}.>", **_SMALL, **STREAMS[name]}
@@ -304,7 +332,7 @@ class Load:
         }
         self.histories = {name: History(is_compacted=name == "keyed") for name in subjects}
         made: dict[str, list[LoadPublisher]] = {
-            name: _publishers(port, name, f"{subject}.p") for name, subject in subjects.items()
+            name: _publishers(servers, name, f"{subject}.p") for name, subject in subjects.items()
         }
         self.publishers = made
         self._ends = dict.fromkeys(subjects, 1)
@@ -333,15 +361,42 @@ class Load:
             count = count if name != "large" else min(count, self.acked(name) + 1)
             until(lambda n=name, c=count: self.acked(n) >= c, PATIENCE, f"{more} acks of {name}")
 
+    def wait_each_acked(self, without: Collection[str] = ()) -> None:
+        """One more of each publisher, but for those at the servers with these addresses."""
+        chosen = [
+            one
+            for publishers in self.publishers.values()
+            for one in publishers
+            if one.host not in without
+        ]
+        before = {one: one.acked for one in chosen}
+        for one in chosen:
+            until(
+                lambda one=one: one.acked > before[one] or one.host in without,  # type: ignore[misc]
+                PATIENCE,
+                f"an ack of {one.name}, at {one.host}",
+            )
+
     # --- the check ----------------------------------------------------------------
 
     def check(
         self, cluster: Cluster, *, whole: bool = False, refused_may_be_stored: bool = False
     ) -> None:
-        """Every copy, from where the last check ended or from its begin."""
+        """Every copy, from where the last check ended or from its begin.
+
+        Publishers take it easy meanwhile: what they publish is read in later rounds, and on a busy
+        machine a check would never come to an end of it.
+        """
         self.checks += 1
+        self._ease(True)
         for stream in self.settings:
             self._check(cluster, stream, whole, is_last=False, lenient=refused_may_be_stored)
+        self._ease(False)
+
+    def _ease(self, easy: bool) -> None:
+        for publishers in self.publishers.values():
+            for publisher in publishers:
+                publisher.easy = easy
 
     def check_all(self, cluster: Cluster, *, refused_may_be_stored: bool = False) -> None:
         """When no one publishes any more: all copies end at one place, and are equal."""
@@ -379,18 +434,25 @@ class Load:
         history.settle(self._ends[stream])
 
 
-def _publishers(port: int, stream: str, subject: str) -> list[LoadPublisher]:
+def _publishers(servers: Sequence[NatsServer], stream: str, subject: str) -> list[LoadPublisher]:
+    def at(number: int) -> list[NatsServer]:
+        number %= len(servers)
+        return [*servers[number:], *servers[:number]]
+
     if stream == "keyed":
-        return [LoadPublisher(port, f"{subject}{number}", keyed) for number in range(2)]
+        return [LoadPublisher(at(number), f"{subject}{number}", keyed) for number in range(2)]
     if stream == "large":
-        return [LoadPublisher(port, f"{subject}0", large, in_flight=1)]
+        return [LoadPublisher(at(2), f"{subject}0", large, in_flight=1)]
     if stream == "plain":
         return [
-            LoadPublisher(port, f"{subject}0", mixed),
-            LoadPublisher(port, f"{subject}1", plain),
-            LibraryPublisher(port, f"{subject}2", identified),
+            LoadPublisher(at(0), f"{subject}0", mixed),
+            LoadPublisher(at(1), f"{subject}1", plain),
+            LibraryPublisher(at(2), f"{subject}2", identified),
         ]
-    return [LoadPublisher(port, f"{subject}0", mixed), LoadPublisher(port, f"{subject}1", plain)]
+    return [
+        LoadPublisher(at(0), f"{subject}0", mixed),
+        LoadPublisher(at(1), f"{subject}1", plain),
+    ]
 
 
 def _tell(publisher: LoadPublisher, history: History) -> None:

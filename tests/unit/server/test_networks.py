@@ -24,7 +24,9 @@ def network() -> Iterator[Network]:
 def sockets(network: Network) -> Iterator[dict[str, socket.socket]]:
     """Of each machine, at its port."""
     with ExitStack() as stack:
-        found = {name: stack.enter_context(network.socket(name, socket.SOCK_DGRAM)) for name in NAMES}
+        found = {
+            name: stack.enter_context(network.socket(name, socket.SOCK_DGRAM)) for name in NAMES
+        }
         for name, one in found.items():
             one.bind((network.host(name), PORT))
             one.settimeout(60)
