@@ -45,6 +45,8 @@ class SmallBatches:
         damaged = damaged_files(log)
         # Compaction will soon rewrite the segments that it has not cleaned yet.
         end = segments[-1].base_offset if compaction_of(settings) is None else log.cleaned_below
+        # What is not committed yet may be cut off, and the log refuses to exchange it.
+        end = min(end, log.high_watermark)
         found: list[Segment] = []
         waiting = False
         for segment in segments:

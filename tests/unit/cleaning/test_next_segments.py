@@ -1,18 +1,23 @@
-"""Whose turn it is to be verified, also across restarts."""
+"""Whose turn it is to be verified, also across restarts, and to be re-batched."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.logs import BASE_NS, SMALL, FakeClock, encode, environment
+from support.replica_scenarios import REPLICA
 
 from liftlog.log import Log, OsFileSystem
-from liftlog.server.cleaning.next_segments import SCRUB_NAME, ScrubSchedule
+from liftlog.log.rewrite import apply_rebatch, rebatch
+from liftlog.server.cleaning.next_segments import SCRUB_NAME, ScrubSchedule, SmallBatches
+from liftlog.settings import StreamSettings
 
 HOUR_NS = 3600 * 10**9
+AT_ONCE = StreamSettings.model_validate({"subject": "s", "rebatch": {"min_age": "0s"}})
 
 
 @pytest.fixture
@@ -97,3 +102,29 @@ def test_a_damaged_file_costs_only_the_wait(
     assert "checkpoint-file-ignored" in caplog.text
     assert take_round(scrubs, log, BASE_NS) == []
     assert take_round(scrubs, log, BASE_NS + HOUR_NS) == [1, 11, 21]
+
+
+@pytest.mark.parametrize("committed", [1, 200, 400, 700])
+def test_a_replica_is_rebatched_up_to_its_high_watermark(tmp_path: Path, committed: int) -> None:
+    """The log takes no other segment for one that is not committed: it would be written again in
+    each round."""
+    config = replace(REPLICA, segment_max_bytes=32_000)
+    log = Log.create(tmp_path / "s", environment(OsFileSystem(), FakeClock()), config)
+    for _ in range(800):
+        log.append([encode(log, [b"x" * 60])])
+    log.sync()
+    log.commit_up_to(committed)
+    ends = [segment.next_offset for segment in log.segments[:-1]]
+    small = SmallBatches()
+    done: list[int] = []
+    while job := small.find(log, small.candidates(log, AT_ONCE, BASE_NS)):
+        apply_rebatch(log, rebatch(job, log.environment.fs))
+        done.append(job.source.next_offset)
+    assert done == [end for end in ends if end <= committed]
+    # What is left waits until it is committed, unless it is cut off before.
+    log.commit_up_to(ends[-1])
+    assert [one.next_offset for one in small.candidates(log, AT_ONCE, BASE_NS)][-1:] == (
+        ends[-1:] if committed < ends[-1] else []
+    )
+    log.close()
+    log.environment.pool.close()
