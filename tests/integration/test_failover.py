@@ -9,6 +9,7 @@ import pytest
 from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
 from support.ingesting import until
 from support.nats_server import NatsServer
+from support.networks import Network
 
 from liftlog.client import connect_sync
 
@@ -114,3 +115,30 @@ def test_no_leader_changes_without_need(cluster: Cluster, publisher: RetryingPub
     publisher.finish()
     assert (cluster.leader(STREAM), cluster.stream(STREAM).leader_epoch) == (leader, epoch)
     assert_kept([publisher], cluster.read_all(STREAM))
+
+
+def test_a_leader_that_is_cut_off_from_the_others_is_replaced() -> None:
+    """Clients, NATS and the metadata still reach it, and it acks nothing more."""
+    with (
+        Network(NODES) as network,
+        NatsServer(host=network.tests_host) as server,
+        Cluster(server.url, STREAMS, cluster={"session": "6s"}, network=network) as cluster,
+    ):
+        cluster.wait_isr(STREAM)
+        publisher = RetryingPublisher(server.port, "in.p", host=server.host, pad=100)
+        publisher.start()
+        wait_acked(publisher, 50)
+        leader = cluster.leader(STREAM)
+        network.isolate(leader)
+        through = next(name for name in NODES if name != leader)
+        until(
+            lambda: cluster.stream(STREAM, through).leader not in (None, leader),
+            60,
+            "another leader",
+        )
+        wait_acked(publisher, 50)
+        network.heal()
+        cluster.wait_isr(STREAM)
+        publisher.finish()
+        assert_kept([publisher], cluster.read_all(STREAM))
+        cluster.assert_sound()

@@ -110,6 +110,7 @@ class AckedPublisher(threading.Thread):
         pad: int = 0,
         keys: int = 0,
         value_of: Callable[[int], bytes] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         """With `keys`, message n bears the key `<subject>/<n % keys>`. `value_of` makes the values
         where they are to be others than `numbered` ones."""
@@ -119,7 +120,7 @@ class AckedPublisher(threading.Thread):
         self.published = 0
         self.error: BaseException | None = None
         self.subject = subject
-        self._port = port
+        self._port, self._host = port, host
         self._in_flight, self._keys = in_flight, keys
         self._value_of = value_of or (lambda number: numbered(number, pad))
         self._stop_asked = threading.Event()
@@ -130,7 +131,7 @@ class AckedPublisher(threading.Thread):
 
     def run(self) -> None:
         try:
-            with RawNats(self._port) as client:
+            with RawNats(self._port, host=self._host) as client:
                 self._publish(client)
         except (OSError, AssertionError) as error:
             self.error = error

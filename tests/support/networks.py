@@ -49,6 +49,11 @@ class Network:
         """The address of a machine."""
         return f"{self._prefix}.{self.names.index(name) + 1}"
 
+    @property
+    def tests_host(self) -> str:
+        """The address of the tests' own process, on this network."""
+        return f"{self._prefix}.254"
+
     def place(self, name: str) -> Path:
         """The namespace of a machine, for `Forked`."""
         return Path(f"/proc/{self._holders[name].pid}/ns/net")
@@ -123,7 +128,7 @@ class Network:
             self._ip(name, "link", "set", "lo", "up")
             self._ip(name, "link", "set", "eth0", "up")
         self._connect("tests", self._device, None)
-        _run("ip", "addr", "add", f"{self._prefix}.254/24", "dev", self._device)
+        _run("ip", "addr", "add", f"{self.tests_host}/24", "dev", self._device)
         _run("ip", "link", "set", self._device, "up")
 
     def _connect(self, port: str, device: str, name: str | None) -> None:
