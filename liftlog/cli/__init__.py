@@ -12,7 +12,8 @@ A module for each command, and beside it what it is made of:
 serve, config       the daemon; its configuration
 stream              create, ls, info, update, truncate and others; lease has the leases,
                     stream_words how a stream is described
-consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed
+consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed;
+                    consume_group: consume as a member of a group
 pub                 publish; pub_run does the work
 info, top, health   the daemon as it is
 cluster             its cluster: init, status; cluster_moves: move, drain, undrain, forget

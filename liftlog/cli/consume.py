@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Command
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024
+_NOT_IN_A_GROUP = ("until_end", "subjects", "keys", "headers", "prefer")
 
 
 @click.command(cls=Command)
@@ -89,6 +91,25 @@ _FEW_RECORDS_FETCH_BYTES = 64 * 1024
     "its copy is in sync. Default: leader.",
 )
 @click.option(
+    "--group",
+    metavar="GROUP",
+    help="Share STREAM with the other members of this consumer group: print the records of the "
+    "slots that this one gets, and commit what is printed.",
+)
+@click.option(
+    "--member",
+    metavar="NAME",
+    help="With --group: a name of its own, under which a restart within --session finds its slots "
+    "again. Default: a random one.",
+)
+@click.option(
+    "--session",
+    type=click.FloatRange(min=0.2, max=3600),
+    default=10.0,
+    metavar="SECONDS",
+    help="With --group: after so long without a sign of life others get its slots. Default: 10.",
+)
+@click.option(
     "--reconnect-for",
     type=click.FloatRange(min=0),
     default=60.0,
@@ -108,6 +129,9 @@ def consume(
     headers: tuple[str, ...],
     on_reset: OnReset,
     prefer: Prefer,
+    group: str | None,
+    member: str | None,
+    session: float,
     reconnect_for: float,
 ) -> ExitCode:
     """Print the records of STREAM, and wait for more until Ctrl-C.
@@ -117,12 +141,26 @@ def consume(
     With `--output json` or `jsonl`, a key or value that is not UTF-8 is printed as base64, and
     `key_encoding` or `value_encoding` is set. A deleted key (tombstone) has the value null.
 
+    With --group any number of processes share the stream: each record is printed by one of them,
+    at least once, and those of one key by the same one, in order. --from says where a new group
+    begins. Ctrl-C commits and leaves the group; a second one ends at once. After SIGTERM a
+    --member keeps its slots for --session, so that it can be restarted without moving anything.
+
     \b
     Examples:
       liftlog consume orders --from -10 --until-end        the last ten
       liftlog consume orders --from @-1h:-5m -o jsonl      an hour ago to five minutes ago
       liftlog consume orders --from end --subject 'orders.eu.>'
+      liftlog consume orders --group billing --member w1   a worker; start as many as you like
     """
+    if group is None:
+        _refuse("needs --group.", ("member", "session"))
+    else:
+        _refuse("cannot be combined with --group.", _NOT_IN_A_GROUP)
+        if wanted.stop is not None:
+            raise click.UsageError(
+                "--from cannot have an end with --group.", click.get_current_context()
+            )
     if until_end:
         if wanted.stop is not None:
             raise click.UsageError(
@@ -134,6 +172,12 @@ def consume(
     connected = connect_to_server(reconnect_for=reconnect_for)
     with connected as client, record_writer(style, wide=wide) as write:
         start, until = resolve(client, stream, wanted)
+        if group is not None:
+            from liftlog.cli.consume_group import Membership
+
+            return Membership(
+                group, stream, member, session, start, limit, on_reset, skip_damaged
+            ).run(client, write)
         reading = _Reading(
             client,
             stream,
@@ -154,6 +198,15 @@ def consume(
             error.hint = f"continue with --from {reading.position_text}"
             raise
         return ExitCode.DAMAGED if reading.damaged else ExitCode.OK
+
+
+def _refuse(why: str, parameters: tuple[str, ...]) -> None:
+    """Raises UsageError if one of them is given."""
+    context = click.get_current_context()
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name in parameters and source is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"{one.opts[0]} {why}", context)
 
 
 def _filter(

@@ -32,7 +32,8 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or the connection was lost",
     ExitCode.NOT_FOUND: "no such stream, lease, file or directory",
     ExitCode.CONFLICT: "the stream exists with other settings or was created again, a "
-    "checkpoint has moved since, or another export was first",
+    "checkpoint has moved since, another export was first, or another process has taken the name "
+    "of this member",
     ExitCode.OUT_OF_RANGE: "the offset is below the log's start or beyond its end",
     ExitCode.DAMAGED: "damaged records or files were found",
     ExitCode.DENIED: "not authenticated, or not allowed by the ACL or by NATS",
@@ -52,6 +53,7 @@ _BY_ERROR: dict[type[errors.LiftlogError], ExitCode] = {
     errors.LeaseGone: ExitCode.NOT_FOUND,
     errors.Conflict: ExitCode.CONFLICT,
     errors.CheckpointMoved: ExitCode.CONFLICT,
+    errors.GroupFenced: ExitCode.CONFLICT,
     errors.StaleIncarnation: ExitCode.CONFLICT,
     errors.Diverged: ExitCode.CONFLICT,
     errors.OffsetOutOfRange: ExitCode.OUT_OF_RANGE,

@@ -115,6 +115,15 @@ class GroupReading:
         self._uncounted = 0
         self._commit_at: float | None = None
         self._closed = False
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the iteration: when the next record is asked for, or within 0.1 s while one is waited
+        for. All records returned until then count as processed; `close` commits them.
+
+        Does nothing else, so the handler of a signal and other threads may call it.
+        """
+        self._stopped = True
 
     # --- where it stands ---
 

@@ -123,6 +123,8 @@ class GroupConsumer(GroupReading):
         if self._closed:
             raise StopAsyncIteration
         self._state.processed()
+        if self._stopped:
+            raise StopAsyncIteration
         self._take_news()
         self._say()
         if self._unread:
@@ -251,7 +253,8 @@ class GroupConsumer(GroupReading):
             way.close("closed by this client")
 
     async def __aenter__(self) -> Self:
-        await self._attend()
+        if not self._stopped:
+            await self._attend()
         return self
 
     async def __aexit__(

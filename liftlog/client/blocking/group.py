@@ -125,6 +125,8 @@ class SyncGroupConsumer(GroupReading):
         if self._closed:
             raise StopIteration
         self._state.processed()
+        if self._stopped:
+            raise StopIteration
         self._take_news()
         self._say()
         if self._unread:
@@ -251,7 +253,8 @@ class SyncGroupConsumer(GroupReading):
             way.close("closed by this client")
 
     def __enter__(self) -> Self:
-        self._attend()
+        if not self._stopped:
+            self._attend()
         return self
 
     def __exit__(

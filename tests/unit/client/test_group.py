@@ -189,6 +189,33 @@ async def test_batches_and_what_counts(client: Opened, broker: LogBroker) -> Non
     assert info.offsets == [141] * 64
 
 
+async def test_stop_ends_the_iteration_and_everything_returned_counts(
+    client: Opened, broker: LogBroker, address: str
+) -> None:
+    group = client.client.group("billing", "orders", commit_interval=0.1)
+    taken = asyncio.ensure_future(client.take(group, 1000))
+    async with connect(address) as other, asyncio.timeout(60):
+        # All 100 are returned, and it waits for more.
+        while (found := await other.describe_group("billing", "orders")) is None or found.lag:
+            await asyncio.sleep(0.01)
+    group.stop()
+    assert [one.offset for one in await taken] == list(range(1, 101))
+    assert await client.take(group.batches(), 1) == []
+    await client.of(group, "close")
+    info = await client.call("describe_group", "billing", "orders")
+    assert (info.offsets, info.members) == ([101] * 64, [])
+
+
+async def test_a_member_that_is_stopped_before_it_begins_does_not_join(client: Opened) -> None:
+    group = client.client.group("billing", "orders")
+    group.stop()
+    enter, leave = ("__enter__", "__exit__") if client.blocking else ("__aenter__", "__aexit__")
+    await client.of(group, enter)
+    assert await client.take(group, 1) == []
+    await client.of(group, leave, None, None, None)
+    assert await client.call("list_groups") == []
+
+
 async def test_seek_list_and_remove(client: Opened, broker: LogBroker) -> None:
     await client.call("seek_group", "billing", "orders", 51)
     assert [one.group for one in await client.call("list_groups")] == ["billing"]
