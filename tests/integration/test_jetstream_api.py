@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.errors import NotFoundError
+from nats.js.api import StreamConfig
+from nats.js.errors import BadRequestError, NotFoundError, ServerError
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
@@ -59,6 +60,128 @@ async def test_a_stream_that_does_not_exist_is_not_found(js: JetStreamContext) -
     with pytest.raises(NotFoundError) as refusal:
         await js.stream_info("missing")
     assert refusal.value.err_code == 10059
+
+
+async def test_the_life_of_a_stream(js: JetStreamContext) -> None:
+    config = StreamConfig(
+        name="life", subjects=["life.>"], max_msgs=100, max_age=3600, metadata={"owner": "me"}
+    )
+    assert (await js.add_stream(config)).did_create
+    again = await js.add_stream(config)
+    assert not again.did_create
+    assert again.config.metadata == {"owner": "me"}
+    with pytest.raises(BadRequestError) as refusal:
+        await js.add_stream(config, max_msgs=99)
+    assert refusal.value.err_code == 10058
+
+    changed = await js.update_stream(config, max_msgs=50, metadata={"team": "us"})
+    assert (changed.config.max_msgs, changed.config.metadata) == (50, {"team": "us"})
+    assert changed.created == again.created
+
+    assert await js.find_stream_name_by_subject("life.1") == "life"
+    assert "life" in {info.config.name for info in await js.streams_info()}
+    assert await js.delete_stream("life")
+    with pytest.raises(NotFoundError):
+        await js.delete_stream("life")
+
+
+async def test_a_purge_leaves_what_it_was_told_to(js: JetStreamContext) -> None:
+    await js.add_stream(name="purged", subjects=["purged.>"])
+    for _ in range(10):
+        await js.publish("purged.a", b"x")
+    for arguments, first, messages in (
+        ({"seq": 4}, 4, 7),
+        ({"keep": 3}, 8, 3),
+        ({"keep": 5}, 8, 3),
+        ({"subject": "purged.>"}, 11, 0),
+        ({}, 11, 0),
+    ):
+        assert await js.purge_stream("purged", **arguments)
+        state = (await js.stream_info("purged")).state
+        assert (state.first_seq, state.last_seq, state.messages) == (first, 10, messages)
+    with pytest.raises(ServerError) as refusal:
+        await js.purge_stream("purged", subject="purged.a")
+    assert refusal.value.err_code == 10110
+    await js.update_stream(name="purged", subjects=["purged.>"], deny_purge=True)
+    with pytest.raises(ServerError) as refusal:
+        await js.purge_stream("purged")
+    assert refusal.value.err_code == 10110
+
+
+async def test_two_streams_do_not_ack_the_same_messages(js: JetStreamContext) -> None:
+    with pytest.raises(BadRequestError) as refusal:
+        await js.add_stream(name="second", subjects=["configured.a"])
+    assert refusal.value.err_code == 10065
+    await js.add_stream(name="witness", subjects=["configured.a"], no_ack=True)
+    assert await js.delete_stream("witness")
+
+
+async def test_a_stream_of_the_configuration_file_stays(js: JetStreamContext) -> None:
+    with pytest.raises(ServerError) as refusal:
+        await js.delete_stream("configured")
+    assert refusal.value.err_code == 10050
+    with pytest.raises(ServerError) as refusal:
+        await js.update_stream(name="configured", subjects=["configured.>"], max_msgs=5)
+    assert refusal.value.err_code == 10069
+
+
+async def test_single_messages_are_not_deleted(js: JetStreamContext) -> None:
+    with pytest.raises(ServerError) as refusal:
+        await js.delete_msg("configured", 1)
+    assert refusal.value.err_code == 10057
+
+
+def test_a_list_that_is_too_long_for_one_message_has_pages() -> None:
+    names = [f"page-{number:03}" for number in range(30)]
+    settings = SETTINGS | {"streams": {name: {"subject": f"page.{name}"} for name in names}}
+    with NatsServer(max_payload=8192) as server, Daemon(server.url, settings):
+        with RawNats(server.port) as raw:
+            until(lambda: raw.request("$JS.API.INFO", b"").payload != b"")
+            found: list[str] = []
+            pages = 0
+            while len(found) < len(names):
+                question = json.dumps({"subject": "page.*", "offset": len(found)})
+                answer = json.loads(raw.request("$JS.API.STREAM.LIST", question).payload)
+                assert (answer["offset"], answer["total"]) == (len(found), len(names))
+                assert answer["streams"]
+                found += [one["config"]["name"] for one in answer["streams"]]
+                pages += 1
+            beyond = json.loads(raw.request("$JS.API.STREAM.NAMES", b'{"offset": 29}').payload)
+    assert found == names
+    assert pages > 1
+    assert beyond["streams"] == names[29:]
+
+
+@pytest.mark.parametrize(
+    ("subject", "payload", "err_code"),
+    [
+        ("STREAM.INVENTED", b"", 10003),
+        ("STREAM.INFO", b"", 10003),
+        ("STREAM.INFO.a.b", b"", 10003),
+        ("STREAM.INFO.configured", b"[1]", 10025),
+        ("STREAM.INFO.configured", b"{", 10025),
+        ("STREAM.INFO.configured", b"[" * 100_000, 10025),
+        ("STREAM.CREATE.x", b"", 10025),
+        ("STREAM.CREATE.x", b'{"name": "y"}', 10056),
+        ("STREAM.CREATE.x", b'{"name": "x", "max_age": NaN}', 10025),
+        ("STREAM.CREATE.x\xff", b'{"name": "x"}', 10052),
+        ("STREAM.DELETE.configured", b"x", 10038),
+        ("STREAM.PURGE.configured", b'{"seq": -1}', 10025),
+        ("STREAM.PURGE.configured", b'{"seq": 1, "keep": 1}', 10003),
+        ("STREAM.PURGE.missing", b"", 10059),
+        ("STREAM.DELETE._offsets", b"", 10052),
+        ("STREAM.NAMES", b'{"subject": "a..b"}', 10003),
+        ("STREAM.NAMES", b'{"offset": 1.5}', 10025),
+        ("STREAM.SNAPSHOT.configured", b"", 10052),
+    ],
+)
+def test_what_is_wrong_is_refused(
+    server: NatsServer, daemon: Daemon, subject: str, payload: bytes, err_code: int
+) -> None:
+    with RawNats(server.port) as raw:
+        answer = json.loads(raw.request(f"$JS.API.{subject}".encode("latin-1"), payload).payload)
+    assert answer["type"].startswith("io.nats.jetstream.api.v1.")
+    assert answer["error"]["err_code"] == err_code
 
 
 def test_where_jetstream_is_on_the_daemon_is_silent() -> None:

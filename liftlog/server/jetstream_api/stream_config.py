@@ -94,13 +94,41 @@ def settings_from(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return _Reader(name, config).read()
 
 
-def changes_from(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `update_stream` is to change so that the stream has this configuration. What was only
-    derived from it when the stream was created stays as it is. Raises JetStreamError."""
-    changes = settings_from(name, config)
-    for derived in ("segment", "subject_sequences"):
-        changes.pop(derived, None)
+_CHANGEABLE = {
+    "acks": "no_ack",
+    "dedupe_window": "duplicate_window",
+    "max_message_bytes": "max_msg_size",
+    "compression": "compression",
+    "read_only": "sealed",
+}
+"""Our settings that say more than JetStream's fields."""
+
+
+def changes_from(
+    settings: Mapping[str, Any], have: Mapping[str, Any], want: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What `update_stream` is to change for `settings`, which come from `settings_from`. `have` and
+    `want` are what `config_of` says before and after: what is the same there stays as it is here,
+    and so does what was derived when the stream was created."""
+    changes = {key: settings[key] for key in ("retention", "jetstream")}
+    for key, field in _CHANGEABLE.items():
+        if have.get(field) != want.get(field):
+            changes[key] = settings[key]
+    if "acks" in changes:  # without acks there are no expected sequences
+        changes["subject_sequences"] = settings["subject_sequences"]
     return changes
+
+
+def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
+    """Raises JetStreamError if two configurations of one stream differ in what cannot change."""
+    for key in ("subjects", "first_seq", "num_replicas"):
+        if have.get(key) != want.get(key):
+            raise invalid_config(
+                f"stream configuration update can not change {key}: a stream records what it was "
+                "created for; create another one"
+            )
+    if have["sealed"] and not want["sealed"]:
+        raise invalid_config("stream configuration update can not unseal a sealed stream")
 
 
 class _Reader:

@@ -4,17 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import liftlog
-from liftlog.errors import LiftlogError
+from acl.subjects import is_subset, overlaps, why_invalid
+from liftlog.errors import (
+    Conflict,
+    InternalError,
+    LiftlogError,
+    NatsRefused,
+    NatsUnavailable,
+    StreamNotFound,
+)
 from liftlog.log import Log
+from liftlog.protocol.administration import TruncateStream, Updated, UpdateStream
+from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.messages import (
+    CreateStream,
+    DeleteStream,
+    DescribeStream,
+    ListStreams,
+    Message,
+    StreamAnswer,
+    StreamsAnswer,
+)
 from liftlog.records.decode import decode_batch
-from liftlog.server.commits.host import StreamHost
-from liftlog.server.jetstream_api.answers import ZERO_TIME, time_text
-from liftlog.server.jetstream_api.methods import Answer, Request, answers
+from liftlog.server.jetstream_api.answers import (
+    ZERO_TIME,
+    JetStreamError,
+    bad_request,
+    invalid_config,
+    invalid_json,
+    time_text,
+    to_text,
+)
+from liftlog.server.jetstream_api.methods import Answer, Request, answers, text, whole
 from liftlog.server.jetstream_api.presence import MARK
-from liftlog.server.jetstream_api.stream_config import config_of
+from liftlog.server.jetstream_api.stream_config import (
+    changes_from,
+    check_unchangeable,
+    config_of,
+    settings_from,
+)
+from liftlog.server.pull.requests import carry_out
+from liftlog.settings import StreamSettings, parse_stream_settings
+
+_NAMES_LIMIT, _LIST_LIMIT = 1024, 256
+"""Of one page, as in JetStream."""
+_PAGE_SHARE = 0.9
+"""Of the largest message, what a page of descriptions may take."""
+_DEFAULT_PAYLOAD = 2**20
 
 _NO_LIMITS = {
     "max_memory": 0,
@@ -26,6 +65,8 @@ _NO_LIMITS = {
     "storage_max_stream_bytes": -1,
     "max_bytes_required": False,
 }
+
+Kind = TypeVar("Kind", bound=Message)
 
 
 @answers("INFO", "account_info")
@@ -48,46 +89,68 @@ async def _info(request: Request) -> Answer:
     }
 
 
+# --- one stream described ---
+
+
 @answers("STREAM.INFO", "stream_info", arguments=(1, 1), at_leader=True)
 async def _stream_info(request: Request) -> Answer:
     request.authorize("read")
     request.body()
-    return await described(request.led_stream())
+    return await _described(request, await _description(request))
 
 
-async def described(host: StreamHost) -> dict[str, Any]:
+async def _description(request: Request) -> StreamInfo:
+    return (await _asked(request, DescribeStream(request.stream), StreamAnswer)).info
+
+
+async def _asked(request: Request, message: Message, kind: type[Kind]) -> Kind:
+    """The answer of the node that knows, to a request that is authorized."""
+    answer = await carry_out(request.caller, message)
+    if not isinstance(answer, kind):
+        raise InternalError(f"{message.KIND} was answered with {answer.KIND}")
+    return answer
+
+
+async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     """What JetStream says of a stream."""
-    own = host.settings.jetstream
-    state = await asyncio.to_thread(_state, host)
+    settings = _settings_of(info)
+    own = settings.jetstream
+    host = request.broker.hosts.get(info.name)
+    log = host.log if host is not None and host.log.incarnation == info.incarnation else None
+    first_ns = await asyncio.to_thread(_first_timestamp, log) if log is not None else 0
     return {
-        "config": config_of(host.name, host.settings),
+        "config": config_of(info.name, settings),
         "created": own.created if own is not None and own.created else ZERO_TIME,
-        "state": state,
+        "state": _state(info, first_ns, log.max_timestamp_ns if log is not None else 0),
         "ts": time_text(time.time_ns()),
     }
 
 
-def _state(host: StreamHost) -> dict[str, Any]:
-    """Sequences are offsets. Blocking."""
-    log = host.log
-    end, start = log.high_watermark, log.log_start_offset
-    count = log.record_count
-    is_new = end == start == 1
-    last_ns = log.max_timestamp_ns
+def _settings_of(info: StreamInfo) -> StreamSettings:
+    if not info.settings:
+        raise JetStreamError(500, 10194, f"stream is offline: {'; '.join(info.warnings)}")
+    return parse_stream_settings(info.settings, exists=True)
+
+
+def _state(info: StreamInfo, first_ns: int, last_ns: int) -> dict[str, Any]:
+    """Sequences are offsets."""
+    start, end = info.log_start_offset, info.high_watermark
+    count = min(info.record_count or 0, end - start)
+    is_new = start == end == 1
     return {
         "messages": count,
-        "bytes": log.size_bytes if count else 0,
+        "bytes": info.size_bytes if count else 0,
         "first_seq": 0 if is_new else start,
-        "first_ts": time_text(_first_timestamp(log)) if count else ZERO_TIME,
+        "first_ts": time_text(first_ns) if count and first_ns else ZERO_TIME,
         "last_seq": 0 if is_new else end - 1,
         "last_ts": time_text(last_ns) if last_ns > 0 else ZERO_TIME,
-        "num_deleted": max(0, end - start - count),
+        "num_deleted": end - start - count,
         "consumer_count": 0,
     }
 
 
 def _first_timestamp(log: Log) -> int:
-    """Of the first record that can be read. Blocking."""
+    """Of the first record that can be read; 0 if it cannot be told. Blocking."""
     try:
         piece = log.read(log.log_start_offset, 1, 1)
         if piece is None:
@@ -100,3 +163,220 @@ def _first_timestamp(log: Log) -> int:
         return 0  # damaged, or removed meanwhile: a description does not fail for it
     stamps = batch.trim(log.log_start_offset, batch.next_offset).timestamps_ns()
     return stamps[0] if stamps else 0
+
+
+# --- lists ---
+
+
+@answers("STREAM.NAMES", "stream_names")
+async def _names(request: Request) -> Answer:
+    body = request.body()
+    found = [one.name for one in await _listed(request, body)]
+    offset = min(whole(body, "offset", least=-(2**63)), len(found))
+    page = found[max(offset, 0) :][:_NAMES_LIMIT]
+    return _page(len(found), max(offset, 0), _NAMES_LIMIT) | {"streams": page or None}
+
+
+@answers("STREAM.LIST", "stream_list")
+async def _list(request: Request) -> Answer:
+    body = request.body()
+    found = [one for one in await _listed(request, body) if one.settings]
+    offset = max(0, min(whole(body, "offset", least=-(2**63)), len(found)))
+    left = _PAGE_SHARE * (request.parts.sender.max_payload_bytes or _DEFAULT_PAYLOAD)
+    page: list[dict[str, Any]] = []
+    for info in found[offset:][:_LIST_LIMIT]:
+        described = await _described(request, info)
+        left -= len(to_text(described))
+        if page and left < 0:
+            break
+        page.append(described)
+    return _page(len(found), offset, _LIST_LIMIT) | {"streams": page}
+
+
+def _page(total: int, offset: int, limit: int) -> dict[str, Any]:
+    return {"total": total, "offset": offset, "limit": limit}
+
+
+async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
+    """The streams that may be read, those of a failed disk too; by name."""
+    subject = text(body, "subject")
+    if subject and why_invalid(subject) is not None:
+        raise bad_request("invalid subject")
+    answer = await _asked(request, ListStreams(), StreamsAnswer)
+    found = [StreamInfo.from_wire(one) for one in answer.streams]
+    return [one for one in found if not subject or (one.subject and overlaps(one.subject, subject))]
+
+
+# --- created, changed, deleted ---
+
+
+@answers("STREAM.CREATE", "stream_create", arguments=(1, 1))
+async def _create(request: Request) -> Answer:
+    settings = _wanted(request)
+    request.authorize("create", subject=settings["subject"])
+    wanted = config_of(request.stream, parse_stream_settings(settings))
+    existing = await _existing(request)
+    if existing is not None:
+        return await _same(request, existing, wanted)
+    await _check_neighbours(request, wanted)
+    settings["jetstream"]["created"] = time_text(time.time_ns())
+    try:
+        answer = await _asked(request, CreateStream(request.stream, settings), StreamAnswer)
+    except Conflict:
+        # Another client has created it meanwhile.
+        return await _same(request, await _description(request), wanted)
+    except (NatsRefused, NatsUnavailable) as error:
+        raise JetStreamError(500, 10049, str(error)) from None
+    return await _described(request, answer.info) | {"did_create": True}
+
+
+def _wanted(request: Request) -> dict[str, Any]:
+    """The settings of the configuration in the request."""
+    body = request.body()
+    if not body:
+        raise invalid_json("expected the configuration of a stream")
+    body.pop("pedantic", None)  # always: nothing is changed silently to what is possible
+    return settings_from(request.stream, body)
+
+
+async def _existing(request: Request) -> StreamInfo | None:
+    try:
+        return await _description(request)
+    except StreamNotFound:
+        return None
+
+
+async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) -> Answer:
+    """The answer to a second creation with the same configuration."""
+    if config_of(existing.name, _settings_of(existing)) != wanted:
+        raise JetStreamError(
+            400, 10058, "stream name already in use with a different configuration"
+        )
+    if not request.may_read(existing.name):
+        return {"config": wanted, "created": ZERO_TIME, "state": _state(StreamInfo(), 0, 0)}
+    return await _described(request, existing)
+
+
+async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
+    """Two streams that ack the same message would confuse its publisher; JetStream refuses that.
+    Over the pull socket it is allowed, with a warning."""
+    if wanted.get("no_ack"):
+        return
+    # Those, too, that this client may not read: it learns that the subject is taken.
+    for info in await request.broker.list_streams():
+        if info.acks == "on" and any(overlaps(info.subject, one) for one in wanted["subjects"]):
+            raise JetStreamError(400, 10065, "subjects overlap with an existing stream")
+
+
+@answers("STREAM.UPDATE", "stream_update", arguments=(1, 1))
+async def _update(request: Request) -> Answer:
+    settings = _wanted(request)
+    request.authorize("create", subject=settings["subject"])
+    existing = await _description(request)
+    have = config_of(existing.name, _settings_of(existing))
+    want = config_of(request.stream, parse_stream_settings(settings))
+    check_unchangeable(have, want)
+    changes = changes_from(settings, have, want)
+    message = UpdateStream(request.stream, changes, allow_deletion=True)
+    try:
+        answer = await _asked(request, message, Updated)
+    except Conflict as error:
+        raise JetStreamError(500, 10069, str(error)) from None
+    return await _described(request, StreamInfo.from_wire(answer.stream))
+
+
+@answers("STREAM.DELETE", "stream_delete", arguments=(1, 1))
+async def _delete(request: Request) -> Answer:
+    request.authorize("delete")
+    _expect_empty(request)
+    try:
+        await carry_out(request.caller, DeleteStream(request.stream))
+    except Conflict as error:
+        raise JetStreamError(500, 10050, str(error)) from None
+    return {"success": True}
+
+
+def _expect_empty(request: Request) -> None:
+    if request.payload.strip() not in (b"", b"{}"):
+        raise JetStreamError(400, 10038, "expected an empty request payload")
+
+
+@answers("STREAM.PURGE", "stream_purge", arguments=(1, 1))
+async def _purge(request: Request) -> Answer:
+    request.authorize("delete")
+    body = request.body()
+    keep, seq = whole(body, "keep"), whole(body, "seq")
+    subject = text(body, "filter")
+    if keep and seq:
+        raise bad_request("keep and seq exclude each other")
+    info = await _description(request)
+    settings = _settings_of(info)
+    if settings.jetstream is not None and settings.jetstream.deny_purge:
+        raise _not_purged("message purge not permitted")
+    if settings.read_only:
+        raise JetStreamError(400, 10109, "invalid operation on sealed stream")
+    if subject and not is_subset(info.subject, subject):
+        raise _not_purged(
+            "messages of one subject cannot be purged, only the oldest of a stream; compaction "
+            "deletes by key"
+        )
+    offset = _purge_below(info, keep, seq)
+    if offset <= info.log_start_offset:
+        return {"success": True, "purged": 0}
+    message = TruncateStream(request.stream, offset, info.incarnation)
+    try:
+        answer = await _asked(request, message, StreamAnswer)
+    except Conflict as error:
+        raise _not_purged(str(error)) from None
+    purged = (info.record_count or 0) - (answer.info.record_count or 0)
+    purged += answer.info.high_watermark - info.high_watermark
+    return {"success": True, "purged": max(0, purged)}
+
+
+def _purge_below(info: StreamInfo, keep: int, seq: int) -> int:
+    """The offset of the first record that stays."""
+    end = info.high_watermark
+    if keep:
+        if end - info.log_start_offset != info.record_count:
+            raise _not_purged("keep is not supported where messages are missing; use seq")
+        return max(info.log_start_offset, end - keep)
+    return min(seq, end) if seq else end
+
+
+def _not_purged(why: str) -> JetStreamError:
+    return JetStreamError(500, 10110, why)
+
+
+@answers("STREAM.MSG.DELETE", "stream_msg_delete", arguments=(1, 1))
+async def _delete_message(request: Request) -> Answer:
+    request.authorize("delete")
+    whole(request.body(), "seq")
+    await _description(request)
+    raise JetStreamError(
+        500,
+        10057,
+        "single messages cannot be deleted: records never change; a tombstone deletes a key, and a "
+        "purge the oldest messages",
+    )
+
+
+def _refuse(name: str, kind: str, why: str) -> None:
+    async def perform(request: Request) -> Answer:
+        request.authorize("read")
+        raise invalid_config(why)
+
+    answers(name, kind, arguments=(1, 1))(perform)
+
+
+_refuse("STREAM.SNAPSHOT", "stream_snapshot", "snapshots are not supported; use liftlog backup")
+_refuse("STREAM.RESTORE", "stream_restore", "snapshots are not supported; use liftlog backup")
+_refuse(
+    "STREAM.PEER.REMOVE",
+    "stream_remove_peer",
+    "peers are managed with liftlog cluster move and drain",
+)
+_refuse(
+    "STREAM.LEADER.STEPDOWN",
+    "stream_leader_stepdown",
+    "leaders are moved with liftlog cluster elect",
+)

@@ -34,6 +34,10 @@ _FIXED = {
 }
 
 
+_WHOLE = ("metadata",)
+"""Mappings whose keys are the user's: a change replaces them."""
+
+
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
@@ -86,7 +90,7 @@ def check_same(name: str, origin: str, have: StreamSettings, want: StreamSetting
 
 
 def merged_settings(have: StreamSettings, changes: Mapping[str, Any]) -> StreamSettings:
-    """`have` with `changes` merged into it: mappings are merged key by key, other values replaced.
+    """`have` with `changes` merged into it: sections are merged key by key, other values replaced.
 
     Raises InvalidArgument with every finding.
     """
@@ -99,7 +103,7 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and key not in _WHOLE:
             merged[key] = _merge(old, value)
         else:
             merged[key] = value
