@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from acl.rules import Operation
 from liftlog.server.access.gate import Gate
@@ -25,23 +25,16 @@ MAX_REQUEST_BYTES = 256 * 1024
 Answer = dict[str, Any]
 
 
-class Sender(Protocol):
-    """Sends what a request brings forth, when there is room for it."""
-
-    async def send(self, commands: bytes) -> None:
-        """Returns when the commands are queued. Raises NatsUnavailable."""
-
-    @property
-    def max_payload_bytes(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of the daemon that answers need."""
 
     broker: Broker
     services: PullServices
-    sender: Sender
+    send: Callable[[bytes], Awaitable[None]]
+    """Returns when NATS commands are queued, which waits for room. Raises NatsUnavailable."""
+    max_payload_bytes: Callable[[], int]
+    """Of one message; 0 if not known."""
 
     @property
     def gate(self) -> Gate:

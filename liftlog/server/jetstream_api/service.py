@@ -139,7 +139,7 @@ class JetStreamApi:
         self._broker = broker
         self._link = link
         self._services = services
-        self._parts = Parts(broker, services, self)
+        self._parts = Parts(broker, services, self.send, lambda: link.max_payload_bytes)
         self._waiting = Waiting()
         self._presence: Presence | None = None
         self._subscription: LinkSubscription | None = None
@@ -270,7 +270,7 @@ class JetStreamApi:
             if body is None:
                 return
             text = answer_text(kind, body)
-            limit = self.max_payload_bytes
+            limit = self._link.max_payload_bytes
             if limit and len(text) > limit:
                 raise InternalError(f"the answer is larger than NATS accepts ({limit} bytes)")
         except JetStreamError as error:
@@ -296,12 +296,8 @@ class JetStreamApi:
 
     # --- answers ---
 
-    @property
-    def max_payload_bytes(self) -> int:
-        return self._link.max_payload_bytes
-
     async def send(self, commands: bytes) -> None:
-        """See `Sender`. Acks share the connection: they must not wait behind long answers."""
+        """See `Parts`. Acks share the connection: they must not wait behind long answers."""
         await self._link.room()
         self._link.send(commands)
 

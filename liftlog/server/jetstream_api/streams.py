@@ -182,7 +182,7 @@ async def _list(request: Request) -> Answer:
     body = request.body()
     found = [one for one in await _listed(request, body) if one.settings]
     offset = max(0, min(whole(body, "offset", least=-(2**63)), len(found)))
-    left = _PAGE_SHARE * (request.parts.sender.max_payload_bytes or _DEFAULT_PAYLOAD)
+    left = _PAGE_SHARE * (request.parts.max_payload_bytes() or _DEFAULT_PAYLOAD)
     page: list[dict[str, Any]] = []
     for info in found[offset:][:_LIST_LIMIT]:
         described = await _described(request, info)
