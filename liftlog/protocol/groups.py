@@ -11,6 +11,9 @@ from liftlog.protocol.wire import wire as key
 
 MAX_SLOTS = 1024
 
+UNNAMED = "unnamed-"
+"""How the name of a member begins that has none of its own. Metrics count them together."""
+
 PAGE_GROUPS = 1000
 """Most groups in one answer."""
 

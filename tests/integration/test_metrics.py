@@ -15,7 +15,7 @@ from support.raw_nats import RawNats
 
 from liftlog.client import SyncClient, connect_sync
 from liftlog.errors import OffsetOutOfRange
-from liftlog.server.metrics.table import METRICS, REPLICATION
+from liftlog.server.metrics.table import GROUPS, METRICS, REPLICATION
 
 pytestmark = pytest.mark.integration
 
@@ -80,6 +80,7 @@ def test_nearly_everything_has_a_value_from_the_start(daemon: Daemon) -> None:
     without = {name for name, family in families(daemon).items() if not family.samples}
     assert without <= {
         *(name for name in METRICS if name.startswith("liftlog_consumer_")),
+        *(one.name for one in GROUPS if "group" in one.labels),
         "liftlog_checkpoint_refusals",
         "liftlog_pull_refusals",
         # of a node of a cluster
@@ -167,6 +168,41 @@ def test_a_checkpoint_that_fits_no_longer_has_no_lag(daemon: Daemon, client: Syn
     assert unreadable["reader", "short"] == 1
     client.delete_checkpoint("reader", "short")
     assert ("reader", "short") not in samples(daemon, "liftlog_consumer_checkpoint_unreadable")
+
+
+def test_members_and_slots_of_a_group(daemon: Daemon, client: SyncClient) -> None:
+    before = {
+        name: samples(daemon, f"liftlog_group_{name}_total")[()]
+        for name in ("rebalances", "commits", "members_expired")
+    }
+    of_orders = ("shipping", "orders")
+    with client.group("shipping", "orders", member="w1", slots=4, commit_every=1) as records:
+        for _ in range(RECORDS):
+            next(records)
+        assert samples(daemon, "liftlog_group_members")[of_orders] == 1
+        assert samples(daemon, "liftlog_group_free_slots")[of_orders] == 0
+        assert samples(daemon, "liftlog_group_lag")[of_orders] == 1  # the one in hand
+        records.commit()
+        # By group, member or slot, stream.
+        assert samples(daemon, "liftlog_group_member_slots") == {("shipping", "w1", "orders"): 4}
+        assert samples(daemon, "liftlog_group_member_lag") == {("shipping", "w1", "orders"): 0}
+        assert samples(daemon, "liftlog_group_slot_lag") == {
+            ("shipping", str(slot), "orders"): 0 for slot in range(4)
+        }
+        with connect_sync(daemon.pull_address) as other, other.group("shipping", "orders"):
+            shown = samples(daemon, "liftlog_group_member_slots")
+            assert shown.keys() == {("shipping", one, "orders") for one in ("unnamed", "w1")}
+        records.leave()
+    assert samples(daemon, "liftlog_group_members")[of_orders] == 0
+    assert samples(daemon, "liftlog_group_free_slots")[of_orders] == 4
+    assert samples(daemon, "liftlog_group_generation")[of_orders] >= 4
+    after = {name: samples(daemon, f"liftlog_group_{name}_total")[()] for name in before}
+    assert after["rebalances"] - before["rebalances"] >= 4
+    assert after["commits"] - before["commits"] >= RECORDS
+    assert after["members_expired"] == before["members_expired"]
+    assert samples(daemon, "liftlog_groups")[()] == 1
+    client.remove_group("shipping", "orders")
+    assert samples(daemon, "liftlog_group_lag") == {}
 
 
 def test_file_descriptors_and_connections(daemon: Daemon) -> None:

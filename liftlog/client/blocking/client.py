@@ -24,6 +24,7 @@ from liftlog.client.grouping import (
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.read_options import Column, Filter, ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
+from liftlog.protocol.groups import UNNAMED
 from liftlog.protocol.messages import ANY_REPLICA
 from liftlog.records.decode import Record
 
@@ -197,7 +198,7 @@ class SyncClient(SyncCalls):
         settings = GroupSettings(
             name,
             stream,
-            secrets.token_hex(8) if member is None else member,
+            f"{UNNAMED}{secrets.token_hex(8)}" if member is None else member,
             member is not None,
             start,
             session,

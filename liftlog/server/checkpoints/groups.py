@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch, InvalidArgument, LiftlogError, StreamUnavailable
 from liftlog.groups.coordinator import (
@@ -34,6 +35,13 @@ from liftlog.server.checkpoints.checkpoint import StreamBounds, why_not_storable
 from liftlog.server.commits.host import StreamHost
 
 logger = logging.getLogger("liftlog.server.checkpoints")
+
+
+class Progress(NamedTuple):
+    """A group, and how far each of its slots is behind; None when the stream is not known here."""
+
+    state: GroupState
+    lags: list[int] | None
 
 
 class Groups:
@@ -188,6 +196,26 @@ class Groups:
         """For those who count."""
         return self._coordinator
 
+    def keys(self) -> list[GroupKey]:
+        """Of all groups, by name."""
+        return sorted(self._coordinator.groups)
+
+    def progress(self, key: GroupKey) -> Progress | None:
+        """None if there is no such group."""
+        state = self._coordinator.groups.get(key)
+        return None if state is None else Progress(state, self._lags(key[1], state))
+
+    def _lags(self, stream: str, state: GroupState) -> list[int] | None:
+        try:
+            log = self._find_stream(stream).log
+        except LiftlogError:
+            return None
+        end = log.high_watermark
+        if end is None:
+            return None
+        start = log.log_start_offset
+        return [max(end - max(offset, start), 0) for offset in state.offsets]
+
     def describe(self, key: GroupKey) -> GroupInfo | None:
         """With owner and offset of each slot; None if there is no such group."""
         state = self._coordinator.groups.get(key)
@@ -205,7 +233,7 @@ class Groups:
         limit: int = PAGE_GROUPS,
     ) -> tuple[list[GroupInfo], str | None]:
         """Groups by name, and what to pass as `after` for the next ones, or None at the end."""
-        keys = sorted(self._coordinator.groups)
+        keys = self.keys()
         first = 0
         if after is not None:
             group, _, name = after.partition("/")
@@ -218,18 +246,10 @@ class Groups:
     def _summary(self, key: GroupKey, state: GroupState) -> GroupInfo:
         group, stream = key
         behind: dict[str, int] = {}
-        lag: int | None = None
-        try:
-            log = self._find_stream(stream).log
-        except LiftlogError:
-            pass  # it cannot be read here: then its lag is not known
-        else:
-            end = log.high_watermark
-            start = 0 if end is None else log.log_start_offset
-            lags = [max((end or 0) - max(offset, start), 0) for offset in state.offsets]
-            lag = None if end is None else max(lags)
-            for owner, one in zip(state.owners, lags, strict=True):
-                behind[owner] = max(behind.get(owner, 0), one)
+        lags = self._lags(stream, state)
+        lag = None if lags is None else max(lags)
+        for owner, one in zip(state.owners, lags or (), strict=False):
+            behind[owner] = max(behind.get(owner, 0), one)
         members = [
             {
                 "name": name,

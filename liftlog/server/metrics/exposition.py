@@ -17,9 +17,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
+from liftlog.groups.state import FREE, GroupState
 from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.protocol.groups import UNNAMED
+from liftlog.server.checkpoints.groups import Progress
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.metrics.table import CONSUMERS, METRICS, Metric
+from liftlog.server.metrics.table import CONSUMERS, GROUPS, METRICS, Metric
 from liftlog.server.metrics.values import (
     CLEANING_VALUES,
     STREAM_HISTOGRAMS,
@@ -94,7 +97,10 @@ _TURN_SECONDS = 0.002
 """The longest time for which a scrape holds the event loop, roughly."""
 _LOOK_EVERY = 64
 MAX_SHOWN_CHECKPOINTS = 10_000
+MAX_SHOWN_GROUPS = 1_000
+MAX_SHOWN_PARTS = 10_000
 
+_GROUP_METRICS = [metric for metric in GROUPS if "group" in metric.labels]
 _CHECKPOINT_METRICS = [metric for metric in CONSUMERS if metric.labels == ("consumer", "stream")]
 
 
@@ -117,6 +123,7 @@ class Exposition:
             shown = await self._checkpoints(page)
             values = await daemon_values(self._sources)
             values["liftlog_checkpoints_not_shown"] = values["liftlog_checkpoints"] - shown
+            values["liftlog_groups_not_shown"] = await self._groups(page)
             for name, value in values.items():
                 page.begin(METRICS[name])
                 page.sample(name, "", value)
@@ -196,6 +203,28 @@ class Exposition:
             await self._column(page, metric, column, rows)
         return len(rows)
 
+    async def _groups(self, page: Page) -> int:
+        """Returns how many are left out: a metric for each slot of any number of groups, or for
+        each random name that members had, would be too much for those who store them."""
+        rows: dict[str, list[tuple[str, float]]] = {metric.name: [] for metric in _GROUP_METRICS}
+        keys, parts_left = [], MAX_SHOWN_PARTS
+        if self._sources.broker.has_checkpoints:
+            groups = self._sources.broker.checkpoints.groups
+            keys = groups.keys()
+            for key in keys[:MAX_SHOWN_GROUPS]:
+                found = groups.progress(key)
+                if found is not None:  # it was removed meanwhile
+                    parts_left -= found.state.slots + len(found.state.members)
+                    _add_group(rows, labels_text(("group", "stream"), key), found, parts_left >= 0)
+                await self._pause()
+        for metric in _GROUP_METRICS:
+            page.begin(metric)
+            for number, (labels, value) in enumerate(rows[metric.name]):
+                page.sample(metric.name, labels, value)
+                if number % _LOOK_EVERY == 0:
+                    await self._pause()
+        return max(len(keys) - MAX_SHOWN_GROUPS, 0)
+
     async def _column(
         self, page: Page, metric: Metric, column: int, rows: list[tuple[str, list[float | None]]]
     ) -> None:
@@ -213,6 +242,40 @@ def _row(found: Checkpoint) -> tuple[str, list[float | None]]:
     labels = labels_text(("consumer", "stream"), (found.consumer, found.stream))
     unreadable = 1 if found.problem else 0
     return labels, [found.lag, found.offset, found.time_ns / 1e9, unreadable]
+
+
+def _add_group(
+    rows: dict[str, list[tuple[str, float]]], labels: str, found: Progress, shows_parts: bool
+) -> None:
+    state, lags = found
+    rows["liftlog_group_members"].append((labels, len(state.members)))
+    rows["liftlog_group_generation"].append((labels, state.generation))
+    rows["liftlog_group_free_slots"].append((labels, state.owners.count(FREE)))
+    if lags:
+        rows["liftlog_group_lag"].append((labels, max(lags)))
+    if shows_parts:
+        _add_parts(rows, labels, state, lags or [])
+
+
+def _add_parts(
+    rows: dict[str, list[tuple[str, float]]], labels: str, state: GroupState, lags: list[int]
+) -> None:
+    """Members without a name of their own are one: their random names would be new metrics."""
+    owned: dict[str, list[int]] = {}
+    for slot, owner in enumerate(state.owners):
+        if owner != FREE:
+            owned.setdefault("unnamed" if owner.startswith(UNNAMED) else owner, []).append(slot)
+    for member in state.members:
+        owned.setdefault("unnamed" if member.startswith(UNNAMED) else member, [])
+    for member, slots in owned.items():
+        of_member = f"{labels},{labels_text(('member',), (member,))}"
+        rows["liftlog_group_member_slots"].append((of_member, len(slots)))
+        if lags:
+            behind = max([lags[slot] for slot in slots], default=0)
+            rows["liftlog_group_member_lag"].append((of_member, behind))
+    rows["liftlog_group_slot_lag"] += [
+        (f'{labels},slot="{slot}"', lag) for slot, lag in enumerate(lags)
+    ]
 
 
 def _batches(hosts: list[tuple[StreamHost, str]]) -> Iterator[list[tuple[StreamHost, str]]]:

@@ -148,6 +148,33 @@ CONSUMERS = (
     _counter("checkpoint_refusals", "Checkpoints refused, by error", "error"),
 )
 
+GROUPS = (
+    *_per(
+        ("group", "stream"),
+        _gauge("group_members", "Members of a consumer group; for the first 1,000 groups by name"),
+        _gauge("group_generation", "Changes of its members or owners, since it began"),
+        _gauge("group_free_slots", "Slots without owner: no member reads them"),
+        _gauge("group_lag", "Offsets between the slot that is farthest behind and the end"),
+        _gauge(
+            "group_member_slots",
+            "Slots of a member; those without a name of their own count as one, `unnamed`",
+            "member",
+        ),
+        _gauge("group_member_lag", "Lag of its slot that is farthest behind", "member"),
+        _gauge(
+            "group_slot_lag",
+            "Offsets between what is committed of a slot and the high watermark; members and "
+            "slots are shown of the first groups by name, 10,000 of both in all",
+            "slot",
+        ),
+    ),
+    _gauge("groups", "Consumer groups stored"),
+    _gauge("groups_not_shown", "Groups beyond the bounds of this page"),
+    _counter("group_rebalances", "Changes of the members or owners of a group"),
+    _counter("group_members_expired", "Members that lost their slots by the end of their session"),
+    _counter("group_commits", "Commits of members"),
+)
+
 PULL = (
     _gauge("pull_connections", "Connected consumers"),
     _counter("pull_connections_accepted", "Connections of consumers"),
@@ -289,6 +316,7 @@ SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("Compaction, re-batching, scrubbing", CLEANING),
     ("Replication", REPLICATION),
     ("Consumers", CONSUMERS),
+    ("Consumer groups", GROUPS),
     ("Pull socket", PULL),
     ("NATS", NATS),
     ("HTTP port", HTTP),

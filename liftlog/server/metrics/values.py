@@ -210,6 +210,7 @@ def _by_error(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
 
 def _broker_values(broker: Broker) -> dict[str, float]:
     checkpoints = broker.checkpoints if broker.has_checkpoints else None
+    groups = None if checkpoints is None else checkpoints.groups.coordinator
     return {
         "liftlog_streams": len(broker.hosts),
         "liftlog_streams_failed_to_open": len(broker.broken),
@@ -220,6 +221,10 @@ def _broker_values(broker: Broker) -> dict[str, float]:
             0 if checkpoints is None else checkpoints.table.uncertain_count
         ),
         "liftlog_checkpoint_commits_total": 0 if checkpoints is None else checkpoints.commits,
+        "liftlog_groups": 0 if groups is None else len(groups.groups),
+        "liftlog_group_rebalances_total": 0 if groups is None else groups.generations_total,
+        "liftlog_group_members_expired_total": 0 if groups is None else groups.expired_total,
+        "liftlog_group_commits_total": 0 if groups is None else groups.commits_total,
     }
 
 

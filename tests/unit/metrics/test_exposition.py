@@ -13,6 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.local_broker import Running
 from support.local_checkpoints import LocalOffsets
 
+from liftlog.errors import ShuttingDown
+from liftlog.groups.assignment import joined, settled
+from liftlog.groups.state import Member, encode_key, encode_value, new_group
 from liftlog.server.access.audit import Audit
 from liftlog.server.access.gate import Gate
 from liftlog.server.checkpoints.checkpoint import Stored
@@ -25,7 +28,12 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics import exposition as module
-from liftlog.server.metrics.exposition import MAX_SHOWN_CHECKPOINTS, Exposition
+from liftlog.server.metrics.exposition import (
+    MAX_SHOWN_CHECKPOINTS,
+    MAX_SHOWN_GROUPS,
+    MAX_SHOWN_PARTS,
+    Exposition,
+)
 from liftlog.server.metrics.table import METRICS
 from liftlog.server.metrics.values import Sources
 from liftlog.server.pull.services import PullCounters
@@ -158,6 +166,42 @@ async def test_no_more_consumers_than_the_bound(running: Running) -> None:
     assert 'liftlog_consumer_checkpoint_timestamp_seconds{consumer="c-09999"' in page
     assert f"liftlog_checkpoints {count}\n" in page
     assert "liftlog_checkpoints_not_shown 7\n" in page
+
+
+async def test_no_more_groups_members_and_slots_than_the_bounds(running: Running) -> None:
+    names = [f"unnamed-{number}" for number in range(30)]
+    state = joined(new_group(64, 1), "w1", Member(0, 10_000))
+    for name in names:
+        state = joined(state, name, Member(0, 10_000))
+    state = settled(state, None)
+    table = CheckpointTable()
+    table.groups = {
+        encode_key((f"g-{number:04}", "stream")): encode_value(state)
+        for number in range(MAX_SHOWN_GROUPS + 7)
+    }
+    checkpoints = Checkpoints(
+        running.broker.stream,
+        LocalOffsets(),
+        table,
+        subject_prefix="x",
+        max_count=10,
+        now_ns=lambda: 0,
+    )
+    running.broker.serve_checkpoints(checkpoints)
+    page = (await exposition_of(running).render()).decode()
+    checkpoints.groups.close(ShuttingDown("the test ends"))
+    assert page.count("liftlog_group_members{") == MAX_SHOWN_GROUPS
+    assert 'liftlog_group_lag{group="g-0999",stream="stream"} 2\n' in page
+    shown = MAX_SHOWN_PARTS // (64 + 31)
+    assert page.count("liftlog_group_slot_lag{") == shown * 64
+    # Random names are no labels.
+    assert page.count("liftlog_group_member_slots{") == shown * 2
+    own = state.owners.count("w1")
+    labels = 'group="g-0000",stream="stream",member='
+    assert f'liftlog_group_member_slots{{{labels}"w1"}} {own}\n' in page
+    assert f'liftlog_group_member_slots{{{labels}"unnamed"}} {64 - own}\n' in page
+    assert "liftlog_groups_not_shown 7\n" in page
+    assert f"liftlog_groups {MAX_SHOWN_GROUPS + 7}\n" in page
 
 
 async def test_without_checkpoints(running: Running) -> None:
