@@ -6,6 +6,7 @@ has a round of each fault; `make cluster-torture` has many of each, and many of 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import shutil
@@ -28,6 +29,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 
 QUICK = {"lag_max": "2s"}
 _ROTTEN_BATCHES = 100
+_ROT_TRIES = 10
 WHOLE_FIRST = 20
 """After so many rounds every copy is read from its begin, and after each time twice as many: the
 copies grow."""
@@ -193,23 +195,40 @@ def a_follower_is_set_back(campaign: Campaign) -> None:
 def a_copy_rots(campaign: Campaign) -> None:
     """Many sealed batches of one node, leader or not. It repairs them from the others as soon as
     a reader comes upon them: readers get all there is from every node, and acks go on."""
-    cluster, chance, stream = campaign.cluster, campaign.chance, "plain"  # which is not rewritten
+    cluster, chance, stream = campaign.cluster, campaign.chance, "plain"
     node = chance.choice(NODES)
-    directory = cluster.nodes[node].data_dir / "streams" / stream
+    for _ in range(_ROT_TRIES):
+        rotten = _rot(cluster.nodes[node].data_dir / "streams" / stream, chance)
+        for name in NODES:
+            # On a machine that is too busy to repair it in time a reader may be told of damage
+            # first.
+            until(
+                lambda name=name: not cluster.read(stream, name).damaged,  # type: ignore[misc]
+                PATIENCE,
+                f"{name} repaired",
+            )
+        campaign.load.check(cluster, whole=True)
+        assert not any(path.exists() for path in rotten), "a damaged file is still in use"
+        if cluster.nodes[node].metric("liftlog_repaired_ranges_total", stream=stream) > 0:
+            return
+        # The cleaner had just read these segments, to re-batch them: nothing of the rot was in use.
+    raise AssertionError(f"node {node} has repaired nothing")
+
+
+def _rot(directory: Path, chance: random.Random) -> set[Path]:
+    """Flip bits in sealed segments, in the middle of a batch each. Returns the files. Those that
+    the cleaner removes meanwhile are left out."""
     until(lambda: len(list(directory.glob("*.log"))) > 2, PATIENCE, "sealed segments")
-    sealed = sorted(directory.glob("*.log"))[:-1]
-    places = [(path, at) for path in sealed for at, _ in batch_positions(path)]
-    rotten = chance.sample(places, min(len(places), _ROTTEN_BATCHES))
-    for path, position in rotten:
-        flip(path, position + chance.choice([9, 90]))
-    for name in NODES:
-        # On a machine that is too busy to repair it in time a reader may be told of damage first.
-        until(
-            lambda name=name: not cluster.read(stream, name).damaged, PATIENCE, f"{name} repaired"
-        )  # type: ignore[misc]
-    campaign.load.check(cluster, whole=True)
-    assert not any(path.exists() for path, _ in rotten), "a damaged file is still in use"
-    assert cluster.nodes[node].metric("liftlog_repaired_ranges_total", stream=stream) > 0
+    places: list[tuple[Path, int]] = []
+    for path in sorted(directory.glob("*.log"))[:-1]:
+        with contextlib.suppress(FileNotFoundError):
+            places += [(path, at) for at, _ in batch_positions(path)]
+    rotten = set()
+    for path, position in chance.sample(places, min(len(places), _ROTTEN_BATCHES)):
+        with contextlib.suppress(FileNotFoundError):
+            flip(path, position + chance.choice([9, 90]))
+            rotten.add(path)
+    return rotten
 
 
 OF_NODES: dict[str, Fault] = {
