@@ -315,8 +315,8 @@ class CommitSettings(SettingsModel):
 
     inline_max_messages: Annotated[int, Field(strict=True, ge=0, le=65_535)] = Field(
         default=64,
-        description="Groups of up to this many messages may be committed in the event loop; 0: "
-        "none.",
+        description="Groups of up to this many messages, or 512 KiB of a stream with followers, "
+        "may be committed in the event loop; 0: none.",
     )
     inline_budget_seconds: Duration = Field(
         default=0.001,

@@ -34,6 +34,11 @@ from liftlog.stream.refusals import DISK_FULL, STORE_FAILED, RefusalReason
 
 logger = logging.getLogger("liftlog.server.stream")
 
+FOLLOWED_INLINE_BYTES = 512 * 1024
+"""Of a stream with followers, a group of this size is written inside the event loop, however many
+messages it is, while syncs are fast. A thread would have to hand over twice, to tell the followers
+and to tell of the end, and under load that takes longer than the write."""
+
 
 class CommitResources(Protocol):
     """What the commits of all streams share."""
@@ -97,7 +102,10 @@ class GroupCommits:
     def commit(self, messages: int) -> bool:
         """Commit the next group of the `messages` that wait, or begin to. Call it while no job is
         under way. Returns whether more of them can be committed at once."""
-        is_small = self._sequencer.pending_bytes <= self._writer.max_inline_bytes
+        size_bytes = self._sequencer.pending_bytes - self._sequencer.held_bytes
+        if self._has_followers and size_bytes <= FOLLOWED_INLINE_BYTES:
+            messages = 1  # as few as any
+        is_small = size_bytes <= self._writer.max_inline_bytes
         if is_small and self._shared.inline.allows(messages):
             return self._commit_inline()
         self._commit_in_thread()

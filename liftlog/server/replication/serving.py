@@ -36,7 +36,7 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
 _MAX_BODY_BYTES = 16 * 1024 * 1024
-MAX_KEPT_BYTES = 64 * 1024
+MAX_KEPT_BYTES = 256 * 1024
 """Of each stream, so much stays in memory. Larger answers go from the files to the socket
 uncopied."""
 
@@ -77,12 +77,11 @@ class _Newest:
         self._size_bytes = 0
 
     def add(self, batches: Sequence[EncodedBatch], high_watermark: int) -> None:
-        """These were appended. What is committed is not kept: those in sync have it."""
+        """These were appended."""
         if not batches:
             return
+        self.drop_below(high_watermark)
         groups = self._groups
-        while groups and groups[0].next_offset <= high_watermark:
-            self._size_bytes -= groups.popleft().size_bytes
         data = [batch.data for batch in batches]
         group = _Group(batches[0].base_offset, batches[-1].next_offset, data, sum(map(len, data)))
         if groups and groups[-1].next_offset != group.base_offset:
@@ -91,6 +90,12 @@ class _Newest:
         groups.append(group)
         self._size_bytes += group.size_bytes
         while self._size_bytes > MAX_KEPT_BYTES:
+            self._size_bytes -= groups.popleft().size_bytes
+
+    def drop_below(self, high_watermark: int) -> None:
+        """What is committed is not kept: those in sync have it."""
+        groups = self._groups
+        while groups and groups[0].next_offset <= high_watermark:
             self._size_bytes -= groups.popleft().size_bytes
 
     def read(self, offset: int, max_bytes: int) -> bytes | None:
@@ -175,6 +180,7 @@ class ServedStream:
             # A thread has written, and the loop is yet to be told. What is read below is the log.
             self.gate.written(())
         verdict = self.gate.fetched(asked)
+        self._newest.drop_below(self.leader.high_watermark)
         if self._confirming:
             self._tell_confirmed()
         kind = verdict.kind

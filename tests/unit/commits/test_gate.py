@@ -11,6 +11,7 @@ from support.gated_stream import GatedStream
 
 import envelope
 from liftlog.server.commits import writing
+from liftlog.server.commits.committing import FOLLOWED_INLINE_BYTES
 from liftlog.server.commits.writing import CommitJob, WriterPool
 from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING, OVERLOADED, STORE_FAILED
 
@@ -193,6 +194,33 @@ def test_followers_are_woken_between_the_writes_and_the_syncs() -> None:
     jobs = [job("a"), job("b", fails=True), CommitJob(lambda: None, None, lambda error: None)]
     writing._run_batch(jobs)
     assert order == ["write a", "write b", "wake a", "sync a", "done a", "done b"]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_group_with_followers_is_written_in_the_loop_while_the_disk_is_fast(
+    slow: bool,
+) -> None:
+    """However many messages it is; but not much at once."""
+    stream = GatedStream({})
+    assert stream.inline.max_messages == 64
+    if slow:
+        for _ in range(15):
+            stream.inline.observe(0.01)
+    many = published(stream, *[b"%d" % number for number in range(500)])
+    assert len(stream.pool.jobs) == slow
+    await stream.finish_jobs()
+    held = published(stream, b"x" * (FOLLOWED_INLINE_BYTES * 2 // 3))
+    assert len(stream.pool.jobs) == slow
+    await stream.finish_jobs()
+    more = published(stream, b"x" * (FOLLOWED_INLINE_BYTES * 2 // 3))
+    assert len(stream.pool.jobs) == slow, "what is held is written already"
+    await stream.finish_jobs()
+    large = published(stream, *[b"x" * (FOLLOWED_INLINE_BYTES // 100)] * 100)
+    assert len(stream.pool.jobs) == 1
+    await stream.finish_jobs()
+    stream.host.commit_up_to(stream.gate.confirm(603))
+    assert codes(many + held + more + large) == [*range(1, 603)]
+    stream.close()
 
 
 async def test_followers_are_woken_on_the_loop_before_a_sync_in_a_thread(

@@ -163,8 +163,8 @@ async def test_what_was_just_written_is_sent_as_it_is_in_the_files(
     for node in "bc":
         ask(led, log, node, end)
     assert led.leader.high_watermark == end
-    [waiting] = (write(led, log, 1),)
     assert ask(led, log, "c", first).bodies == [], "it is committed, and no longer kept"
+    [waiting] = (write(led, log, 1),)
     assert ask(led, log, "c", waiting[0].base_offset).bodies
 
 
@@ -182,10 +182,10 @@ async def test_a_group_that_was_not_seen_is_read_from_the_files(
 
 async def test_what_is_kept_in_memory_is_bounded(led: ServedStream, log: Log) -> None:
     first = log.log_end_offset
-    sizes = [len(write(led, log, 200)[0].data) for _ in range(20)]
+    sizes = [len(write(led, log, 1000)[0].data) for _ in range(20)]
     assert sum(sizes) > 2 * MAX_KEPT_BYTES > 2 * sizes[0]
     assert ask(led, log, "b", first).bodies == []
-    kept = ask(led, log, "b", log.log_end_offset - 200 * (MAX_KEPT_BYTES // sizes[0]))
+    kept = ask(led, log, "b", log.log_end_offset - 1000 * (MAX_KEPT_BYTES // sizes[0]))
     assert MAX_KEPT_BYTES / 2 < len(kept.bodies[0]) <= MAX_KEPT_BYTES
 
 
