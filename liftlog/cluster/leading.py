@@ -136,6 +136,9 @@ class Leader:
         self._lag_max = lag_max
         self._began = now
         self._followers: dict[str, FollowerState] = {}
+        self.is_settled = False
+        """Nothing is to be proposed before a follower or the record is heard of: most streams are
+        idle most of the time, and it is asked ten times a second."""
         # Of the record, for what is asked with each request.
         self._can_commit = False
         self._others: frozenset[str] = frozenset()
@@ -195,6 +198,7 @@ class Leader:
         if follower is None or follower.start != request.start:
             follower = FollowerState(request.node, request.start, caught_up=self._began)
             self._followers[request.node] = follower
+        self.is_settled = False
         asked_before, leader_end_before = follower.heard, follower.leader_end
         follower.heard, follower.leader_end = now, self.log_end
         follower.lost = follower.parked = False
@@ -236,6 +240,7 @@ class Leader:
             follower = self._followers[node] = FollowerState(node, self.record.starts.get(node, 0))
         follower.lost = True
         follower.parked = False
+        self.is_settled = False
 
     def heard_by_majority(self, now: float, within: float) -> bool:
         """Whether most replicas, this one included, asked within that many seconds. If so, no other
@@ -283,11 +288,12 @@ class Leader:
         newer version: either the change was made, or it cannot be made any more. Until then this
         returns the same change: repeating it is how an unknown outcome becomes known.
         """
-        if self.resigned:
+        if self.resigned or self.is_settled:
             return None
         if self.pending is None:
             after = self._shrunk(now) or self._expanded() or self._moved()
             if after is None:
+                self.is_settled = self._waits_idly()
                 return None
             self.pending = Change(self.record, after)
             self._see(self.record)
@@ -353,6 +359,7 @@ class Leader:
         """The high watermark waits for the ISR and for all that a change under way may bring into
         it or may not have taken out of it: another leader may be elected from either."""
         self.record = record
+        self.is_settled = False
         self._can_commit = record.can_commit
         self._others = frozenset(record.members) - {self.node}
         nodes = {*record.isr, *(self.pending.after.isr if self.pending else ())}
@@ -377,6 +384,15 @@ class Leader:
         if follower.parked and follower.offset >= self.log_end:
             return False
         return follower.lost or now - follower.caught_up > self._lag_max
+
+    def _waits_idly(self) -> bool:
+        """Whether no follower in sync can begin to lag without an event: each has all, and waits
+        for more. Others can join only by asking."""
+        followers = (self._followers.get(node) for node in self._waits_for)
+        is_moving = self.record.adding or self.record.removing
+        return not is_moving and all(
+            one is not None and one.parked and one.offset >= self.log_end for one in followers
+        )
 
     def _expanded(self) -> StreamRecord | None:
         for node, follower in self._followers.items():
@@ -407,7 +423,7 @@ class Leader:
         woken = []
         for follower in self._followers.values():
             if follower.parked and wants(follower):
-                follower.parked = False
+                follower.parked = self.is_settled = False
                 follower.caught_up = now  # up to here it had everything
                 follower.told = self.high_watermark
                 woken.append(follower.node)

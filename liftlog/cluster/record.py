@@ -87,6 +87,8 @@ class StreamRecord:
     @property
     def target(self) -> tuple[str, ...]:
         """The replicas after the reassignment under way."""
+        if not self.removing:
+            return self.replicas
         return tuple(node for node in self.replicas if node not in self.removing)
 
     @property
@@ -120,7 +122,7 @@ class StreamRecord:
         """Whether this is `earlier` or has come from it, as far as the trail goes. Two records of
         one version differ if the store was set back between them."""
         if self.version <= earlier.version:
-            return self.version == earlier.version and self.checksum == earlier.checksum
+            return self == earlier
         known = dict(zip(self.trail[::2], self.trail[1::2], strict=False))
         return known.get(earlier.version, earlier.checksum) == earlier.checksum
 

@@ -808,7 +808,10 @@ class World:
 
     def _isr(self, node: Node) -> None:
         if node.up and node.leader is not None:
-            change = node.leader.propose(self.now)
+            leader = node.leader
+            was_settled, leader.is_settled = leader.is_settled, False
+            change = leader.propose(self.now)
+            assert change is None or not was_settled, "what is settled needs no look"
             if change is not None:
                 self.submit(node, change, "isr")
 

@@ -51,7 +51,7 @@ class KnownRecords:
     def __init__(self, fs: FileSystem, data_dir: Path) -> None:
         self._fs = fs
         self._data_dir = data_dir
-        self._streams: dict[str, str] = {}
+        self._streams: dict[str, str] = {}  # as they stand in the file
         self._nodes: dict[str, str] = {}
         self._changes = self._written = 0
         self._writing: asyncio.Task[None] | None = None
@@ -64,13 +64,13 @@ class KnownRecords:
         except LiftlogError as error:
             logger.warning("known-records-ignored error=%s", error)
             return {}
-        self._streams = {name: one.to_json().decode() for name, one in streams.items()}
+        self._streams = {name: _quoted(one.to_json()) for name, one in streams.items()}
         self._nodes = {name: value.decode() for name, value in nodes.items()}
         return streams
 
     def note(self, record: StreamRecord) -> None:
         """A newer record."""
-        self._streams[record.name] = record.to_json().decode()
+        self._streams[record.name] = _quoted(record.to_json())
         self._changes += 1
 
     def note_node(self, node: str, value: bytes | None) -> None:
@@ -115,18 +115,19 @@ class KnownRecords:
     async def _write(self) -> None:
         try:
             changes = self._changes
-            parts = [
-                '{"nodes":',
-                json.dumps(self._nodes, sort_keys=True),
-                ',"streams":',
-                json.dumps(self._streams, sort_keys=True),
-                "}",
-            ]
-            await asyncio.to_thread(self._replace, "".join(parts))
+            nodes, streams = json.dumps(self._nodes, sort_keys=True), self._streams.copy()
+            await asyncio.to_thread(self._replace, nodes, streams)
             self._written = changes
         finally:
             self._writing = None
 
-    def _replace(self, text: str) -> None:
+    def _replace(self, nodes: str, streams: Mapping[str, str]) -> None:
+        entries = ",".join([f"{json.dumps(name)}:{streams[name]}" for name in sorted(streams)])
+        text = f'{{"nodes":{nodes},"streams":{{{entries}}}}}'
         with storage_errors(f"writing {KNOWN_RECORDS_NAME}"):
             write_checkpoint_text(self._fs, self._data_dir / KNOWN_RECORDS_NAME, _KIND, text)
+
+
+def _quoted(value: bytes) -> str:
+    """JSON as a text in JSON. Made once for each record: the file holds those of all streams."""
+    return json.dumps(value.decode())

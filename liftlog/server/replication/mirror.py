@@ -32,6 +32,9 @@ logger = logging.getLogger("liftlog.server.replication")
 STREAM_PREFIX = "stream."
 NODE_PREFIX = "node."
 _ATTEMPTS = 50
+_CHANGES_AT_ONCE = 64
+"""A node with many streams changes all of their records when it starts and when it stops. More at
+once would keep the store from answering what is urgent, such as the session."""
 _LOAD_ATTEMPTS = 20
 _LOAD_PAUSE_SECONDS = 0.5
 
@@ -58,6 +61,8 @@ class Mirror:
     ) -> None:
         self.directory = Directory()
         self.records: dict[str, StreamRecord] = {}
+        self.changes = 0
+        """So often a record has become another one, or was removed."""
         self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
         """Attempts to change a record, by what came of them."""
         self.known: dict[str, StreamRecord] = {}
@@ -68,6 +73,7 @@ class Mirror:
         """Those of which it has. No one leads or is elected by what is stored."""
         self._kept = kept
         self._store = store
+        self._turns = asyncio.Semaphore(_CHANGES_AT_ONCE)
         self._revisions: dict[str, int] = {}
         self._on_record = on_record
         self._on_nodes = on_nodes
@@ -132,6 +138,7 @@ class Mirror:
             return
         self.records[record.name] = self.known[record.name] = record
         self._revisions[record.name] = revision
+        self.changes += 1
         if self._kept is not None:
             self._kept.note(record)
         self._on_record(record)
@@ -145,6 +152,7 @@ class Mirror:
                 self.doubtful.add(name)
             return
         del self.known[name]
+        self.changes += 1
         self.records.pop(name, None)
         self._revisions.pop(name, None)
         if self._kept is not None:
@@ -155,16 +163,17 @@ class Mirror:
     async def create(self, record: StreamRecord) -> StreamRecord:
         """Store the first record of a stream, in the place of a deleted one; returns the record
         that is there then. Raises MetadataUnavailable."""
-        for _ in range(_ATTEMPTS):
-            entry, first = await self._get(record.name), record
-            present = self._believed(record.name, entry)
-            if entry is not None and present is not None:
-                if not present.deleted:
-                    self._note_record(present, entry.revision)
-                    return present
-                first = transitions.in_place_of(record, present)
-            if await self._cas(first, 0 if entry is None else entry.revision):
-                return first
+        async with self._turns:
+            for _ in range(_ATTEMPTS):
+                entry, first = await self._get(record.name), record
+                present = self._believed(record.name, entry)
+                if entry is not None and present is not None:
+                    if not present.deleted:
+                        self._note_record(present, entry.revision)
+                        return present
+                    first = transitions.in_place_of(record, present)
+                if await self._cas(first, 0 if entry is None else entry.revision):
+                    return first
         raise _busy(f"stream {record.name}")
 
     async def change(
@@ -172,17 +181,18 @@ class Mirror:
     ) -> StreamRecord | None:
         """Apply `step`, which returns None when nothing is to be changed. Returns the record as it
         is then, None when there is none. Raises what `step` raises, MetadataUnavailable."""
-        for _ in range(_ATTEMPTS):
-            entry = await self._get(name)
-            record = self._believed(name, entry)
-            if entry is None or record is None:
-                return None
-            self._note_record(record, entry.revision)
-            after = step(record)
-            if after is None:
-                return record
-            if await self._cas(after, entry.revision):
-                return after
+        async with self._turns:
+            for _ in range(_ATTEMPTS):
+                entry = await self._get(name)
+                record = self._believed(name, entry)
+                if entry is None or record is None:
+                    return None
+                self._note_record(record, entry.revision)
+                after = step(record)
+                if after is None:
+                    return record
+                if await self._cas(after, entry.revision):
+                    return after
         raise _busy(f"stream {name}")
 
     async def purge(self, name: str) -> None:

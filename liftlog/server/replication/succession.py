@@ -89,6 +89,9 @@ class Succession:
         self._loop = asyncio.get_running_loop()
         self._under_way: set[str] = set()
         self._heard_again_at = 0.0
+        self._led_by: dict[str | None, list[str]] = {}
+        """The names of all streams by their leaders, None: without one; as of so many changes."""
+        self._led_by_as_of = -1
         self.elections = dict.fromkeys(ELECTION_REASONS, 0)
         """Those that this node has won, by reason."""
 
@@ -181,13 +184,24 @@ class Succession:
 
     def _in_question(self, now: float) -> list[StreamRecord]:
         """The streams whose leader may have to be replaced; in good times there is none."""
-        doubtful = self._elections.in_doubt(self._mirror.directory.nodes, now) | {None}
-        records = self._mirror.records
+        mirror, copies = self._mirror, self._copies.names()
+        records = mirror.records
+        doubtful = {None, *self._elections.in_doubt(self._leaders(), now)}
         return [
             records[name]
-            for name in self._copies.names()
-            if records[name].leader in doubtful and name not in self._mirror.regressed
+            for leader in doubtful
+            for name in self._led_by.get(leader, ())
+            if name in copies and name not in mirror.regressed
         ]
+
+    def _leaders(self) -> list[str]:
+        """The nodes that lead a stream, whether the store knows them or not."""
+        if self._led_by_as_of != self._mirror.changes:
+            self._led_by_as_of = self._mirror.changes
+            self._led_by = {}
+            for name, record in self._mirror.records.items():
+                self._led_by.setdefault(record.leader, []).append(name)
+        return [leader for leader in self._led_by if leader is not None]
 
     def _stop_leading(self, now: float) -> None:
         if not self._elections.session_ends_soon(now):
@@ -204,8 +218,8 @@ class Succession:
 
     def _yield(self, now: float) -> None:
         """Ask others to take over what this node cannot serve."""
-        leaders = list(self._copies.leading())
-        for one in self._elections.yields(leaders, now, is_attached=self._is_attached()):
+        leading = self._copies.leading()  # not looked at in good times
+        for one in self._elections.yields(leading, now, is_attached=self._is_attached()):
             logger.warning(
                 "hands-over to=%s streams=%d reason=%s",
                 one.peer,

@@ -88,6 +88,7 @@ class Broker:
         self._losses = PossibleLosses(clock)
         self.attachments = Attachments(self.hosts, self.intake, self._losses.note)
         self._neighbours = Neighbours(self.hosts, settings.nats.ack_subjects)
+        self._has_new_neighbours = False
         path = data_dir.path / RECORDS_NAME
         self.records = StreamRecords(FileMetaStore(path, shared=False, fs=data_dir.environment.fs))
         self._maker = StreamMaker(
@@ -180,7 +181,11 @@ class Broker:
             is_leading=led is not None,
             ids=ids,
         )
-        self.streams_changed()
+        self._neighbours.joined(host)
+        if (before is None or before.settings != settings) and not self._has_new_neighbours:
+            # One look for all streams that come in this turn of the loop.
+            self._has_new_neighbours = True
+            asyncio.get_running_loop().call_soon(self.streams_changed)
         if before is not None and self.compactor is not None:
             await self.compactor.forget(before)
         return host
@@ -293,6 +298,7 @@ class Broker:
 
     def streams_changed(self) -> None:
         """Call it when streams have come or gone, or settings of one have changed."""
+        self._has_new_neighbours = False
         self._neighbours.changed()
 
     # --- the pull server's Broker ---
@@ -310,13 +316,12 @@ class Broker:
                 f"{name!r} is not a stream name",
                 hint="letters, digits, `-` and `_`, at most 128, not beginning with `_` or `-`",
             )
+        if self.replicated is not None:
+            # Nothing changes here but by the record, so many of them may wait for it.
+            self._check_creatable(name)
+            return await self._create_replicated(name, wanted_settings)
         async with self.changes:
-            if self._closing:
-                raise ShuttingDown("the daemon is stopping")
-            if name in self.broken:
-                raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
-            if self.replicated is not None:
-                return await self._create_replicated(name, wanted_settings)
+            self._check_creatable(name)
             host = self.hosts.get(name)
             is_new = host is None
             if host is not None:
@@ -332,6 +337,13 @@ class Broker:
                 await self._undo_creation(host)
             raise
         return self.describe(host)
+
+    def _check_creatable(self, name: str) -> None:
+        """Raises ShuttingDown, StreamUnavailable."""
+        if self._closing:
+            raise ShuttingDown("the daemon is stopping")
+        if name in self.broken:
+            raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
 
     async def _create_replicated(self, name: str, settings: StreamSettings) -> StreamInfo:
         """The nodes that hold a replica open it as soon as they see the record."""

@@ -32,6 +32,7 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _RECORDS_NAME = "records"
 _JOIN_PAUSE_SECONDS = 0.5
+_AGAIN_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 _PURGE_SECONDS = 3600.0
 _REQUEST_SECONDS = 30.0
@@ -82,23 +83,27 @@ class ClusterNode:
         await streams.remember()
         broker.replicated = streams
         await asyncio.to_thread(own_offsets.set_aside, self._data_dir)
-        self._spawn(streams.mirror.run())
-        self._spawn(streams.keep_in_sync())
-        self._spawn(streams.keep_placed())
-        self._spawn(streams.guard.run())
-        self._spawn(streams.purge_deleted(_PURGE_SECONDS))
-        self._spawn(streams.hearing.run())
         interval = cluster.balance_interval_seconds
-        self._spawn(streams.leadership.balance(interval, 2 * interval))
+        for work in (
+            streams.mirror.run,
+            streams.keep_in_sync,
+            streams.keep_placed,
+            streams.guard.run,
+            partial(streams.purge_deleted, _PURGE_SECONDS),
+            streams.hearing.run,
+            partial(streams.leadership.balance, interval, 2 * interval),
+            partial(
+                streams.let_tombstones_go,
+                self._settings.cleaner.interval_seconds,
+                cluster.forget_after_seconds,
+            ),
+        ):
+            self._spawn(kept_up(work))
         streams.stand(
             self._session,
             Patience(session=cluster.session_seconds, silence=cluster.suspect_after_seconds),
         )
-        self._spawn(
-            streams.let_tombstones_go(
-                self._settings.cleaner.interval_seconds, cluster.forget_after_seconds
-            )
-        )
+        self._spawn(kept_up(streams.keep_led))
 
     async def _register(self, store: MetaStore) -> tuple[Member, NodeSession]:
         """Join, and begin the session. JetStream may be without a leader for some seconds, so it is
@@ -128,7 +133,7 @@ class ClusterNode:
     def start(self) -> None:
         """Create the streams of the configuration that do not exist."""
         assert self._streams is not None
-        self._spawn(self._streams.create_configured(self._settings.streams))
+        self._spawn(self._streams.new_streams.create_configured(self._settings.streams))
 
     def serve_checkpoints(self, broker: Broker, wall_clock: Callable[[], int]) -> None:
         """Call it before the broker has a link to NATS. `wall_clock` in nanoseconds."""
@@ -167,7 +172,7 @@ class ClusterNode:
                 streams.hearing,
             )
             self._links[node] = link
-            self._spawn(link.run())
+            self._spawn(kept_up(link.run))
         return link
 
     def _target_of(self, node: str) -> Target | None:
@@ -189,6 +194,17 @@ class ClusterNode:
     def _introduction(self) -> Peer:
         assert self._member is not None
         return Peer(self._member.name, self._member.start, self._member.cluster_id)
+
+
+async def kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do this until it returns. A defect in it is logged, and it is begun again: without one of
+    these tasks a node would keep its session, and no longer do its part."""
+    while True:
+        try:
+            return await work()
+        except Exception:  # a supervisor
+            logger.exception("task-failed action=begun-again")
+        await asyncio.sleep(_AGAIN_SECONDS)
 
 
 async def open_store(

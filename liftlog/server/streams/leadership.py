@@ -18,6 +18,9 @@ from liftlog.server.streams.handing_over import Handovers
 logger = logging.getLogger("liftlog.server.replication")
 
 _AT_ONCE = 8
+_TURNS = 20
+"""A handover waits more than it works. So a node that leads many streams hands over more of them at
+once when it stops: it is to be done with all in a few seconds."""
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
 _STOP_LOOK_SECONDS = 0.05
@@ -87,7 +90,7 @@ class Leadership:
         )
 
     async def _give_away(self, names: Sequence[str]) -> None:
-        gate = asyncio.Semaphore(_AT_ONCE)
+        gate = asyncio.Semaphore(max(_AT_ONCE, len(names) // _TURNS))
         leads = Counter(record.leader for record in self._mirror.records.values())
 
         async def give(name: str) -> None:

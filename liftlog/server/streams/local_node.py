@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from liftlog.log import DataDir, Log
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
@@ -79,3 +80,6 @@ class LocalNode:
     lag_max_seconds: float
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Have the event loop do this; it is cancelled when the node stops."""
+    led: dict[str, ServedStream] = field(default_factory=dict)
+    followed: dict[str, FollowedStream] = field(default_factory=dict)
+    """The streams in these roles, by name. Each replica keeps its own entry."""

@@ -20,6 +20,7 @@ class Neighbours:
         """The subjects to which acks may be sent."""
         self._hosts = hosts
         self._warnings: dict[str, list[str]] = {}
+        self._siblings: dict[str | None, dict[bytes, str]] = {}
 
     def changed(self) -> None:
         """Call it when streams have come or gone, or settings of one have changed: gives every
@@ -33,16 +34,21 @@ class Neighbours:
         )
         # Streams with the same neighbours share a map: a thousand streams with one map each would
         # block the event loop for a second.
-        siblings: dict[str | None, dict[bytes, str]] = {}
+        self._siblings = {}
         for host in hosts:
-            group = host.settings.queue_group
-            if group not in siblings:
-                siblings[group] = {
-                    other.name.encode(): other.settings.subject
-                    for other in hosts
-                    if not share_messages(host.settings, other.settings)
-                }
-            host.set_neighbours(self.ack_subjects, siblings[group])
+            self.joined(host)
+
+    def joined(self, host: StreamHost) -> None:
+        """Call it when the host of a stream has another one in its place, with the same
+        settings."""
+        group = host.settings.queue_group
+        if group not in self._siblings:
+            self._siblings[group] = {
+                other.name.encode(): other.settings.subject
+                for other in self._hosts.values()
+                if not share_messages(host.settings, other.settings)
+            }
+        host.set_neighbours(self.ack_subjects, self._siblings[group])
 
     def warnings(self, host: StreamHost) -> list[str]:
         """Computed once per change, as it compares the stream with every other."""

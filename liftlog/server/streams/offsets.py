@@ -30,9 +30,9 @@ from liftlog.server.checkpoints.opening import (
 from liftlog.server.checkpoints.table import load_table
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.replication.serving import ServedStream
-from liftlog.server.streams import placing
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.own_offsets import OwnCheckpoints
+from liftlog.server.streams.placing import candidates
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import record_settings, settings_of
 
@@ -179,13 +179,13 @@ class ReplicatedOffsets:
         MetadataUnavailable."""
         streams, broker = self._streams, self._broker
         record = streams.known(OFFSETS_STREAM)
-        nodes = placing.candidates(streams.mirror)
         if record is None:
+            nodes = candidates(streams.mirror)
             count = min(_MOST_REPLICAS, sum(one.available for one in nodes))
             if count and not broker.closing:
                 settings = offsets_settings(broker.settings, replicas=count)
-                await placing.create(
-                    streams.mirror, OFFSETS_STREAM, settings, origin=SYSTEM, is_system=True
+                await streams.new_streams.create(
+                    OFFSETS_STREAM, settings, origin=SYSTEM, is_system=True
                 )
         elif streams.leads(OFFSETS_STREAM):
             if self._grown(record) is not None:
@@ -200,7 +200,7 @@ class ReplicatedOffsets:
             return None
         usable = [
             replace(one, available=one.available or one.node in present)
-            for one in placing.candidates(self._streams.mirror)
+            for one in candidates(self._streams.mirror)
             if one.node not in record.observers
         ]
         count = min(_MOST_REPLICAS, sum(one.available for one in usable))

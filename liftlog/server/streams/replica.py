@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from liftlog.cluster import side_state, transitions
@@ -28,6 +28,7 @@ from liftlog.server.streams import copies
 from liftlog.server.streams.handing_over import LOOK_SECONDS
 from liftlog.server.streams.local_node import LocalNode
 from liftlog.server.streams.settings import origin_of, settings_of
+from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -42,8 +43,6 @@ class Replica:
 
     def __init__(self, name: str, node: LocalNode) -> None:
         self.name = name
-        self.led: ServedStream | None = None
-        self.followed: FollowedStream | None = None
         self._node = node
         self._me = node.member.name
         self._log: Log | None = None
@@ -52,6 +51,8 @@ class Replica:
         """Changes of the in-sync set while this node led."""
         self._remembered: tuple[object, ...] = ()
         """Leader and replicas, as they are on this node's disk."""
+        self._settings: tuple[Mapping[str, object], StreamSettings] | None = None
+        """Those of the record that was seen last, and what they mean."""
         self._resigned_epoch = 0
         self._is_whole = False
         """Whether the log, as it was opened, can have all that this node confirmed."""
@@ -69,6 +70,14 @@ class Replica:
             self._newest = record.incarnation
             self.opened.clear()
         self._wake.set()
+
+    @property
+    def led(self) -> ServedStream | None:
+        return self._node.led.get(self.name)
+
+    @property
+    def followed(self) -> FollowedStream | None:
+        return self._node.followed.get(self.name)
 
     def wake(self) -> None:
         """Something that the stream may have waited for has happened."""
@@ -184,7 +193,7 @@ class Replica:
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return
-        wanted = settings_of(record)
+        wanted = self._settings_of(record)
         if wanted != host.settings:
             await host.exclusively(
                 lambda: host.log.set_metadata(host.metadata(wanted)), lambda: host.adopt(wanted)
@@ -193,6 +202,13 @@ class Replica:
         start = min(record.log_start, host.log.high_watermark)
         if self.led is not None and start > host.log.log_start_offset:
             await host.exclusively(lambda: host.log.truncate_prefix(start))
+
+    def _settings_of(self, record: StreamRecord) -> StreamSettings:
+        """The settings in the record, which most of its versions leave as they are. Raises
+        InvalidArgument."""
+        if self._settings is None or self._settings[0] != record.settings:
+            self._settings = (record.settings, settings_of(record))
+        return self._settings[1]
 
     # --- the log ---
 
@@ -254,7 +270,7 @@ class Replica:
             ended=partial(self._ended, epoch),
             expects_repair=partial(self._node.hosts.expects_repair, self.name),
         )
-        settings, origin = settings_of(record), origin_of(record)
+        settings, origin = self._settings_of(record), origin_of(record)
         host = await self._node.hosts.host_replica(
             self.name,
             settings,
@@ -263,7 +279,8 @@ class Replica:
             led=led,
             ids=self._node.handovers.ids(self.name),
         )
-        self._log, self.led = None, led
+        self._log = None
+        self._node.led[self.name] = led
         for other in record.members:
             if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
                 led.lost(other)
@@ -300,17 +317,17 @@ class Replica:
         log = await self._log_between_roles(record)
         await self._change_log(partial(_end_lead, log))
         host = await self._node.hosts.host_replica(
-            self.name, settings_of(record), log, origin=origin_of(record), led=None
+            self.name, self._settings_of(record), log, origin=origin_of(record), led=None
         )
         self._log = None
-        self.followed = FollowedStream(
+        followed = self._node.followed[self.name] = FollowedStream(
             host,
             record,
             self._me,
             link_to=self._node.link_to,
             tell_record_is_old=self._look_again,
         )
-        self.followed.start()
+        followed.start()
         logger.info(
             "following stream=%s leader=%s epoch=%d",
             self.name,
@@ -357,11 +374,12 @@ class Replica:
         self._node.hosts.broken.pop(self.name, None)
 
     def stop(self) -> None:
-        if self.led is not None:
-            self.led.close()
-        if self.followed is not None:
-            self.followed.close()
-        self.led = self.followed = None
+        led = self._node.led.pop(self.name, None)
+        if led is not None:
+            led.close()
+        followed = self._node.followed.pop(self.name, None)
+        if followed is not None:
+            followed.close()
 
     async def _leave_node(self, record: StreamRecord) -> None:
         """The stream was deleted, or its copy has moved to another node."""
@@ -378,11 +396,12 @@ class Replica:
 
     def change_due(self) -> Change | None:
         """A change of the in-sync set that is due."""
-        if self.led is None:
+        led = self.led
+        if led is None:
             return None
         try:
-            self.led.side_changed()  # leases also end without a request
-            return self.led.propose()
+            led.side_changed()  # leases also end without a request
+            return led.propose()
         except LiftlogError as error:  # one stream must not end the task of all
             logger.warning("in-sync-set-not-judged stream=%s error=%s", self.name, error)
             return None

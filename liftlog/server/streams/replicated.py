@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
@@ -31,11 +32,12 @@ from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.repair import ReplicaDonors
 from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.server.replication.succession import Succession
-from liftlog.server.streams import cluster_view, copies, placing
+from liftlog.server.streams import cluster_view, copies
 from liftlog.server.streams.handing_over import LOOK_SECONDS, Handovers
 from liftlog.server.streams.leadership import Leadership
 from liftlog.server.streams.local_node import LocalNode, StreamHosts
 from liftlog.server.streams.moves import Moves
+from liftlog.server.streams.placing import NewStreams
 from liftlog.server.streams.replica import Replica
 from liftlog.server.streams.settings import origin_of, record_settings
 from liftlog.settings import StreamSettings
@@ -43,6 +45,7 @@ from liftlog.settings import StreamSettings
 logger = logging.getLogger("liftlog.server.replication")
 
 _PROPOSE_SECONDS = 0.1
+_SIDE_TURNS = 10
 _PLACE_SECONDS = 0.2
 _CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
@@ -98,6 +101,7 @@ class ReplicatedStreams:
         self.forwarding = Forwarding(link_to, self.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to)
         self.moves = Moves(self.mirror)
+        self.new_streams = NewStreams(self.mirror)
         self.guard = Guard(
             self.mirror,
             member.name,
@@ -145,7 +149,7 @@ class ReplicatedStreams:
 
     def connected(self, node: str) -> None:
         """This node's connection to `node` is there again."""
-        for followed in self.followed.values():
+        for followed in list(self.followed.values()):
             followed.connected(node)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -155,11 +159,16 @@ class ReplicatedStreams:
 
     async def keep_in_sync(self) -> None:
         """Commit the changes of in-sync sets that are due, until cancelled."""
-        while True:
+        for turn in itertools.count():
             await asyncio.sleep(_PROPOSE_SECONDS)
+            # Side states that change by time alone are looked for less often.
+            is_for_all = turn % _SIDE_TURNS == 0
+            names = [
+                name for name, led in self.led.items() if is_for_all or not led.leader.is_settled
+            ]
             due = [
                 (replica, change)
-                for replica in self._streams.values()
+                for replica in map(self._streams.__getitem__, names)
                 if (change := replica.change_due()) is not None
             ]
             # A node that dies is missed by all streams at once, and acks of each wait for this.
@@ -219,7 +228,11 @@ class ReplicatedStreams:
             spawn=self._spawn,
             is_attached=lambda: self._node.hosts.nats_connected,
         )
-        self._spawn(self._succession.run())
+
+    async def keep_led(self) -> None:
+        """Take part in elections, after `stand`, until cancelled."""
+        assert self._succession is not None
+        await self._succession.run()
 
     def opinion(self, node: str) -> SuspectAnswer:
         """What this node says when another one suspects `node`."""
@@ -247,7 +260,7 @@ class ReplicatedStreams:
 
     def leading(self) -> Iterable[tuple[str, Leader]]:
         """See `Copies`."""
-        return [(name, led.leader) for name, led in self.led.items()]
+        return ((name, led.leader) for name, led in self.led.items())
 
     def _stand_aside(self, name: str) -> None:
         """The metadata store has forgotten what this node has seen of the stream."""
@@ -256,7 +269,7 @@ class ReplicatedStreams:
 
     def hear_again(self) -> None:
         """See `Copies`."""
-        for led in self.led.values():
+        for led in list(self.led.values()):
             led.hear_again()
 
     def stop_leading(self, name: str, reason: str) -> None:
@@ -299,15 +312,10 @@ class ReplicatedStreams:
         """The record of a new stream, on nodes that are live; the one that exists if there is one.
         Raises Conflict when there are too few nodes, MetadataUnavailable."""
         try:
-            return await placing.create(self.mirror, name, settings, origin="api")
+            return await self.new_streams.create(name, settings, origin="api")
         except Conflict:
             await self.mirror.load()  # a node that has come just now may not be known here
-            return await placing.create(self.mirror, name, settings, origin="api")
-
-    async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
-        """Create the streams of the configuration file that do not exist, as soon as there are
-        enough nodes."""
-        await placing.create_configured(self.mirror, streams)
+            return await self.new_streams.create(name, settings, origin="api")
 
     async def update(self, name: str, settings: StreamSettings) -> None:
         """Store other settings; each node with a copy adopts them. Raises MetadataUnavailable."""
@@ -369,7 +377,7 @@ class ReplicatedStreams:
 
     def _lost(self, node: str) -> None:
         """Acks no longer wait for `node`, until it asks again."""
-        for led in self.led.values():
+        for led in list(self.led.values()):
             led.lost(node)
 
     # --- which node answers clients ---
@@ -487,14 +495,14 @@ class ReplicatedStreams:
         return [one.name for one in records if one and me in {*one.replicas} - {*one.isr}]
 
     @property
-    def led(self) -> dict[str, ServedStream]:
-        return {name: one.led for name, one in self._streams.items() if one.led is not None}
+    def led(self) -> Mapping[str, ServedStream]:
+        """As it is now; it changes when a role does."""
+        return self._node.led
 
     @property
-    def followed(self) -> dict[str, FollowedStream]:
-        return {
-            name: one.followed for name, one in self._streams.items() if one.followed is not None
-        }
+    def followed(self) -> Mapping[str, FollowedStream]:
+        """As it is now; it changes when a role does."""
+        return self._node.followed
 
     # --- the end ---
 
@@ -521,7 +529,10 @@ class ReplicatedStreams:
         """Before a planned stop: no leader waits for this node any more, and streams that it led
         get another leader."""
         self._is_stopping = self.handovers.is_stopping = True
-        await asyncio.gather(*(one.leave() for one in list(self._streams.values())))
+        leaving = list(self._streams.values())
+        for start in range(0, len(leaving), _CHANGES_AT_ONCE):
+            some = leaving[start : start + _CHANGES_AT_ONCE]
+            await asyncio.gather(*(one.leave() for one in some))
 
     async def close(self) -> None:
         """Follow no record any more; the logs stay open, the broker closes them."""

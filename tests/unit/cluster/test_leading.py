@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -245,6 +246,42 @@ def test_a_parked_follower_is_level_however_long_nothing_is_written() -> None:
     one.written(11, 1000.0)
     assert one.propose(1009.0) is None
     assert one.propose(1011.0) is not None
+
+
+def settled(record: StreamRecord = RECORD) -> Leader:
+    one = leader(record)
+    ask(one, "b", 10)
+    assert (one.propose(100.0), one.is_settled) == (None, False), "c may yet be dropped"
+    ask(one, "c", 10)
+    assert (one.propose(100.0), one.is_settled) == (None, True)
+    return one
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        lambda one: one.written(11, 101.0),
+        lambda one: one.side_changed(7, 101.0),
+        lambda one: one.expired("b", 101.0),
+        lambda one: one.lost("b"),
+        lambda one: ask(one, "b", 10, now=101.0),
+        lambda one: one.adopt(made(t.update(RECORD, {"min_isr": 1}))),
+    ],
+)
+def test_with_all_level_nothing_is_to_be_proposed_before_something_happens(
+    event: Callable[[Leader], object],
+) -> None:
+    one = settled()
+    assert one.propose(10_000.0) is None
+    event(one)
+    assert not one.is_settled
+
+
+def test_a_move_is_looked_at_until_it_has_ended() -> None:
+    one = leader(made(t.reassign(RECORD, "abd")))
+    ask(one, "b", 10)
+    ask(one, "c", 10)
+    assert (one.propose(100.0), one.is_settled) == (None, False)
 
 
 def test_under_load_a_follower_is_level_if_it_has_what_there_was_when_it_asked_before() -> None:

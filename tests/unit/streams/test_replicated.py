@@ -15,7 +15,8 @@ from support.local_broker import Running
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import StoreUnavailable
-from liftlog.errors import Conflict
+from liftlog.errors import Conflict, NotLeader
+from liftlog.protocol.described import StreamInfo
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, to_bytes
 from liftlog.server.replication.mirror import Mirror
@@ -33,6 +34,8 @@ class Store(FileMetaStore):
     failed = 0
     under_way = 0
     most_under_way = 0
+    together = 0
+    """So many changes wait for each other."""
 
     async def cas(self, key: str, value: bytes, revision: int) -> int:
         if self.failing > self.failed:
@@ -41,6 +44,7 @@ class Store(FileMetaStore):
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
+            await wait(lambda: self.most_under_way >= self.together)
             return await super().cas(key, value, revision)
         finally:
             self.under_way -= 1
@@ -427,4 +431,52 @@ async def test_leaving_is_tried_again_while_the_store_does_not_answer(
     assert store.failed == store.failing
     found = streams.mirror.records["s"]
     assert (found.leader, found.isr) == (None, ("b", "c"))
+    await node.close()
+
+
+async def with_nodes(store: Store, streams: ReplicatedStreams) -> None:
+    for name in "abc":
+        await store.cas(f"node.{name}", to_bytes({"start": 1, "data_id": name, "address": ""}), 0)
+        await store.cas(f"live.{name}", to_bytes({"start": 1}), 0)
+    await streams.mirror.load()
+
+
+async def test_streams_created_at_the_same_time_do_not_wait_for_each_other(
+    tmp_path: Path, store: Store
+) -> None:
+    node = Node(tmp_path / "a", store, start=1)
+    await with_nodes(store, node.streams)
+    store.together, store.most_under_way = 6, 0
+    names = [f"s{number}" for number in range(6)]
+    created = (
+        node.running.broker.create_stream(name, {"subject": f"{name}.>", "replicas": 3})
+        for name in names
+    )
+    found = await asyncio.gather(*created, return_exceptions=True)
+    records = [node.streams.mirror.records[name] for name in names]
+    assert Counter(one.leader for one in records) == {"a": 2, "b": 2, "c": 2}
+    for record, result in zip(records, found, strict=True):
+        is_here = record.leader == "a"
+        assert isinstance(result, StreamInfo if is_here else NotLeader), result
+    assert node.streams.led.keys() == {one.name for one in records if one.leader == "a"}
+    await node.close()
+
+
+async def test_the_streams_of_the_configuration_are_created_together_once_there_are_nodes(
+    tmp_path: Path, store: Store
+) -> None:
+    node = Node(tmp_path / "a", store, start=1)
+    settings = {
+        f"s{number}": parse_stream_settings({"subject": f"s{number}.>", "replicas": 3})
+        for number in range(100)
+    }
+    creating = asyncio.create_task(node.streams.new_streams.create_configured(settings))
+    await asyncio.sleep(0.05)
+    assert not creating.done(), "no node is there"
+    await with_nodes(store, node.streams)
+    store.together, store.most_under_way = 32, 0
+    await creating
+    assert store.most_under_way <= 64
+    leaders = Counter(node.streams.mirror.records[name].leader for name in settings)
+    assert sorted(leaders.values()) == [33, 33, 34]
     await node.close()
