@@ -68,6 +68,14 @@ class SubjectSequences:
             return offset if offset >= start else 0
         return 0 if self._unknown_below <= start else None
 
+    def last_committed(self, subject: bytes) -> int | None:
+        """As `last_offset`, without what is pending."""
+        offset = self._committed.get(self.marks.of(subject))
+        start = self._log_start_offset()
+        if offset is not None:
+            return offset if offset >= start else 0
+        return 0 if self._unknown_below <= start else None
+
     def resize(self, max_subjects: int) -> None:
         """Another bound from now on. What a smaller one had let go needs a scan."""
         self.needs_scan |= max_subjects > self.max_subjects and not self.is_complete

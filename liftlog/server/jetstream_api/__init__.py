@@ -4,6 +4,8 @@ service        takes requests from NATS, has them answered in bounded time, send
 presence       whether JetStream is on somewhere: then nothing is answered
 methods        which function answers which request, and what a request is
 streams        INFO and STREAM.*: streams described, created, changed, deleted
+messages       STREAM.MSG.GET and DIRECT.GET: single records, and batches of them
+lookups        finds records by offset, subject and time
 stream_config  JetStream's configuration of a stream, from our settings and into them
 answers        JetStream's errors, times, JSON and NATS commands
 """

@@ -82,6 +82,11 @@ class Request:
         return read_object(self.payload)
 
 
+def party_of(reply: bytes) -> bytes:
+    """Who asks: the inbox of a connection, which is the first two tokens of the reply subject."""
+    return b".".join(reply.split(b".", 2)[:2])
+
+
 def read_object(payload: bytes) -> dict[str, Any]:
     if not payload.strip():
         return {}

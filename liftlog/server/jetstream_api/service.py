@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from liftlog.errors import InternalError, LiftlogError, NatsRefused, NatsUnavailable
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
-from liftlog.server.jetstream_api import streams
+from liftlog.server.jetstream_api import messages, streams
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     answer_text,
@@ -30,6 +30,7 @@ from liftlog.server.jetstream_api.methods import (
     Parts,
     Request,
     find_method,
+    party_of,
     unknown_method,
 )
 from liftlog.server.jetstream_api.presence import Presence
@@ -53,7 +54,7 @@ _Message = tuple[bytes, bytes, bytes]
 """(subject, reply, payload)"""
 
 __all__ = ["JetStreamApi"]
-_REGISTERED = (streams,)  # imported for what they register
+_REGISTERED = (messages, streams)  # imported for what they register
 
 
 class Waiting:
@@ -119,11 +120,6 @@ class Waiting:
         if not self._served[party]:
             del self._served[party]
         self._news.set()
-
-
-def party_of(reply: bytes) -> bytes:
-    """The inbox of a connection: the first two tokens."""
-    return b".".join(reply.split(b".", 2)[:2])
 
 
 class JetStreamApi:

@@ -14,6 +14,7 @@ peers            the requests of another node of the cluster
 requests         what each of those needs of the ACL
 answers          what one client is sent
 services         what all connections share: made by the server, handed down
+walking          the wanted records of a log, a bounded step at a time, forwards or backwards
 
 send_queue       what waits to be sent on a connection: frames and slices of log files
 tailing          the consumers that wait at the end of a stream: woken together

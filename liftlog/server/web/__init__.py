@@ -10,7 +10,6 @@ actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second
 history      the last minutes and hours of each stream and of the daemon, in bounded memory
 browsing     records for a page, found in a thread
-walking      the wanted records of a log, a bounded step at a time, forwards or backwards
 conditions   a text, a JSON field or an expression in values
 automaton    regular expressions whose time depends on the length of the text alone
 content      a value as text, JSON, hexadecimal or msgpack

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from liftlog.errors import Forbidden, InvalidArgument
 from liftlog.log import Log
 from liftlog.records.selection import Selection
+from liftlog.server.pull.walking import Backward, Forward, Item, Span, Walk
 from liftlog.server.web.asking import Asked
-from liftlog.server.web.walking import Backward, Forward, Item, Span, Walk
 
 _SEARCH_SECONDS = 0.7
 """For one page; the records found until then are shown."""

@@ -11,12 +11,12 @@ from urllib.parse import urlencode
 from liftlog.errors import InvalidArgument
 from liftlog.records.message_headers import count_lines, header_lines
 from liftlog.records.selection import Selection, parse_selection
+from liftlog.server.pull.walking import Damage, Item
 from liftlog.server.web import conditions, content
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.browsing import Found, Wanted, bounds, browse, parse_key
 from liftlog.server.web.conditions import KINDS, Condition, parse_condition
 from liftlog.server.web.formats import parse_moment
-from liftlog.server.web.walking import Damage, Item
 
 LIMITS = (50, 25, 100, 250)
 """The first is meant if none is named."""

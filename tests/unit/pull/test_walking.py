@@ -8,8 +8,8 @@ import pytest
 
 from liftlog.errors import CorruptRange
 from liftlog.records.selection import parse_selection
-from liftlog.server.web import walking
-from liftlog.server.web.walking import Backward, Damage, Forward, Span
+from liftlog.server.pull import walking
+from liftlog.server.pull.walking import Backward, Damage, Forward, Span
 
 EVERYTHING = parse_selection()
 

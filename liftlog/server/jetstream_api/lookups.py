@@ -1,0 +1,237 @@
+"""Finds single records of a log: by offset, the last or the next of a subject, the last of each.
+
+The log has no index by subject. The last offset of a subject is mostly known (`subject_sequences`);
+everything else is searched in bounded pieces, in the threads that all readers share fairly, and a
+search that takes too long is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeVar
+
+from acl.subjects import is_literal, matches
+from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
+from liftlog.log import Log
+from liftlog.records.decode import Record, iter_batches
+from liftlog.records.selection import OFFSET, SUBJECT, Selection, parse_selection
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.http.failures import NoRecord
+from liftlog.server.http.one_record import read_record
+from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, scan_log
+from liftlog.server.pull.services import PullServices
+from liftlog.server.pull.walking import Backward, Damage, Span
+
+_SEARCH_SECONDS = 4.0
+"""Clients wait for 5 s."""
+MAX_RESULTS = 1024
+_KNOWN_SUBJECTS = frozenset((OFFSET, SUBJECT))
+
+Result = TypeVar("Result")
+
+
+class Found(NamedTuple):
+    """`headers` is the block of the message, verbatim; empty without headers."""
+
+    record: Record
+    headers: bytes
+
+
+class TooManyResults(Exception):
+    """More subjects than one answer may have."""
+
+
+class Lookup:
+    """One request's view of a stream. Belongs to the event loop; methods raise LiftlogErrors, and
+    LimitExceeded when a search takes too long."""
+
+    def __init__(
+        self,
+        services: PullServices,
+        host: StreamHost,
+        readable: tuple[str, ...] | None,
+        party: Hashable,
+    ) -> None:
+        """Records on subjects that are not `readable` (None: all are) are not found."""
+        self._log: Log = host.log
+        self._subjects = host.sequencer.subjects
+        self._readable = readable
+        self._threads = services.scanners.of(party)
+        self._cold = services.cold_readers
+        self._until = time.monotonic() + _SEARCH_SECONDS
+
+    async def at(self, offset: int) -> Found | None:
+        try:
+            record, block = await self._run(read_record, self._log, offset, cold=True)
+        except (NoRecord, OffsetOutOfRange):
+            return None
+        if not self._may_read(record.subject):
+            return None
+        return Found(record, block)
+
+    async def offset_at(self, timestamp_ns: int) -> int:
+        """Of the first record from that time on; the high watermark if there is none."""
+        return await self._run(self._log.offset_for_timestamp, timestamp_ns, cold=True)
+
+    async def last(self, pattern: str) -> Found | None:
+        """The last record on the subjects of a pattern."""
+        known = self._known_last(pattern)
+        if known is not None:
+            return await self.at(known) if known else None
+        span = Span(self._log.log_start_offset, self._log.high_watermark)
+        walk = Backward(self._log, span, self._selection((pattern,)))
+        while not walk.at_end:
+            for item in await self._step(walk.step, 1):
+                if not isinstance(item, Damage):
+                    return await self.at(item.offset)
+        return None
+
+    def _known_last(self, pattern: str) -> int | None:
+        """0: there is no such record; None: not known."""
+        if self._subjects is None or not is_literal(pattern):
+            return None
+        offset = self._subjects.last_committed(pattern.encode())
+        return offset if offset is not None and offset < self._log.high_watermark else None
+
+    async def following(
+        self, offset: int, subjects: Sequence[str], limit: int, max_bytes: int
+    ) -> tuple[list[Found], int]:
+        """The next records from `offset` on, on any of the subjects (none: all), and the offset to
+        continue at: the end, if there are no more. At most `limit`, and about `max_bytes`, but
+        at least one if there is one."""
+        log, selection = self._log, self._selection(subjects)
+        at = max(offset, log.log_start_offset)
+        while at < log.high_watermark:
+            scan = Scan(at, None, max_bytes, selection)
+            found, at = await self._step(_found_by, log, scan, limit)
+            if found:
+                return found, at
+        return [], max(at, log.high_watermark)
+
+    async def count(self, offset: int, subjects: Sequence[str]) -> int:
+        """The records from `offset` on, on any of the subjects (none: all)."""
+        log, end = self._log, self._log.high_watermark
+        at = max(offset, log.log_start_offset)
+        has_holes = log.record_count != end - log.log_start_offset
+        if not subjects and self._readable is None and not has_holes:
+            return max(0, end - at)
+        selection = self._selection(subjects, columns=(OFFSET,))
+        count = 0
+        while at < end:
+            more, at = await self._step(_counted, log, Scan(at, end, MAX_ANSWER_BYTES, selection))
+            count += more
+        return count
+
+    async def last_of_each(self, patterns: Sequence[str], first: int, end: int) -> list[int]:
+        """The offsets of the last record below `end` of each subject that matches, ascending, as
+        far as they are at or above `first`. Raises TooManyResults."""
+        log = self._log
+        if end >= log.high_watermark and all(self._known_last(one) is not None for one in patterns):
+            known = {self._known_last(one) or 0 for one in patterns}
+            return sorted(one for one in known if one and one >= first)
+        selection = self._selection(patterns, columns=_KNOWN_SUBJECTS)
+        last: dict[bytes, int] = {}
+        at = max(log.log_start_offset, 1)
+        while at < end:
+            scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
+            at = await self._step(_note_last, log, scan, last)
+            if len(last) > 64 * MAX_RESULTS:
+                raise TooManyResults
+        return sorted(one for one in last.values() if one >= first)
+
+    async def subjects(self, pattern: str, most: int) -> dict[bytes, int]:
+        """How many records each subject that matches has. Raises TooManyResults."""
+        log, end = self._log, self._log.high_watermark
+        selection = self._selection((pattern,), columns=_KNOWN_SUBJECTS)
+        counts: dict[bytes, int] = {}
+        at = log.log_start_offset
+        while at < end:
+            scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
+            at = await self._step(_count_subjects, log, scan, counts)
+            if len(counts) > most:
+                raise TooManyResults
+        return counts
+
+    # --- inner ---
+
+    def _may_read(self, subject: str) -> bool:
+        readable = self._readable
+        return readable is None or any(matches(one, subject) for one in readable)
+
+    def _selection(
+        self, subjects: Sequence[str], columns: Sequence[str] | frozenset[str] | None = None
+    ) -> Selection:
+        return parse_selection(
+            subjects=subjects or None,
+            columns=None if columns is None else sorted(columns),
+            readable=self._readable,
+        )
+
+    async def _step(self, function: Callable[..., Result], *arguments: object) -> Result:
+        if time.monotonic() > self._until:
+            raise LimitExceeded(
+                "the search takes too long: the log has no index by subject",
+                hint="read the stream with liftlog's clients, with a filter",
+            )
+        return await self._run(function, *arguments)
+
+    async def _run(
+        self, function: Callable[..., Result], *arguments: object, cold: bool = False
+    ) -> Result:
+        threads = self._cold if cold else self._threads
+        return await asyncio.wrap_future(threads.submit(function, *arguments))
+
+
+# --- in threads: each looks at one bounded piece, and returns where to continue ---
+
+
+def _piece(log: Log, scan: Scan) -> tuple[bytes, int]:
+    """The encoded batches of a piece, and where it ends. What is damaged or gone is skipped: the
+    daemon reports it elsewhere, and the sequences show it."""
+    try:
+        scanned = scan_log(log, scan)
+    except CorruptRange as damage:
+        return b"", max(int(damage.details["next_offset"]), scan.offset + 1)
+    except OffsetOutOfRange:
+        return b"", max(log.log_start_offset, scan.offset + 1)
+    return scanned.body, max(scanned.next_offset, scan.offset + 1)
+
+
+def _found_by(log: Log, scan: Scan, limit: int) -> tuple[list[Found], int]:
+    body, following = _piece(log, scan)
+    found: list[Found] = []
+    for batch in iter_batches(body):
+        left = limit - len(found)
+        if left <= 0:
+            return found, int(batch.offsets()[0])
+        if len(batch) > left:
+            offsets = batch.offsets()
+            following = int(offsets[left])
+            batch = batch.trim(int(offsets[0]), following)
+        pairs = zip(batch.records(), batch.headers(), strict=True)
+        found += [Found(record, block) for record, block in pairs]
+        if len(found) >= limit and batch.next_offset == following:
+            break
+    return found, following
+
+
+def _counted(log: Log, scan: Scan) -> tuple[int, int]:
+    body, following = _piece(log, scan)
+    return sum(len(batch) for batch in iter_batches(body)), following
+
+
+def _note_last(log: Log, scan: Scan, last: dict[bytes, int]) -> int:
+    body, following = _piece(log, scan)
+    for batch in iter_batches(body):
+        last.update(zip(batch.raw_subjects(), map(int, batch.offsets()), strict=True))
+    return following
+
+
+def _count_subjects(log: Log, scan: Scan, counts: dict[bytes, int]) -> int:
+    body, following = _piece(log, scan)
+    for batch in iter_batches(body):
+        for subject in batch.raw_subjects():
+            counts[subject] = counts.get(subject, 0) + 1
+    return following

@@ -1,0 +1,345 @@
+"""STREAM.MSG.GET and DIRECT.GET: single records, and batches of them.
+
+A direct get is answered with the message itself, and says in headers where it comes from; refusals
+are a status in the headers. The other one is answered with JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from acl.subjects import why_invalid
+from liftlog.errors import LiftlogError
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.answers import (
+    JetStreamError,
+    bad_request,
+    command,
+    from_liftlog,
+    invalid_json,
+    no_message,
+    time_text,
+)
+from liftlog.server.jetstream_api.lookups import MAX_RESULTS, Found, Lookup, TooManyResults
+from liftlog.server.jetstream_api.methods import (
+    OVER_NATS,
+    Answer,
+    Request,
+    answers,
+    flag,
+    party_of,
+    read_object,
+    text,
+    whole,
+)
+
+_BATCH_BYTES = 4 * 2**20
+"""Sent for one request, at most; the client asks for the rest."""
+_PIECE_BYTES = 128 * 1024
+_PREAMBLE = b"NATS/1.0\r\n"
+_EARLIEST_NS, _LATEST_NS = 0, 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The fields of a request; 0, empty and None where nothing was said."""
+
+    seq: int
+    last_for: str
+    next_for: str
+    start_ns: int | None
+    batch: int
+    max_bytes: int
+    multi_last: Sequence[str]
+    up_to_seq: int
+    up_to_ns: int | None
+    no_headers: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return not (
+            self.seq
+            or self.last_for
+            or self.next_for
+            or self.multi_last
+            or self.start_ns is not None
+        )
+
+    @property
+    def is_contradictory(self) -> bool:
+        """What no one message or batch can fulfil."""
+        has_start = self.start_ns is not None
+        return (
+            (self.seq > 0 and has_start)
+            or (bool(self.last_for) and (self.seq > 0 or has_start or self.batch > 0))
+            or (bool(self.last_for) and bool(self.next_for))
+            or (bool(self.multi_last) and bool(self.last_for or self.next_for))
+            or (self.up_to_seq > 0 and self.up_to_ns is not None)
+        )
+
+
+def parse_wish(body: dict[str, Any]) -> Wish:
+    """Raises JetStreamError. Unknown fields are ignored, as JetStream does."""
+    patterns = body.get("multi_last") or []
+    if not isinstance(patterns, list) or len(patterns) > MAX_RESULTS:
+        raise invalid_json(f"multi_last: expected a list of at most {MAX_RESULTS} subjects")
+    named = [text({"multi_last": one}, "multi_last") for one in patterns]
+    wish = Wish(
+        seq=whole(body, "seq"),
+        last_for=text(body, "last_by_subj"),
+        next_for=text(body, "next_by_subj"),
+        start_ns=_time(body, "start_time"),
+        batch=whole(body, "batch"),
+        max_bytes=whole(body, "max_bytes"),
+        multi_last=named,
+        up_to_seq=whole(body, "up_to_seq"),
+        up_to_ns=_time(body, "up_to_time"),
+        no_headers=flag(body, "no_hdr"),
+    )
+    for pattern in (wish.last_for, wish.next_for, *named):
+        if pattern and why_invalid(pattern) is not None:
+            raise bad_request("invalid subject")
+    return wish
+
+
+def _time(body: dict[str, Any], name: str) -> int | None:
+    """RFC 3339, in nanoseconds since 1970; what lies outside 64 bits becomes the nearest end."""
+    value = text(body, name)
+    if not value:
+        return None
+    whole_part, point, rest = value.partition(".")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))] if point else ""
+    zone = rest[len(digits) :] if point else ""
+    try:
+        moment = datetime.fromisoformat(whole_part + zone)
+        if moment.tzinfo is None:
+            raise ValueError("no time zone")
+        since = moment - datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+    except (ValueError, OverflowError):
+        raise invalid_json(f"{name}: expected a time as in RFC 3339") from None
+    seconds = since.days * 86_400 + since.seconds
+    nanoseconds = seconds * 1_000_000_000 + int(digits[:9].ljust(9, "0") or 0)
+    return max(_EARLIEST_NS, min(_LATEST_NS, nanoseconds))
+
+
+# --- STREAM.MSG.GET ---
+
+
+@answers("STREAM.MSG.GET", "stream_msg_get", arguments=(1, 1), at_leader=True)
+async def _get(request: Request) -> Answer:
+    host, lookup = _open(request)
+    wish = parse_wish(request.body())
+    if wish.is_empty or wish.is_contradictory or wish.batch or wish.max_bytes or wish.multi_last:
+        raise bad_request()
+    found = await _one(lookup, wish)
+    if found is None:
+        raise no_message()
+    _check_still_readable(request, host)
+    record = found.record
+    message: dict[str, Any] = {
+        "subject": record.subject,
+        "seq": record.offset,
+        "data": base64.b64encode(record.value or b"").decode(),
+        "time": time_text(record.timestamp_ns),
+    }
+    if found.headers and not wish.no_headers:
+        message["hdrs"] = base64.b64encode(found.headers).decode()
+    limit = request.parts.max_payload_bytes()
+    if limit and len(message["data"]) + len(message.get("hdrs", "")) > limit - 1024:
+        raise JetStreamError(
+            500, 10051, "the message is too large for an answer in JSON; use a direct get"
+        )
+    return {"message": message}
+
+
+def _open(request: Request) -> tuple[StreamHost, Lookup]:
+    gate = request.parts.gate
+    readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
+    host = request.led_stream()
+    party = (OVER_NATS, party_of(request.reply))
+    return host, Lookup(request.parts.services, host, readable, party)
+
+
+def _check_still_readable(request: Request, host: StreamHost) -> None:
+    """The ACL may have changed, or the stream been deleted, since the search began."""
+    request.authorize("read")
+    if request.led_stream() is not host:
+        raise no_message()
+
+
+async def _one(lookup: Lookup, wish: Wish) -> Found | None:
+    if wish.last_for:
+        return await lookup.last(wish.last_for)
+    seq = wish.seq
+    if wish.start_ns is not None:
+        seq = await lookup.offset_at(wish.start_ns)
+    elif not wish.next_for:
+        return await lookup.at(seq)
+    subjects = (wish.next_for,) if wish.next_for else ()
+    found, _ = await lookup.following(seq, subjects, 1, _PIECE_BYTES)
+    return found[0] if found else None
+
+
+# --- DIRECT.GET ---
+
+
+class _Status(Exception):
+    """The answer is only a status."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+        self.line = f"NATS/1.0 {code} {words}\r\n\r\n".encode("ascii", "replace")
+
+
+@answers("DIRECT.GET", "direct_get", arguments=(1, None), at_leader=True)
+async def _direct_get(request: Request) -> None:
+    try:
+        await _serve_direct(request)
+        return
+    except _Status as status:
+        line = status.line
+    except TooManyResults:
+        line = _Status(413, "Too Many Results").line
+    except JetStreamError as error:
+        line = _Status(408, _one_line(error.description)).line
+    except LiftlogError as error:
+        known = from_liftlog(error)
+        line = _Status(known.code, _one_line(known.description)).line
+    await request.parts.send(command(request.reply, b"", line))
+
+
+def _one_line(words: str) -> str:
+    return " ".join(words.split())[:200]
+
+
+async def _serve_direct(request: Request) -> None:
+    wish = _direct_wish(request)
+    host, lookup = _open(request)
+    own = host.settings.jetstream
+    if own is not None and not own.allow_direct:
+        raise _Status(503, "Direct Get Is Not Allowed")
+    if wish.multi_last:
+        await _send_last_of_each(request, host, lookup, wish)
+    elif wish.batch:
+        await _send_batch(request, host, lookup, wish)
+    else:
+        found = await _one(lookup, wish)
+        if found is None:
+            raise _Status(404, "Message Not Found")
+        _check_still_readable(request, host)
+        await _send(request, host, wish, [found])
+
+
+def _direct_wish(request: Request) -> Wish:
+    key = ".".join(request.arguments[1:])
+    if not request.payload.strip() and not key:
+        raise _Status(408, "Empty Request")
+    try:
+        wish = parse_wish(read_object(request.payload) | ({"last_by_subj": key} if key else {}))
+    except JetStreamError as error:
+        raise _Status(408, "Malformed Request") from error
+    if wish.is_empty:
+        raise _Status(408, "Empty Request")
+    if wish.is_contradictory or (key and (wish.up_to_seq or wish.up_to_ns is not None)):
+        raise _Status(408, "Bad Request")
+    return wish
+
+
+def _message(request: Request, host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
+    """The command that sends one record. Raises _Status if NATS would not take it."""
+    record = found.record
+    headers = b""
+    if not wish.no_headers:
+        place = (
+            f"Nats-Stream: {host.name}\r\nNats-Subject: {record.subject}\r\n"
+            f"Nats-Sequence: {record.offset}\r\n"
+            f"Nats-Time-Stamp: {time_text(record.timestamp_ns)}\r\n"
+        )
+        # First, so that no header of the publisher can pretend to be one of these.
+        own = found.headers.partition(b"\r\n")[2] if found.headers else b"\r\n"
+        headers = b"%b%b%b%b" % (_PREAMBLE, place.encode(), more, own)
+    value = record.value or b""
+    limit = request.parts.max_payload_bytes()
+    if limit and len(headers) + len(value) > limit:
+        raise _Status(500, "The Message Is Too Large For NATS")
+    return command(request.reply, value, headers)
+
+
+async def _send(
+    request: Request, host: StreamHost, wish: Wish, found: Sequence[Found], more: bytes = b""
+) -> None:
+    commands = [_message(request, host, wish, one, more) for one in found]
+    await request.parts.send(b"".join(commands))
+
+
+async def _send_batch(request: Request, host: StreamHost, lookup: Lookup, wish: Wish) -> None:
+    at = wish.seq if wish.start_ns is None else await lookup.offset_at(wish.start_ns)
+    subjects = (wish.next_for,) if wish.next_for else ()
+    pending = await lookup.count(at, subjects)
+    most = min(wish.max_bytes or _BATCH_BYTES, _BATCH_BYTES)
+    left, sent_bytes, last = wish.batch, 0, 0
+    while left > 0 and sent_bytes < most:
+        found, at = await lookup.following(at, subjects, left, _PIECE_BYTES)
+        if not found:
+            break
+        _check_still_readable(request, host)
+        for one in found:
+            pending = max(0, pending - 1)
+            await _send(request, host, wish, [one], _progress(pending, last))
+            last = one.record.offset
+            left -= 1
+            sent_bytes += _size_of(one)
+            if sent_bytes >= most:
+                break
+    if not last:
+        raise _Status(404, "Message Not Found")
+    pending = await lookup.count(last + 1, subjects)
+    end = b"NATS/1.0 204 EOB\r\n%b\r\n" % _progress(pending, last)
+    await request.parts.send(command(request.reply, b"", end))
+
+
+async def _send_last_of_each(
+    request: Request, host: StreamHost, lookup: Lookup, wish: Wish
+) -> None:
+    end = host.log.high_watermark
+    if wish.up_to_ns is not None:
+        end = min(end, await lookup.offset_at(wish.up_to_ns))
+        if end <= host.log.log_start_offset:
+            raise _Status(404, "No Results")
+    elif wish.up_to_seq:
+        end = min(end, wish.up_to_seq + 1)
+    offsets = await lookup.last_of_each(wish.multi_last, wish.seq, end)
+    if not offsets:
+        raise _Status(404, "No Results")
+    if len(offsets) > MAX_RESULTS:
+        raise TooManyResults
+    most = min(wish.max_bytes or _BATCH_BYTES, _BATCH_BYTES)
+    pending, sent_bytes, sent, last = len(offsets), 0, 0, 0
+    for offset in offsets:
+        found = await lookup.at(offset)
+        pending -= 1
+        if found is None:  # retention was faster
+            continue
+        _check_still_readable(request, host)
+        await _send(request, host, wish, [found], _progress(pending, last))
+        last = offset
+        sent += 1
+        sent_bytes += _size_of(found)
+        if sent_bytes >= most or (wish.batch and sent >= wish.batch):
+            break
+    up_to = b"Nats-UpTo-Sequence: %d\r\n" % (end - 1)
+    line = b"NATS/1.0 204 EOB\r\n%b%b\r\n" % (_progress(pending, last), up_to)
+    await request.parts.send(command(request.reply, b"", line))
+
+
+def _progress(pending: int, last: int) -> bytes:
+    return b"Nats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n" % (pending, last)
+
+
+def _size_of(found: Found) -> int:
+    record = found.record
+    return len(record.subject) + len(found.headers) + len(record.value or b"")

@@ -1,0 +1,156 @@
+"""Gets of single messages, answered as JetStream answers them: each question is asked of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats, header_block
+
+pytestmark = pytest.mark.integration
+
+STREAM = {"name": "s", "subjects": ["s.>"], "allow_direct": True}
+SUBJECTS = ["s.a", "s.b", "s.a", "s.c.d", "s.a", "s.b", "s.c.e", "s.a"]
+
+
+class Both(NamedTuple):
+    ours: RawNats
+    theirs: RawNats
+    times: list[str]
+    """When JetStream stored each message; ours are a little later."""
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Both]:
+    with (
+        NatsServer() as plain,
+        NatsServer(jetstream=True) as jetstream,
+        Daemon(plain.url, {"nats": {"jetstream_api": True}}) as daemon,
+        RawNats(plain.port) as ours,
+        RawNats(jetstream.port) as theirs,
+    ):
+        until(lambda: ours.request("$JS.API.INFO", b"").payload != b"")
+        for client in (theirs, ours):
+            answer = client.request("$JS.API.STREAM.CREATE.s", json.dumps(STREAM))
+            assert "error" not in json.loads(answer.payload)
+            for number, subject in enumerate(SUBJECTS):
+                headers = header_block({"Number": str(number)}) if number % 2 else b""
+                ack = client.request(subject, b"%d" % number * number, headers=headers)
+                assert json.loads(ack.payload)["seq"] == number + 1
+            # The purge takes the first one away.
+            answer = client.request("$JS.API.STREAM.PURGE.s", b'{"seq": 2}')
+            assert json.loads(answer.payload)["purged"] == 1
+        yield Both(ours, theirs, [])
+        assert_no_traceback(daemon)
+
+
+def without_time(answer: dict[str, Any]) -> dict[str, Any]:
+    message = answer.get("message")
+    if message is not None:
+        message["time"] = "T" if message["time"] else ""
+    return answer
+
+
+GETS: list[dict[str, Any]] = [
+    *({"seq": number} for number in range(11)),
+    {},
+    {"last_by_subj": "s.a"},
+    {"last_by_subj": "s.b"},
+    {"last_by_subj": "s.missing"},
+    {"last_by_subj": "s.c.*"},
+    {"last_by_subj": "s.>"},
+    {"last_by_subj": "other"},
+    {"next_by_subj": "s.b"},
+    {"next_by_subj": "s.b", "seq": 2},
+    {"next_by_subj": "s.b", "seq": 3},
+    {"next_by_subj": "s.b", "seq": 7},
+    {"next_by_subj": "s.*", "seq": 4},
+    {"next_by_subj": "s.c.>", "seq": 5},
+    {"seq": 3, "last_by_subj": "s.a"},
+    {"next_by_subj": "s.a", "last_by_subj": "s.a"},
+    {"start_time": "2000-01-01T00:00:00Z"},
+    {"start_time": "2000-01-01T00:00:00.123456789+01:00", "next_by_subj": "s.b"},
+    {"start_time": "2100-01-01T00:00:00Z"},
+    {"start_time": "2000-01-01T00:00:00Z", "seq": 4},
+    {"seq": 4, "no_hdr": True},
+]
+
+
+@pytest.mark.parametrize("wish", GETS, ids=json.dumps)
+def test_a_message_in_json(both: Both, wish: dict[str, Any]) -> None:
+    question = json.dumps(wish).encode() if wish else b""
+    ours, theirs = (
+        without_time(json.loads(client.request("$JS.API.STREAM.MSG.GET.s", question).payload))
+        for client in (both.ours, both.theirs)
+    )
+    assert ours == theirs
+
+
+def direct(
+    client: RawNats, subject: str, payload: bytes
+) -> list[tuple[str, dict[str, str], bytes]]:
+    """All answers: the status line, the headers, the payload."""
+    reply = client.new_reply()
+    client.pub(f"$JS.API.DIRECT.GET.{subject}", payload, reply=reply)
+    is_batch = b"batch" in payload or b"multi_last" in payload
+    found = []
+    while True:
+        message = client.next_message()
+        assert message.subject == reply
+        lines = message.headers.decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        if "Nats-Time-Stamp" in headers:
+            headers["Nats-Time-Stamp"] = "T"
+        found.append((lines[0], headers, message.payload))
+        is_last = not is_batch or " " in lines[0]
+        if is_last:
+            return found
+
+
+DIRECT = [
+    *GETS,
+    {"batch": 2, "seq": 1},
+    {"batch": 3, "seq": 4},
+    {"batch": 100, "seq": 1},
+    {"batch": 1, "seq": 9},
+    {"batch": 2, "next_by_subj": "s.a"},
+    {"batch": 100, "next_by_subj": "s.a", "seq": 4},
+    {"batch": 100, "next_by_subj": "s.c.*", "seq": 1},
+    {"batch": 100, "next_by_subj": "s.missing", "seq": 1},
+    {"batch": 100, "seq": 2, "max_bytes": 10},
+    {"batch": 3, "start_time": "2000-01-01T00:00:00Z"},
+    {"batch": 3, "last_by_subj": "s.a"},
+    {"multi_last": ["s.a", "s.b"]},
+    {"multi_last": ["s.>"]},
+    {"multi_last": ["s.c.*", "s.b"]},
+    {"multi_last": ["s.missing"]},
+    {"multi_last": ["s.>"], "up_to_seq": 5},
+    {"multi_last": ["s.a"], "up_to_seq": 4},
+    {"multi_last": ["s.>"], "seq": 7},
+    {"multi_last": ["s.>"], "batch": 2},
+    {"multi_last": ["s.>"], "up_to_time": "2000-01-01T00:00:00Z"},
+    {"multi_last": ["s.>"], "up_to_time": "2100-01-01T00:00:00Z"},
+    {"multi_last": ["s.>"], "up_to_seq": 5, "up_to_time": "2100-01-01T00:00:00Z"},
+]
+
+
+@pytest.mark.parametrize("wish", DIRECT, ids=json.dumps)
+def test_a_message_as_it_is(both: Both, wish: dict[str, Any]) -> None:
+    question = json.dumps(wish).encode() if wish else b""
+    assert direct(both.ours, "s", question) == direct(both.theirs, "s", question)
+
+
+@pytest.mark.parametrize("subject", ["s.a", "s.c.e", "s.missing", "s.*", "s.>", "other"])
+def test_the_last_of_a_subject_named_in_the_subject(both: Both, subject: str) -> None:
+    asked = f"s.{subject}"
+    assert direct(both.ours, asked, b"") == direct(both.theirs, asked, b"")
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[]", b'{"seq": -1}', b'{"seq": "1"}', b'{"seq": 1.5}'])
+def test_what_is_malformed_is_refused(both: Both, payload: bytes) -> None:
+    assert direct(both.ours, "s", payload) == direct(both.theirs, "s", payload)
