@@ -33,6 +33,11 @@ class Lane:
         start = self.slots.get(slot)
         return start is not None and offset >= start
 
+    @property
+    def latest_start(self) -> int:
+        """From here on everything of its slots is to be returned."""
+        return max(self.slots.values(), default=0)
+
     def next_of(self, slot: int) -> int:
         """The offset from which on nothing of this slot is processed."""
         return max(self.done, self.slots[slot])
@@ -55,7 +60,8 @@ class GroupMember:
         self.lanes: list[Lane] = []
         self.joined = 0
         self.generation = 0
-        self._deadline = -math.inf
+        self.deadline = -math.inf
+        """Until then its session lasts."""
         self._since: dict[int, int] = {}  # of the slots that it owns
         self._left: dict[int, int] = {}  # slot -> `since` of the newest tenure that it gave up
         self._leaving: dict[int, _Leaving] = {}
@@ -80,17 +86,17 @@ class GroupMember:
 
     def may_return(self, now: float) -> bool:
         """Whether its session lasts. Else other members may own its slots already."""
-        return now < self._deadline
+        return now < self.deadline
 
     def heard(self, sent: float) -> None:
         """The coordinator has answered what was sent then."""
-        self._deadline = max(self._deadline, sent + self._session)
+        self.deadline = max(self.deadline, sent + self._session)
 
     def lost(self) -> list[int]:
         """It is no member any more. Returns the slots that it had."""
         had = self.owned
         self.joined = self.generation = 0
-        self._deadline = -math.inf
+        self.deadline = -math.inf
         self.lanes = []
         for known in (self._since, self._left, self._leaving, self._stored):
             known.clear()

@@ -4,14 +4,16 @@ what counts as processed, when to commit, and what its beats say."""
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
+from liftlog.client.batches import take_records
 from liftlog.client.group_member import GroupMember, Lane
 from liftlog.client.read_options import ReadOptions, Start
 from liftlog.errors import GroupFenced, InvalidArgument, LiftlogError
@@ -23,7 +25,10 @@ from liftlog.protocol.groups import (
     JoinGroup,
     LeaveGroup,
 )
-from liftlog.records.decode import Record, RecordBatch
+from liftlog.records.decode import Record
+
+if TYPE_CHECKING:
+    from liftlog.records.positions import Batches
 
 SESSION_SECONDS = 10.0
 COMMIT_EVERY = 1000
@@ -32,6 +37,8 @@ LOOK_SECONDS = 0.1
 """A member without records looks so often for news of its group."""
 LONGEST_WAIT_SECONDS = 5.0
 """Of a beat without news."""
+_LONGEST_RUN_SECONDS = 0.05
+"""Records are returned without a look at anything else for so long."""
 
 SlotsCallback = Callable[[Sequence[int]], None]
 
@@ -41,8 +48,8 @@ logger = logging.getLogger("liftlog.client")
 def slots_of(records: Sequence[Record], count: int) -> list[int]:
     """The slot of each record: its key decides, its subject if it has none."""
     return [
-        crc32c(record.subject.encode() if record.key is None else record.key) * count >> 32
-        for record in records
+        crc32c(subject.encode() if key is None else key) * count >> 32
+        for _, _, subject, key, _, _ in records
     ]
 
 
@@ -79,18 +86,35 @@ class GroupSettings:
 
 
 class _Arrived:
-    """Records of one batch that the lane owned when they came, and where the batch ends."""
+    """Records of one batch that the lane owns, and where the batch ends. All before `index` were
+    returned, and the state knows of those before `counted`."""
 
-    def __init__(self, records: list[Record], slots: list[int], end: int) -> None:
+    def __init__(self, records: list[Record], slots: list[int] | None, end: int) -> None:
         self.records = records
-        self.slots = slots
         self.end = end
-        self.index = 0
+        self.index = self.counted = 0
+        self._slots = slots  # None: not computed yet
 
     @property
     def next_offset(self) -> int:
         """Nothing is to be returned below."""
         return self.records[self.index].offset if self.index < len(self.records) else self.end
+
+    def slots(self, first: int, end: int, slot_count: int) -> list[int]:
+        """Of the records [first, end)."""
+        if self._slots is None:
+            return slots_of(self.records[first:end], slot_count)
+        return self._slots[first:end]
+
+    def keep(self, lane: Lane, slot_count: int) -> None:
+        """Leave out what the lane no longer owns, of what was not returned yet."""
+        first, count = self.index, len(self.records)
+        slots = self.slots(first, count, slot_count)
+        pairs = zip(self.records[first:], slots, strict=True)
+        kept = [(record, slot) for record, slot in pairs if slot in lane.slots]
+        self.records = [record for record, _ in kept]
+        self._slots = [slot for _, slot in kept]
+        self.index = self.counted = 0
 
 
 class GroupReading:
@@ -110,6 +134,8 @@ class GroupReading:
         self._news: deque[tuple[AssignmentAnswer | LiftlogError, float]] = deque()
         self._slot_count = 0
         self._incarnation, self._epoch = "", 0
+        self._run: _Arrived | None = None  # what records are returned from at once
+        self._run_end, self._run_until = 0, 0.0
         self._turn: Lane | None = None
         self._last_turn: Lane | None = None
         self._uncounted = 0
@@ -201,6 +227,8 @@ class GroupReading:
             self._incarnation, self._epoch = answer.incarnation, answer.epoch
         gained, revoked = self._state.told(answer.joined, answer.generation, slots, sent)
         if revoked:
+            for lane, arrived in self._arrived.items():
+                arrived.keep(lane, self._slot_count)
             self._tell(self._settings.on_revoked, revoked)
         if gained:
             self._tell(self._settings.on_assigned, gained)
@@ -246,36 +274,81 @@ class GroupReading:
             options["incarnation"], options["epoch"] = self._incarnation, self._epoch
         return lane.done, options
 
-    def _arrive(self, lane: Lane, reader: Any, batch: RecordBatch) -> None:
-        """A batch for this lane; what is not its own is left out."""
+    def _arrive(self, lane: Lane, reader: Any, batch: Batches) -> None:
+        """A batch for this lane; what is not its own is left out. Raises CorruptBatch."""
         self._incarnation, self._epoch = reader.incarnation, reader.epoch
-        records = batch.records()
-        slots = slots_of(records, self._slot_count)
-        returns = lane.returns
-        kept = [
-            place
-            for place, (record, slot) in enumerate(zip(records, slots, strict=True))
-            if returns(slot, record.offset)
-        ]
-        if len(kept) < len(records):
-            records = [records[place] for place in kept]
-            slots = [slots[place] for place in kept]
-        self._arrived[lane] = _Arrived(records, slots, batch.next_offset)
+        records: list[Record] = []
+        waiting = [batch]
+        while waiting:
+            some, waiting = take_records(waiting)
+            records += some
+        slots = None
+        starts = lane.slots
+        if len(starts) < self._slot_count or (records and lane.latest_start > records[0].offset):
+            slots = slots_of(records, self._slot_count)
+            never = math.inf
+            kept = [
+                place
+                for place, (record, slot) in enumerate(zip(records, slots, strict=True))
+                if record[0] >= starts.get(slot, never)
+            ]
+            if len(kept) < len(records):
+                records = [records[place] for place in kept]
+                slots = [slots[place] for place in kept]
+        self._arrived[lane] = _Arrived(records, slots, reader.position)
+
+    def _next_at_once(self) -> Record | None:
+        """The record that follows the last one in its batch, if nothing is to be done before. It
+        costs little: the state learns of it later, by `_settle`."""
+        run = self._run
+        if run is None or self._news:
+            return None
+        index = run.index
+        if index >= self._run_end or time.monotonic() >= self._run_until:
+            return None
+        run.index = index + 1
+        return run.records[index]
+
+    def _begin_run(self, arrived: _Arrived, now: float) -> None:
+        """What follows may be returned at once, until there is something else to do."""
+        self._run = arrived
+        self._run_end = len(arrived.records)
+        one = self._settings
+        if one.every is not None:
+            self._run_end = min(self._run_end, arrived.index + one.every - self._uncounted)
+        until = min(self._state.deadline, now + _LONGEST_RUN_SECONDS)
+        self._run_until = until if self._commit_at is None else min(until, self._commit_at)
+
+    def _settle(self) -> None:
+        """Tell the state what was returned at once. The last record may be in the caller's hands
+        still."""
+        run, self._run = self._run, None
+        if run is None or run.index == run.counted:
+            return
+        lane = self._turn
+        assert lane is not None, "what is in hand came from the lane in turn"
+        last = run.records[run.index - 1]
+        self._state.processed()
+        self._state.passed(lane, last.offset)
+        slots = run.slots(run.index - 1, run.index, self._slot_count)
+        self._state.hand_out(lane, slots, last.offset + 1)
+        self._uncounted += run.index - run.counted
+        run.counted = run.index
 
     def _next_record(self) -> Record | None:
         """From what has arrived; None if that is used up, or nothing may be returned."""
         while (lane := self._lane_in_turn()) is not None:
             arrived = self._arrived[lane]
-            while arrived.index < len(arrived.records):
-                place = arrived.index
-                record, slot = arrived.records[place], arrived.slots[place]
-                if lane.returns(slot, record.offset):
-                    self._state.passed(lane, record.offset)
-                    self._state.hand_out(lane, (slot,), record.offset + 1)
-                    arrived.index += 1
-                    self._uncounted += 1
-                    return record
-                arrived.index += 1
+            place = arrived.index
+            if place < len(arrived.records):
+                record = arrived.records[place]
+                self._state.passed(lane, record.offset)
+                slots = arrived.slots(place, place + 1, self._slot_count)
+                self._state.hand_out(lane, slots, record.offset + 1)
+                arrived.index = arrived.counted = place + 1
+                self._uncounted += 1
+                self._begin_run(arrived, time.monotonic())
+                return record
             self._use_up(lane, arrived)
         return None
 
@@ -283,15 +356,15 @@ class GroupReading:
         """The same for all records of a batch; empty if there are none."""
         while (lane := self._lane_in_turn()) is not None:
             arrived = self._arrived[lane]
-            first, arrived.index = arrived.index, len(arrived.records)
-            pairs = zip(arrived.records[first:], arrived.slots[first:], strict=True)
-            found = [(one, slot) for one, slot in pairs if lane.returns(slot, one.offset)]
-            if found:
-                slots = {slot for _, slot in found}
-                self._state.passed(lane, found[0][0].offset)
-                self._state.hand_out(lane, slots, found[-1][0].offset + 1)
+            first, end = arrived.index, len(arrived.records)
+            if first < end:
+                found = arrived.records[first:] if first else arrived.records
+                slots = set(arrived.slots(first, end, self._slot_count))
+                arrived.index = arrived.counted = end
+                self._state.passed(lane, found[0].offset)
+                self._state.hand_out(lane, slots, found[-1].offset + 1)
                 self._uncounted += len(found)
-                return [record for record, _ in found]
+                return found
             self._use_up(lane, arrived)
         return []
 

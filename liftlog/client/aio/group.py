@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from liftlog.client.aio.routing import Router
-from liftlog.client.batch_reader import BatchReader
+from liftlog.client.batch_reader import BatchReader, together
 from liftlog.client.beating import Beating
 from liftlog.client.group_member import Lane
 from liftlog.client.grouping import LOOK_SECONDS, GroupReading, GroupSettings, logger
@@ -55,12 +55,13 @@ class GroupConsumer(GroupReading):
         return self
 
     async def __anext__(self) -> Record:
-        while True:
+        record = self._next_at_once()
+        while record is None:
             await self._attend()
             record = self._next_record()
-            if record is not None:
-                return record
-            await self._fill()
+            if record is None:
+                await self._fill()
+        return record
 
     def batches(self) -> AsyncIterator[list[Record]]:
         """The same records, those of a batch together: they count when the next ones are asked
@@ -86,10 +87,15 @@ class GroupConsumer(GroupReading):
                 continue
             wait = 0.0 if place or self._arrived else LOOK_SECONDS
             reader = await self._reader_of(lane)
-            batch = await reader.next_within(wait)
-            if batch is not None:
-                self._arrive(lane, reader, batch)
-            elif reader.position is not None:
+            try:
+                batch = await reader.next_within(wait)
+                if batch is not None:
+                    self._arrive(lane, reader, batch)
+                    continue
+            except LiftlogError:
+                self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
+                raise
+            if reader.position is not None:
                 self._state.passed(lane, reader.position)
 
     async def _reader_of(self, lane: Lane) -> BatchReader:
@@ -99,6 +105,7 @@ class GroupConsumer(GroupReading):
             route = way.route(self.stream, None)
             start, options = self._start_of(lane)
             reader = BatchReader(route, ReadAhead(route, self.stream, start, None, **options))
+            together(reader)
             self._readers[lane], self._ways[reader] = reader, way
         return reader
 
@@ -122,6 +129,7 @@ class GroupConsumer(GroupReading):
         """Between two records: what was returned counts, and slots come and go."""
         if self._closed:
             raise StopAsyncIteration
+        self._settle()
         self._state.processed()
         if self._stopped:
             raise StopAsyncIteration
@@ -170,6 +178,7 @@ class GroupConsumer(GroupReading):
 
         Raises GroupFenced when the member has lost its slots; the iteration then joins again.
         """
+        self._settle()
         self._state.processed()
         await self._commit()
 
@@ -212,6 +221,7 @@ class GroupConsumer(GroupReading):
     async def leave(self) -> None:
         """Commit and let the other members have the slots at once. Calling `close` is enough for a
         member without a name of its own."""
+        self._settle()
         if self._state.joined:
             await self._commit()
             await self._beating.stop()
@@ -233,6 +243,7 @@ class GroupConsumer(GroupReading):
         """
         if self._closed:
             return
+        self._settle()
         try:
             if not self._settings.is_static:
                 await self.leave()

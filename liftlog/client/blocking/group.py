@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from liftlog.client.batch_reader import SyncBatchReader
+from liftlog.client.batch_reader import SyncBatchReader, together
 from liftlog.client.beating import SyncBeating
 from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.group_member import Lane
@@ -57,12 +57,13 @@ class SyncGroupConsumer(GroupReading):
         return self
 
     def __next__(self) -> Record:
-        while True:
+        record = self._next_at_once()
+        while record is None:
             self._attend()
             record = self._next_record()
-            if record is not None:
-                return record
-            self._fill()
+            if record is None:
+                self._fill()
+        return record
 
     def batches(self) -> Iterator[list[Record]]:
         """The same records, those of a batch together: they count when the next ones are asked
@@ -88,10 +89,15 @@ class SyncGroupConsumer(GroupReading):
                 continue
             wait = 0.0 if place or self._arrived else LOOK_SECONDS
             reader = self._reader_of(lane)
-            batch = reader.next_within(wait)
-            if batch is not None:
-                self._arrive(lane, reader, batch)
-            elif reader.position is not None:
+            try:
+                batch = reader.next_within(wait)
+                if batch is not None:
+                    self._arrive(lane, reader, batch)
+                    continue
+            except LiftlogError:
+                self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
+                raise
+            if reader.position is not None:
                 self._state.passed(lane, reader.position)
 
     def _reader_of(self, lane: Lane) -> SyncBatchReader:
@@ -101,6 +107,7 @@ class SyncGroupConsumer(GroupReading):
             route = way.route(self.stream, None)
             start, options = self._start_of(lane)
             reader = SyncBatchReader(route, ReadAhead(route, self.stream, start, None, **options))
+            together(reader)
             self._readers[lane], self._ways[reader] = reader, way
         return reader
 
@@ -124,6 +131,7 @@ class SyncGroupConsumer(GroupReading):
         """Between two records: what was returned counts, and slots come and go."""
         if self._closed:
             raise StopIteration
+        self._settle()
         self._state.processed()
         if self._stopped:
             raise StopIteration
@@ -172,6 +180,7 @@ class SyncGroupConsumer(GroupReading):
 
         Raises GroupFenced when the member has lost its slots; the iteration then joins again.
         """
+        self._settle()
         self._state.processed()
         self._commit()
 
@@ -214,6 +223,7 @@ class SyncGroupConsumer(GroupReading):
     def leave(self) -> None:
         """Commit and let the other members have the slots at once. Calling `close` is enough for a
         member without a name of its own."""
+        self._settle()
         if self._state.joined:
             self._commit()
             self._beating.stop()
@@ -233,6 +243,7 @@ class SyncGroupConsumer(GroupReading):
         """
         if self._closed:
             return
+        self._settle()
         try:
             if not self._settings.is_static:
                 self.leave()
