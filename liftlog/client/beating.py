@@ -17,8 +17,8 @@ from liftlog.errors import ConnectionLost, GroupFenced, LiftlogError, RequestTim
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.groups import AssignmentAnswer, BeatGroup
 
-News: TypeAlias = deque[tuple[AssignmentAnswer | LiftlogError, float]]
-"""Answers, and when their beats were sent (monotonic seconds)."""
+News: TypeAlias = deque[tuple[AssignmentAnswer | LiftlogError, int, float]]
+"""Answers, `joined` of their beats, and when these were sent (monotonic seconds)."""
 
 
 class _Beats:
@@ -34,11 +34,11 @@ class _Beats:
         if exchange is None:
             return 0.2  # no connection, or no answer
         if isinstance(exchange.answer, AssignmentAnswer):
-            self._news.append((exchange.answer, sent))
+            self._news.append((exchange.answer, beat.joined, sent))
             return 0.0 if exchange.answer.generation == beat.generation else 0.2
         error = exchange.error
         if isinstance(error, GroupFenced) or (error is not None and not error.retriable):
-            self._news.append((error, sent))
+            self._news.append((error, beat.joined, sent))
             if self.beat is beat:
                 self.beat = None
         return 0.2

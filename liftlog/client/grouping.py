@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ COMMIT_EVERY = 1000
 COMMIT_INTERVAL_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 """A member without records looks so often for news of its group."""
+POLL_MS = 1000
+"""A member hears so often how far the stream was searched for records of its slots."""
 LONGEST_WAIT_SECONDS = 5.0
 """Of a beat without news."""
 _LONGEST_RUN_SECONDS = 0.05
@@ -100,6 +102,10 @@ class _Arrived:
         """Nothing is to be returned below."""
         return self.records[self.index].offset if self.index < len(self.records) else self.end
 
+    @property
+    def knows_slots(self) -> bool:
+        return self._slots is not None
+
     def slots(self, first: int, end: int, slot_count: int) -> list[int]:
         """Of the records [first, end)."""
         if self._slots is None:
@@ -131,7 +137,7 @@ class GroupReading:
         self._readers: dict[Lane, Any] = {}
         self._arrived: dict[Lane, _Arrived] = {}
         self._unread: list[Any] = []  # readers whose lanes are gone, to be closed
-        self._news: deque[tuple[AssignmentAnswer | LiftlogError, float]] = deque()
+        self._news: deque[tuple[AssignmentAnswer | LiftlogError, int, float]] = deque()
         self._slot_count = 0
         self._incarnation, self._epoch = "", 0
         self._run: _Arrived | None = None  # what records are returned from at once
@@ -210,7 +216,9 @@ class GroupReading:
         """Act on what the coordinator has answered. Raises GroupFenced when another client has the
         name of this member, and errors that would come again."""
         while self._news:
-            answer, sent = self._news.popleft()
+            answer, joined, sent = self._news.popleft()
+            if joined != self._state.joined:
+                continue  # of an earlier membership: that it is over was known when this one began
             if isinstance(answer, AssignmentAnswer):
                 self._told(answer, sent)
             elif isinstance(answer, GroupFenced):
@@ -359,7 +367,9 @@ class GroupReading:
             first, end = arrived.index, len(arrived.records)
             if first < end:
                 found = arrived.records[first:] if first else arrived.records
-                slots = set(arrived.slots(first, end, self._slot_count))
+                slots: Collection[int] = lane.slots  # or those that are known to be there
+                if arrived.knows_slots:
+                    slots = set(arrived.slots(first, end, self._slot_count))
                 arrived.index = arrived.counted = end
                 self._state.passed(lane, found[0].offset)
                 self._state.hand_out(lane, slots, found[-1].offset + 1)

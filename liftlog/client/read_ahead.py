@@ -94,7 +94,10 @@ class ReadAhead:
         epoch: int | None = None,
         replica: str | None = None,
         prefer: Prefer = "leader",
+        slots: tuple[list[int], int] | None = None,
+        poll_ms: int = POLL_MS,
     ) -> None:
+        """`slots` of a group with so many: the daemon may leave out the records of all others."""
         check_until(until)
         check_prefer(prefer, replica)
         check_on_reset(on_reset, reset_callback)
@@ -109,6 +112,8 @@ class ReadAhead:
         self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
         self._next |= {"incarnation": incarnation, "epoch": epoch}
         self._selection = selection_fields(filter, columns)
+        self._slots = dict(zip(("filter_slots", "slot_count"), slots or (), strict=False))
+        self._poll_ms = poll_ms
         self._replica = ANY_REPLICA if prefer == "nearest" else replica
         self.needs_bound = prefer == "nearest"
         """`begin_with` is to be called before the first batch is asked for."""
@@ -451,10 +456,10 @@ class ReadAhead:
         # `latest` must become an offset at once, before the connection can be lost.
         unknown = self._until is not None or type(position) is not int
         at_once = (self._last is None and unknown) or self._reset is not None
-        wait_ms = 0 if at_once else POLL_MS
+        wait_ms = 0 if at_once else self._poll_ms
         if self._stop_offset is not None and type(position) is int:
             fields["max_records"] = max(self._stop_offset - position, 1)
-        fields |= self._selection
+        fields |= self._selection | self._slots
         fetch = Fetch(
             self.stream,
             max_bytes=self._fetch_bytes,

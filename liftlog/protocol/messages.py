@@ -113,8 +113,9 @@ class Fetch(Message):
     """Asks for whole record batches from one position on.
 
     Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
-    filter or columns the server encodes new batches for the answer. A copy whose high watermark is
-    below `at_least` does not answer.
+    filter or columns the server encodes new batches for the answer; for `filter_slots`, those of a
+    member of a group with `slot_count` slots, it does so if that sends much less. A copy whose high
+    watermark is below `at_least` does not answer.
     """
 
     KIND: ClassVar[str] = "fetch"
@@ -134,11 +135,19 @@ class Fetch(Message):
     columns: list[str] | None = key("p", array_of(text(16), 16), default=None)
     replica: str | None = key("r", NAME, default=None)
     at_least: int | None = key("a", uint(), default=None)
+    filter_slots: list[int] | None = key("fg", array_of(uint(1023), 1024), default=None)
+    slot_count: int | None = key("fp", uint(1024), default=None)
 
     @property
     def filter_values(self) -> int:
         """Values of the filters. Each takes memory besides its bytes while the fetch waits."""
-        filters = (self.filter_subjects, self.filter_keys, self.filter_headers, self.columns)
+        filters = (
+            self.filter_subjects,
+            self.filter_keys,
+            self.filter_headers,
+            self.columns,
+            self.filter_slots,
+        )
         return sum([len(one) for one in filters if one is not None])
 
     @property
@@ -150,6 +159,16 @@ class Fetch(Message):
             and self.filter_headers is None
             and self.columns is None
         )
+
+    @property
+    def divides(self) -> bool:
+        """Whether this is for a member of a group whose share is so small that the server looks for
+        its records. A member with more is sent all, as they are stored, and chooses itself."""
+        if self.filter_slots is None:
+            return False
+        count = self.slot_count or 0
+        # Slots that are not there are refused by those who look for them.
+        return not 2 * len(self.filter_slots) > count > max(self.filter_slots)
 
 
 @dataclass(frozen=True, slots=True)

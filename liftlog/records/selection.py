@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from acl import subjects as patterns
@@ -23,10 +24,26 @@ OFFSET, TIMESTAMP, SUBJECT = "offset", "timestamp", "subject"
 KEY, HEADERS, VALUE = "key", "headers", "value"
 ALL_COLUMNS = frozenset((OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE))
 
+Slots = NDArray[np.uint16]
+
 _CR, _LF, _COLON = b"\r\n:"
 _BLANKS = b" \t"
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 _NO_SUBJECT = ((b"", False),)
+
+
+class WantedSlots(NamedTuple):
+    """Some of the slots over which a consumer group spreads the records of a stream."""
+
+    slot_count: int
+    numbers: tuple[int, ...]
+
+    def matching(self, slots: Slots) -> Flags:
+        """True for each of these slots that is wanted."""
+        wanted = np.zeros(self.slot_count, np.bool_)
+        wanted[list(self.numbers)] = True
+        found: Flags = wanted[slots]
+        return found
 
 
 class WantedHeader(NamedTuple):
@@ -51,12 +68,17 @@ class Selection:
     columns: frozenset[str] = ALL_COLUMNS
     readable: tuple[str, ...] | None = None
     values: Callable[[BinaryColumn], Flags] | None = None
+    slots: WantedSlots | None = None
 
-    def matching(self, records: Columns) -> Flags | None:
-        """True for each wanted record; None if all records are wanted."""
+    def matching(self, records: Columns, slots: Slots | None = None) -> Flags | None:
+        """True for each wanted record; None if all records are wanted. `slots` are those of the
+        records, if they are known."""
         found: Flags | None = None
+        if self.slots is not None:
+            known = slots_of(records, self.slots.slot_count) if slots is None else slots
+            found = self.slots.matching(known)
         if self.readable is not None:
-            found = _subjects_match(records, self.readable)
+            found = _and(found, _subjects_match(records, self.readable))
         if self.subjects is not None:
             found = _and(found, _subjects_match(records, self.subjects))
         if self.keys is not None and (found is None or found.any()):
@@ -82,9 +104,9 @@ class Selection:
             found[chosen] = condition(records.values.take(chosen))
         return found
 
-    def of(self, records: Columns) -> Columns:
+    def of(self, records: Columns, slots: Slots | None = None) -> Columns:
         """The wanted columns of the wanted records."""
-        mask = self.matching(records)
+        mask = self.matching(records, slots)
         projected = self.project(records)
         return projected if mask is None else projected.take(mask)
 
@@ -120,12 +142,16 @@ def parse_selection(
     headers: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     readable: tuple[str, ...] | None = None,
+    slots: Sequence[int] | None = None,
+    slot_count: int | None = None,
 ) -> Selection:
-    """Raises InvalidArgument for an invalid pattern, header or column, and for an empty list.
+    """Raises InvalidArgument for an invalid pattern, header or column, for an empty list, and for
+    slots that are not below their count.
 
     `readable` holds valid patterns; an empty tuple matches nothing.
     """
-    for name, given in (("subjects", subjects), ("keys", keys), ("headers", headers)):
+    lists = (("subjects", subjects), ("keys", keys), ("headers", headers), ("slots", slots))
+    for name, given in lists:
         if given is not None and not given:
             raise InvalidArgument(
                 f"a filter with an empty list of {name} matches nothing", hint="leave it out"
@@ -140,6 +166,7 @@ def parse_selection(
         None if headers is None else tuple([parse_header_condition(one) for one in headers]),
         ALL_COLUMNS if columns is None else _check_columns(columns),
         readable,
+        slots=None if slots is None else _check_slots(slots, slot_count),
     )
 
 
@@ -169,7 +196,33 @@ def _check_columns(columns: Iterable[str]) -> frozenset[str]:
     return wanted
 
 
+def _check_slots(slots: Sequence[int], count: int | None) -> WantedSlots:
+    if count is None or not 0 <= min(slots) <= max(slots) < count:
+        raise InvalidArgument(f"the slots {min(slots)} to {max(slots)} are not among {count or 0}")
+    return WantedSlots(count, tuple(slots))
+
+
 # --- conditions ---
+
+
+def slots_of(records: Columns, count: int) -> Slots:
+    """The slot of each record in a group with so many: its key decides, its subject if it has
+    none."""
+    keys = records.keys
+    if keys is None:
+        sums = _subject_sums(records)
+    else:
+        sums = np.fromiter(map(crc32c, keys.items()), np.uint64, len(records))
+        if keys.valid is not None and not keys.valid.all():
+            sums = np.where(keys.valid, sums, _subject_sums(records))
+    return (sums * np.uint64(count) >> np.uint64(32)).astype(np.uint16)
+
+
+def _subject_sums(records: Columns) -> NDArray[np.uint64]:
+    sums = np.array([crc32c(name) for name, _ in records.subjects], np.uint64)
+    if records.subject_ids is not None:
+        return sums[records.subject_ids]
+    return np.full(len(records), sums[0] if len(sums) else 0, np.uint64)
 
 
 def _and(one: Flags | None, other: Flags) -> Flags:

@@ -13,7 +13,7 @@ from liftlog.client.aio.routing import Router
 from liftlog.client.batch_reader import BatchReader, together
 from liftlog.client.beating import Beating
 from liftlog.client.group_member import Lane
-from liftlog.client.grouping import LOOK_SECONDS, GroupReading, GroupSettings, logger
+from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
 from liftlog.client.read_ahead import ReadAhead
 from liftlog.client.requests import fetch_answer, fetch_request, result_of
 from liftlog.errors import GroupFenced, LiftlogError
@@ -104,7 +104,11 @@ class GroupConsumer(GroupReading):
             way = await self._way()
             route = way.route(self.stream, None)
             start, options = self._start_of(lane)
-            reader = BatchReader(route, ReadAhead(route, self.stream, start, None, **options))
+            slots = sorted(lane.slots), self._slot_count
+            ahead = ReadAhead(
+                route, self.stream, start, None, slots=slots, poll_ms=POLL_MS, **options
+            )
+            reader = BatchReader(route, ahead)
             together(reader)
             self._readers[lane], self._ways[reader] = reader, way
         return reader

@@ -9,6 +9,7 @@ the others.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -38,6 +39,10 @@ from liftlog.server.pull.tailing import Tail
 _CATCH_UP_SECONDS = 1.0
 """For so long a fetch waits for a follower to have what the client asks for; then it is sent to the
 leader."""
+_REST_SECONDS = 0.0016
+"""Between two looks into the records for a member of a group, times its part of the slots: so many
+members look as often as one, and each finds some records."""
+_LONGEST_REST_SECONDS = 0.1
 _REPAIR_SECONDS = 5.0
 """For so long a fetch waits for a repair before the client is asked to try again."""
 
@@ -116,6 +121,7 @@ class FetchQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._job: Future[Any] | None = None  # a thread works for the first in the queue
         self._tail_answered_at = -self._linger
+        self._looked_at = -math.inf  # into the records, for a member of a group
 
     @property
     def is_idle(self) -> bool:
@@ -192,7 +198,7 @@ class FetchQueue:
         damage, waiting.damage = waiting.damage, None
         if damage is not None:
             return self._meet(damage, waiting, stream)
-        if fetch.selects or readable is not None:
+        if fetch.selects or fetch.divides or readable is not None:
             return self._serve_selected(waiting, stream, waiting.offset)
         return self._serve_whole(waiting, stream, waiting.offset)
 
@@ -298,6 +304,8 @@ class FetchQueue:
         waiting.scanned = None
         if scanned is None:
             position = max(offset, waiting.scan_from or 0)
+            if waiting.fetch.divides and self._rests(waiting):
+                return False
             if self._too_soon(waiting, position < log.high_watermark):
                 self._park(waiting, stream, position)
             elif self._answers.may_encode:
@@ -327,15 +335,31 @@ class FetchQueue:
                 headers=fetch.filter_headers,
                 columns=fetch.columns,
                 readable=waiting.readable,
+                slots=fetch.filter_slots,
+                slot_count=fetch.slot_count,
             )
         asked_bytes = MAX_ANSWER_BYTES if fetch.max_bytes is None else fetch.max_bytes
         stop = None if fetch.max_records is None else offset + max(fetch.max_records, 1)
-        scan = Scan(position, stop, min(asked_bytes, MAX_ANSWER_BYTES), waiting.selection)
+        shared = self._services.shared_pieces if fetch.divides else None
+        scan = Scan(position, stop, min(asked_bytes, MAX_ANSWER_BYTES), waiting.selection, shared)
 
         def found(scanned: Scanned) -> None:
             waiting.scanned = scanned
+            if scanned.caught_up:
+                self._looked_at = self._loop.time()
 
         self._start_job(waiting, found, self._scanners, scan_log, log, scan)
+
+    def _rests(self, waiting: _Waiting) -> bool:
+        """Whether a member of a group waits for more records to come together."""
+        fetch = waiting.fetch
+        rest = _REST_SECONDS * (fetch.slot_count or 0) / max(len(fetch.filter_slots or ()), 1)
+        until = self._looked_at + min(rest, _LONGEST_REST_SECONDS)
+        if self._loop.time() >= until or not self._may_wait(waiting):
+            return False
+        self._parked = _do_nothing
+        self._timer = self._loop.call_at(until, self._resume)
+        return True
 
     def _may_wait(self, waiting: _Waiting) -> bool:
         return waiting.deadline is not None and self._loop.time() < waiting.deadline
@@ -460,6 +484,10 @@ class FetchQueue:
         before: else a client that asks and cancels could occupy all the threads."""
         if self._job is not None:
             self._job.cancel()
+
+
+def _do_nothing() -> None:
+    """A rest ends by itself."""
 
 
 def _check_identity(fetch: Fetch, log: Log) -> None:

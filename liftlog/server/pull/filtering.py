@@ -8,7 +8,6 @@ ends before damage, and the next fetch is answered with CORRUPT_RANGE.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,16 +20,15 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log, LogSlice
-from liftlog.log.rewrite.batches import Chunk, chunks_of
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns, Offsets, concat
 from liftlog.records.columns import encode_columns
-from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader
 from liftlog.records.place import Place
-from liftlog.records.selection import Selection
+from liftlog.records.selection import Selection, Slots
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
+from liftlog.server.pull.pieces import SharedPieces, chunks_in
 
 SCAN_BYTES = 16 * MIB
 """Read of the log for one answer, at most (or one batch, if that is larger)."""
@@ -43,7 +41,10 @@ MAX_ANSWER_BYTES = 1 * MIB
 """Encoded for one answer, at most (or one record). Such answers stay in memory until they are sent,
 unlike slices of files."""
 
-_INFLATED_BYTES = 16 * 1024 * KIB
+_DIVIDED_BYTES = 4 * MIB
+"""Read for one answer to a member of a group: what the members read in turn stays in memory
+meanwhile (`pieces`)."""
+
 _READ_BYTES = 512 * KIB
 
 # Of the batches that are made for an answer:
@@ -61,6 +62,8 @@ class Scan(NamedTuple):
     stop_offset: int | None
     max_bytes: int
     selection: Selection
+    shared: SharedPieces | None = None
+    """For a member of a group."""
 
 
 class Scanned(NamedTuple):
@@ -99,7 +102,7 @@ class _Scanner:
         self._scan = scan
         self._builder = _AnswerBuilder(scan.max_bytes)
         self._reached = scan.offset  # everything below was looked at
-        self._left = SCAN_BYTES
+        self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
         self._deadline = time.thread_time() + SCAN_SECONDS
 
     def run(self) -> Scanned:
@@ -125,7 +128,7 @@ class _Scanner:
                 return False
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
-                piece = log.read(self._reached, min(_READ_BYTES, self._left))
+                piece = self._known_piece() or log.read(self._reached, min(_READ_BYTES, self._left))
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
                     return True
@@ -140,6 +143,25 @@ class _Scanner:
                     raise
                 self._take_one_batch()
         return False
+
+    def _known_piece(self) -> LogSlice | None:
+        """A piece that another member has read, if it is still the same in the log."""
+        shared, selection = self._scan.shared, self._scan.selection
+        if shared is None or selection.slots is None:
+            return None
+        known = shared.covering(self._log, selection.slots.slot_count, self._reached)
+        if known is None:
+            return None
+        try:
+            piece = self._log.read(known.first_offset, known.length)
+        except (OffsetOutOfRange, CorruptRange):
+            piece = None  # what the scan needs of it may be there still
+        if piece is not None and not known.is_of(piece):
+            piece.release()
+            piece = None
+        if piece is None:
+            shared.forget(known)
+        return piece
 
     def _take_one_batch(self) -> None:
         """The first bytes are damaged. The log, which has the index, knows how far the damage
@@ -161,16 +183,29 @@ class _Scanner:
 
     def _take(self, piece: LogSlice) -> bool:
         """Scan these batches; False when the answer is full, or late. Raises _Damaged."""
+        shared, wanted = self._scan.shared, self._scan.selection.slots
+        known = None
         try:
             self._left -= piece.length
-            raw = piece.pread()
+            if shared is not None and wanted is not None:
+                known = shared.recall(self._log, wanted.slot_count, piece)
+            raw = b"" if known is not None else piece.pread()
+            if shared is not None and wanted is not None and known is None:
+                known = shared.add(self._log, wanted.slot_count, piece, raw)
         finally:
             piece.release()
+        if known is not None:
+            for header, records, slots in known.parts:
+                if not self._take_records(header, records, slots):
+                    return False
+            self._reached = max(self._reached, piece.next_offset)
+            return True
         try:
             place = Place(piece.first_offset, piece.next_offset)
-            for chunk in _chunks(raw, place):
+            for chunk in chunks_in(raw, place):
                 # Compressed batches may become a thousand times as long as the piece.
-                if not self._take_chunk(chunk) or self._is_late():
+                records = chunk.columns() if chunk.header.record_count else None
+                if not self._take_records(chunk.header, records) or self._is_late():
                     return False
         except CorruptBatch as error:
             raise _Damaged from error
@@ -181,12 +216,17 @@ class _Scanner:
         """Whether time is up. Never before there was some progress."""
         return self._reached > self._scan.offset and time.thread_time() >= self._deadline
 
-    def _take_chunk(self, chunk: Chunk) -> bool:
-        header = chunk.header
+    def _take_records(
+        self, header: BatchHeader, records: Columns | None, slots: Slots | None = None
+    ) -> bool:
+        """Those of the range of `header`; False when the answer is full."""
         stop = self._scan.stop_offset
-        if header.record_count:
-            wanted = _between(chunk.columns(), self._reached, stop)
-            selected = self._scan.selection.of(wanted)
+        if records is not None:
+            low, high = _between(records, self._reached, stop)
+            if high - low < len(records):
+                records = records.part(low, high)
+                slots = None if slots is None else slots[low:high]
+            selected = self._scan.selection.of(records, slots)
             taken = self._builder.add(selected, header)
             if taken < len(selected):
                 self._reached = int(selected.offsets[taken])
@@ -198,37 +238,12 @@ class _Scanner:
         return True
 
 
-def _chunks(raw: bytes, place: Place) -> Iterator[Chunk]:
-    """The batches in chunks that are scanned in one step each. Raises CorruptBatch at damage."""
-    whole: list[RecordBatch] = []
-    damage: CorruptBatch | UnsupportedFormat | None = None
-    position = inflated = 0
-    while position < len(raw):
-        try:
-            batch = decode_batch(raw, position)
-            place.take(batch.header)
-        except (CorruptBatch, UnsupportedFormat) as error:
-            damage = error
-            break
-        whole.append(batch)
-        position += batch.header.length
-        inflated += len(batch.raw)
-        if inflated >= _INFLATED_BYTES:  # decompressed batches are much longer than `raw`
-            yield from chunks_of(whole)
-            whole, inflated = [], 0
-    yield from chunks_of(whole)
-    if damage is not None:
-        raise damage
-    place.check_end()
-
-
-def _between(records: Columns, first_offset: int, stop_offset: int | None) -> Columns:
+def _between(records: Columns, first_offset: int, stop_offset: int | None) -> tuple[int, int]:
+    """Which of the records lie there."""
     offsets = records.offsets
     low = int(offsets.searchsorted(first_offset))
     high = len(offsets) if stop_offset is None else int(offsets.searchsorted(stop_offset))
-    if low == 0 and high == len(offsets):
-        return records
-    return records.part(low, max(low, high))
+    return low, max(low, high)
 
 
 class _AnswerBuilder:

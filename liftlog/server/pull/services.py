@@ -20,6 +20,7 @@ from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.fairness import FairInput, FairThreads
 from liftlog.server.pull.limits import PullLimits
+from liftlog.server.pull.pieces import SharedPieces
 from liftlog.server.pull.read_share import ReadShare, ThreadUsage
 from liftlog.server.pull.send_queue import UnsentMemory
 from liftlog.server.pull.tailing import TailGroup
@@ -75,6 +76,7 @@ class PullServices:
         self.fair_input = FairInput()
         self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
         self.scanners = FairThreads(_SCANNERS, "liftlog-scan")
+        self.shared_pieces = SharedPieces()
         self.question = asyncio.Lock()
         """Held while one of `requests.QUESTIONS` is answered: one at a time for all clients."""
         self.jobs: set[asyncio.Task[None]] = set()

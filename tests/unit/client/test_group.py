@@ -15,6 +15,7 @@ from support.pull_broker import LogBroker
 from liftlog.client import connect
 from liftlog.client.grouping import GroupReading, GroupSettings, slots_of
 from liftlog.errors import Conflict, GroupFenced, InvalidArgument
+from liftlog.protocol.groups import AssignmentAnswer
 from liftlog.records.decode import Record
 
 KEYS = [b"key %d" % number for number in range(40)]
@@ -172,6 +173,20 @@ async def test_the_same_name_again_continues_and_fences_the_first(
         await client.call("seek_group", "billing", "orders", 1)
 
 
+def test_what_was_asked_as_an_earlier_member_says_nothing_of_this_one() -> None:
+    """A static member whose session had ended joins again under its name: its last beat before that
+    is answered as that of a member that another one has replaced."""
+    reading = make()
+    reading._told(AssignmentAnswer(7, 7, 64, [], [], []), 0.0)
+    replaced = GroupFenced("another client has joined", replaced=True)
+    reading._news.append((replaced, 3, 0.0))
+    reading._take_news()
+    assert reading.generation == 7
+    reading._news.append((replaced, 7, 0.0))
+    with pytest.raises(GroupFenced, match="another client"):
+        reading._take_news()
+
+
 async def test_batches_and_what_counts(client: Opened, broker: LogBroker) -> None:
     publish(broker, 3)
     group = client.client.group("billing", "orders", start=101)
@@ -249,7 +264,7 @@ def make(**options: Any) -> GroupReading:
     chosen |= {"commit_interval": 1.0, **options}
     named = [chosen.pop(one) for one in ("session", "slots", "commit_every", "commit_interval")]
     return GroupReading(
-        GroupSettings("g", "s", "m", False, "earliest", *named, None, None, chosen)  # type: ignore[arg-type]
+        GroupSettings("g", "s", "m", True, "earliest", *named, None, None, chosen)  # type: ignore[arg-type]
     )
 
 

@@ -18,7 +18,7 @@ from liftlog.log import Log
 from liftlog.log.filesystem import OsFile
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.header import parse_header
-from liftlog.server.pull import filtering, limits
+from liftlog.server.pull import filtering, limits, pieces
 
 STAMP = 1_900_000_000_000_000_000
 BLOCK = b"NATS/1.0\r\nKind: %b\r\n\r\n"
@@ -434,7 +434,7 @@ async def test_records_that_cannot_be_decompressed_here(
     def cannot(*_: object) -> RecordBatch:
         raise UnsupportedFormat("zstd needs zstandard")
 
-    monkeypatch.setattr(filtering, "decode_batch", cannot)
+    monkeypatch.setattr(pieces, "decode_batch", cannot)
     async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
         peer.send(fetch(1, fk=[b"k"]))
         answer = await peer.receive()
