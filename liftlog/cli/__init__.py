@@ -3,8 +3,9 @@
 main        the entry point                       exit_codes   one table of all exit codes
 root        the table of commands; how each ends: its exit code, Ctrl-C, a closed pipe
                                                   problems     stderr: errors, remarks, questions
-groups      groups that import what is used       output       records, tables, JSON and YAML
-options     --server, --output, --set and others  text         foreign text, for a terminal
+groups      groups that import what is used       output       tables, JSON, YAML, CSV
+options     --server, --output, --set and others  shapes       fields, CSV and templates of objects
+record_lines records as lines, or as objects      text         foreign text, for a terminal
 suggestions names that the daemon knows           progress     bars for long work
 
 A module for each command, and beside it what it is made of:

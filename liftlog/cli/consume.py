@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ from liftlog.cli.options import (
     server_options,
     wide_wanted,
 )
-from liftlog.cli.output import Write, record_writer
-from liftlog.cli.problems import warn
-from liftlog.cli.ranges import HELP, Range, range_of, resolve
+from liftlog.cli.problems import Problem, warn
+from liftlog.cli.ranges import HELP, Range, Relative, range_of, resolve
+from liftlog.cli.record_lines import Write, record_writer
 from liftlog.cli.suggestions import complete_stream
 from liftlog.errors import ConnectionLost, CorruptRange
+from liftlog.names import is_stream_name
 
 if TYPE_CHECKING:
     from liftlog.client import Filter, OnReset, Prefer, Reset, SyncClient
@@ -30,7 +32,16 @@ if TYPE_CHECKING:
 
 _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024
-_NOT_IN_A_GROUP = ("until_end", "subjects", "keys", "headers", "prefer")
+_NOT_IN_A_GROUP = ("until_end", "subjects", "keys", "headers", "grep", "prefer")
+
+
+def _pattern(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> re.Pattern[str] | None:
+    try:
+        return None if value is None else re.compile(value)
+    except re.error as error:
+        raise click.BadParameter(f"{error}: {value!r}", context, parameter) from None
 
 
 @click.command(cls=Command)
@@ -45,7 +56,10 @@ _NOT_IN_A_GROUP = ("until_end", "subjects", "keys", "headers", "prefer")
     help=f"What to read: {HELP}. Default: start.",
 )
 @click.option(
-    "--until-end", is_flag=True, help="Stop at the current end instead of waiting for more records."
+    "--until-end/--follow",
+    " /-f",
+    "until_end",
+    help="Stop at the current end, or wait for more records (default).",
 )
 @click.option("-n", "limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option(
@@ -74,6 +88,13 @@ _NOT_IN_A_GROUP = ("until_end", "subjects", "keys", "headers", "prefer")
     multiple=True,
     metavar="NAME[=VALUE]",
     help="Only records with this header. Repeated: all of them.",
+)
+@click.option(
+    "--grep",
+    metavar="REGEX",
+    callback=_pattern,
+    help="Only records whose value, as text, matches this regular expression; (?i) at its begin "
+    "ignores case. Every record is fetched for that.",
 )
 @click.option(
     "--on-reset",
@@ -127,6 +148,7 @@ def consume(
     subjects: tuple[str, ...],
     keys: tuple[str, ...],
     headers: tuple[str, ...],
+    grep: re.Pattern[str] | None,
     on_reset: OnReset,
     prefer: Prefer,
     group: str | None,
@@ -136,7 +158,11 @@ def consume(
 ) -> ExitCode:
     """Print the records of STREAM, and wait for more until Ctrl-C.
 
-    The daemon applies --subject, --key and --header; a record is printed if it matches all of them.
+    STREAM can be a subject with a dot or wildcards, such as 'orders.eu.>': the stream that records
+    it is read, and only these records.
+
+    The daemon applies --subject, --key and --header; a record is printed if it matches all of them,
+    and --grep.
 
     With `--output json` or `jsonl`, a key or value that is not UTF-8 is printed as base64, and
     `key_encoding` or `value_encoding` is set. A deleted key (tombstone) has the value null.
@@ -152,6 +178,9 @@ def consume(
       liftlog consume orders --from @-1h:-5m -o jsonl      an hour ago to five minutes ago
       liftlog consume orders --from end --subject 'orders.eu.>'
       liftlog consume orders --group billing --member w1   a worker; start as many as you like
+      liftlog consume orders --grep 'customer": 17\\b' --until-end
+      liftlog consume orders --fields offset,timestamp,value.customer,headers.trace -f
+      liftlog consume orders --until-end --template '{{.key}} {{.value.total}}'
     """
     if group is None:
         _refuse("needs --group.", ("member", "session"))
@@ -170,7 +199,9 @@ def consume(
         wanted = Range(wanted.start, "latest")
     style, wide = output_format(), wide_wanted()
     connected = connect_to_server(reconnect_for=reconnect_for)
-    with connected as client, record_writer(style, wide=wide) as write:
+    with connected as client, record_writer(style, wide=wide, found=grep) as write:
+        if group is None and not is_stream_name(stream, may_be_system=True):
+            stream, subjects = _stream_of(client, stream), (*subjects, stream)
         start, until = resolve(client, stream, wanted)
         if group is not None:
             from liftlog.cli.consume_group import Membership
@@ -188,6 +219,7 @@ def consume(
             on_reset=on_reset,
             prefer=prefer,
             only=_filter(subjects, keys, headers),
+            grep=grep,
         )
         try:
             reading.run(until)
@@ -205,8 +237,31 @@ def _refuse(why: str, parameters: tuple[str, ...]) -> None:
     context = click.get_current_context()
     for one in context.command.params:
         source = context.get_parameter_source(one.name or "")
-        if one.name in parameters and source is not ParameterSource.DEFAULT:
+        if one.name in parameters and source not in (None, ParameterSource.DEFAULT):
             raise click.UsageError(f"{one.opts[0]} {why}", context)
+
+
+def _stream_of(client: SyncClient, subject: str) -> str:
+    """The stream that records `subject`. Raises InvalidArgument, Problem."""
+    found = [one.name for one in client.streams_for(subject)]
+    if not found:
+        raise Problem(
+            f"no stream records {subject}",
+            ExitCode.NOT_FOUND,
+            hint=f"`liftlog stream create NAME --subject '{subject}'` creates one",
+        )
+    if len(found) > 1:
+        raise Problem(
+            f"several streams record {subject}: {', '.join(found)}",
+            ExitCode.USAGE,
+            hint=f"choose one: liftlog consume {found[0]} --subject '{subject}'",
+        )
+    return found[0]
+
+
+def matches(pattern: re.Pattern[str], value: bytes | None) -> bool:
+    """Whether the pattern is anywhere in the value. A tombstone has none."""
+    return value is not None and pattern.search(value.decode(errors="replace")) is not None
 
 
 def _filter(
@@ -218,6 +273,35 @@ def _filter(
         return None
     raw_keys = [os.fsencode(key) for key in keys]  # the bytes that the shell passed
     return Filter(subject=subjects or None, key=raw_keys or None, header=headers or None)
+
+
+@click.command(cls=Command)
+@click.argument("stream", shell_complete=complete_stream)
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    default=10,
+    metavar="N",
+    help="How many offsets from the end. Default: 10.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Then wait for more records until Ctrl-C.")
+@server_options
+@debug_option
+@click.pass_context
+def tail(context: click.Context, stream: str, count: int, follow: bool) -> ExitCode:
+    """Print the last records of STREAM.
+
+    It is `liftlog consume STREAM --from -10 --until-end`, which has more options.
+
+    \b
+    Examples:
+      liftlog tail orders
+      liftlog tail orders -n 100 -f
+    """
+    wanted = Range(Relative(count, from_end=True))
+    code: ExitCode = context.invoke(consume, stream=stream, wanted=wanted, until_end=not follow)
+    return code
 
 
 class _Reading:
@@ -235,6 +319,7 @@ class _Reading:
         on_reset: OnReset = "error",
         prefer: Prefer = "leader",
         only: Filter | None = None,
+        grep: re.Pattern[str] | None = None,
     ) -> None:
         self.damaged = False
         self._client = client
@@ -242,6 +327,7 @@ class _Reading:
         self._position: Start = start
         self._left = limit
         self._write = write
+        self._grep = grep
         self._options: dict[str, Any] = {
             "filter": only,
             "on_reset": on_reset,
@@ -250,7 +336,7 @@ class _Reading:
         }
         if skip_damaged:
             self._options["on_corrupt"] = self._skip
-        if limit is not None and limit <= _FEW_RECORDS:
+        if limit is not None and limit <= _FEW_RECORDS and grep is None:
             self._options |= {"fetch_bytes": _FEW_RECORDS_FETCH_BYTES, "read_ahead_bytes": 0}
 
     @property
@@ -273,6 +359,8 @@ class _Reading:
         for batch in batches:
             records = batch.records()
             following = batch.next_offset
+            if self._grep is not None:
+                records = [one for one in records if matches(self._grep, one.value)]
             if self._left is not None:
                 if len(records) > self._left:
                     records = records[: self._left]

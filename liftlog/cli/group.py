@@ -8,8 +8,21 @@ import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
-from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
+from liftlog.cli.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    quiet,
+    server_options,
+)
+from liftlog.cli.output import (
+    print_pairs,
+    print_table,
+    say,
+    write_lines,
+    write_object,
+    write_objects,
+)
 from liftlog.cli.problems import confirmed, note
 from liftlog.cli.ranges import Position, position_of, resolve_position
 from liftlog.cli.suggestions import complete_stream
@@ -54,7 +67,9 @@ def list_groups(stream: str | None) -> None:
     style = output_format()
     with connect_to_server() as client:
         found = client.list_groups(stream=stream)
-    if style != "table":
+    if quiet():
+        write_lines([f"{printable(one.group)} {printable(one.stream)}" for one in found])
+    elif style != "table":
         write_objects([one.to_wire() for one in found], style)
     elif found:
         rows = [
@@ -107,7 +122,7 @@ def info(group: str, stream: str) -> ExitCode:
             )
             for one in found.members
         ]
-        click.echo()
+        say("")
         print_table(_MEMBER_HEADINGS, rows, right=(1, 2, 3))
     return ExitCode.OK
 
@@ -139,7 +154,7 @@ def seek(group: str, stream: str, position: Position, assume_yes: bool) -> ExitC
             note("Nothing was changed.")
             return ExitCode.FAILED
         client.seek_group(group, stream, offset)
-    click.echo(words)
+    say(words)
     return ExitCode.OK
 
 
@@ -169,7 +184,7 @@ def rm(group: str, stream: str, assume_yes: bool) -> ExitCode:
             note("Nothing was changed.")
             return ExitCode.FAILED
         client.remove_group(group, stream)
-    click.echo(words)
+    say(words)
     return ExitCode.OK
 
 

@@ -14,7 +14,7 @@ from liftlog.cli.options import (
     output_format,
     server_options,
 )
-from liftlog.cli.output import print_table, write_object, write_objects
+from liftlog.cli.output import print_table, say, write_object, write_objects
 from liftlog.cli.problems import note
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import printable
@@ -144,7 +144,7 @@ def release(name: str, lease_id: str) -> None:
     with connect_to_server() as client:
         client.release_lease(name, lease_id)
     if style == "table":
-        click.echo(f"released: {printable(name)} {printable(lease_id)}")
+        say(f"released: {printable(name)} {printable(lease_id)}")
     else:
         write_object({"stream": name, "lease_id": lease_id, "released": True}, style)
 
@@ -156,7 +156,7 @@ def _remaining(lease: LeaseInfo) -> str:
 def _show(lease: LeaseInfo) -> None:
     style = output_format()
     if style == "table":
-        click.echo(
+        say(
             f"{printable(lease.lease_id)} holds {printable(lease.stream)} from offset {lease.low} "
             f"up to (not including) {lease.high} for {_remaining(lease)}"
         )

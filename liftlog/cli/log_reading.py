@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import output_format
-from liftlog.cli.output import RecordLines, object_array, record_object, terminal_width, write_lines
+from liftlog.cli.output import object_array, terminal_width, write_lines
 from liftlog.cli.problems import note, warn
 from liftlog.cli.progress import byte_progress
+from liftlog.cli.record_lines import RecordLines
 from liftlog.cli.text import plural, shorten, show_size, show_time
 from liftlog.log.manifest import Manifest
 from liftlog.log.offline.dump import (
@@ -28,6 +29,7 @@ from liftlog.log.offline.files import (
     stored_bytes,
 )
 from liftlog.log.offline.verify import DAMAGE, KNOWN, Finding, StreamReport, verify_stream
+from liftlog.records.json_form import record_object
 
 Item = TypeVar("Item")
 

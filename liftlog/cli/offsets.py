@@ -12,10 +12,18 @@ from liftlog.cli.options import (
     connect_to_server,
     debug_option,
     output_format,
+    quiet,
     server_options,
     wide_wanted,
 )
-from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
+from liftlog.cli.output import (
+    print_pairs,
+    print_table,
+    say,
+    write_lines,
+    write_object,
+    write_objects,
+)
 from liftlog.cli.problems import confirmed, note
 from liftlog.cli.ranges import Position, position_of, resolve_position
 from liftlog.cli.suggestions import complete_consumer, complete_stream
@@ -56,9 +64,16 @@ def offsets_commands() -> None:
 @offsets_commands.command(name="ls")
 @click.option("--consumer", "-c", metavar="NAME", help="Only checkpoints of this consumer.")
 @click.option("--stream", "-s", metavar="NAME", help="Only checkpoints in this stream.")
+@click.option(
+    "--lag",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Only checkpoints with at least N offsets left to read, or with a problem.",
+)
 @server_options
 @debug_option
-def list_offsets(consumer: str | None, stream: str | None) -> None:
+def list_offsets(consumer: str | None, stream: str | None, lag: int) -> None:
     """List checkpoints.
 
     LAG is the number of offsets left to read. PROBLEM is the error that the consumer gets. OWNER is
@@ -68,14 +83,20 @@ def list_offsets(consumer: str | None, stream: str | None) -> None:
     Examples:
       liftlog offsets ls
       liftlog offsets ls --stream orders -o wide
+      liftlog offsets ls --lag 1000
     """
     style = output_format()
     with connect_to_server() as client:
-        found = client.list_checkpoints(consumer=consumer, stream=stream)
-    if style != "table":
+        known = client.list_checkpoints(consumer=consumer, stream=stream)
+    found = [one for one in known if one.lag is None or one.lag >= lag]
+    if quiet():
+        write_lines([f"{printable(one.consumer)} {printable(one.stream)}" for one in found])
+    elif style != "table":
         write_objects([one.to_wire() for one in found], style)
     elif found:
         print_table(*table_of(found, wide=wide_wanted()), right=(2, 3))
+    elif known:
+        note(f"No checkpoint has {plural(lag, 'offset')} left to read.")
     else:
         note("There are no checkpoints.")
 
@@ -227,7 +248,7 @@ def _agreed(preview: dict[str, Any], *, assume_yes: bool) -> bool:
 
 def _told(preview: dict[str, Any], style: str, *, done: bool, dry_run: bool) -> ExitCode:
     if style == "table":
-        click.echo(_words(preview))
+        say(_words(preview))
     else:
         write_object(preview | {"done": done}, style)
     if not done:

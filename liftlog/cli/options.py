@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from liftlog.cli.groups import SharedOption
+from liftlog.cli.shapes import Path, parse_fields, parse_template
 from liftlog.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 DEFAULT_SERVER = "tcp://127.0.0.1:9292"
-OUTPUTS = ("table", "wide", "json", "jsonl", "yaml")
+OUTPUTS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 TLS_FILES = ("ca", "cert", "key")
 FOR_PROGRAMS = ("json", "jsonl", "yaml")
 ERROR_STYLE = "liftlog.error_style"
@@ -46,19 +48,31 @@ def _kept(name: str, variable: str) -> Any:
 
 
 def output_option(command: Decorated) -> Decorated:
-    """--output and --quiet."""
+    """--output, --fields, --template and --quiet."""
     command = _shared(
         "--quiet",
         "-q",
         is_flag=True,
         help="Print no remarks and no confirmations, and of a list only the names.",
     )(command)
+    command = _shared(
+        "--template",
+        metavar="TEXT",
+        help="Print one line per object, with {{.FIELD}} for its fields: "
+        "'{{.name}} has {{.records}} records'.",
+    )(command)
+    command = _shared(
+        "--fields",
+        metavar="LIST",
+        help="Only these fields of each object, separated by commas, in any output format. A path "
+        "such as settings.acks or value.items[0].sku leads into maps, lists and texts in JSON.",
+    )(command)
     return _shared(
         "--output",
         "-o",
         type=click.Choice(OUTPUTS),
         help="Output format: table and wide for people, json and yaml as one document, jsonl as "
-        "one JSON object per line. [env: LIFTLOG_OUTPUT; default: table]",
+        "one JSON object per line, csv with a heading. [env: LIFTLOG_OUTPUT; default: table]",
     )(command)
 
 
@@ -144,9 +158,33 @@ def want_json() -> None:
 
 
 def output_format() -> str:
-    """One of OUTPUTS but `wide`, which is a table that holds more: see `wide_wanted`."""
+    """How objects are printed: `template` or `fields` if the user chose these, else one of OUTPUTS,
+    but not `wide`, which is a table that holds more: see `wide_wanted`."""
     chosen = _chosen_output()
-    return "table" if chosen == "wide" else chosen
+    if chosen_template() is not None:
+        return "template"
+    if chosen not in ("table", "wide"):
+        return chosen
+    return "fields" if chosen_fields() else "table"
+
+
+def chosen_fields() -> list[Path]:
+    """The fields of --fields; empty without it. Raises InvalidArgument."""
+    context = click.get_current_context(silent=True)
+    text = context.meta.get("liftlog.fields") if context else None
+    return [] if text is None else _parsed_fields(str(text))
+
+
+def chosen_template() -> Callable[[Any], str] | None:
+    """What makes the line of an object, with --template. Raises InvalidArgument."""
+    context = click.get_current_context(silent=True)
+    text = context.meta.get("liftlog.template") if context else None
+    return None if text is None else parse_template(str(text))
+
+
+@lru_cache(maxsize=1)
+def _parsed_fields(text: str) -> list[Path]:
+    return parse_fields(text)
 
 
 def wide_wanted() -> bool:

@@ -1,47 +1,28 @@
-"""What goes to stdout: tables for people; JSON documents, JSON lines and YAML for programs;
-records, batch by batch, in each of these.
-"""
+"""What goes to stdout: tables for people; JSON, YAML, CSV and templates for programs."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 import click
 
-from liftlog.cli.text import (
-    escaped_in_quotes,
-    needs_quotes,
-    printable,
-    shorten,
-    show_bytes,
-    show_time,
-)
-from liftlog.records.json_form import record_object as record_object
+from liftlog.cli import shapes
+from liftlog.cli.options import chosen_fields, chosen_template, quiet
+from liftlog.cli.text import escaped_in_quotes, needs_quotes, printable, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-
-    from liftlog.records.decode import Record
 
 Row = Sequence[str]
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # dumps() makes one a call
-
-Write = Callable[[Sequence["Record"]], None]
-
-TOMBSTONE = "<tombstone>"
-
-_OFFSET_WIDTH = 8
-_TIME_WIDTH = 27
-_MAX_SUBJECT_WIDTH = 40
-_MAX_KEY_WIDTH = 24
 
 
 def to_json(value: Any) -> str:
@@ -65,6 +46,12 @@ def write_text(text: str) -> None:
 def write_lines(lines: Sequence[str]) -> None:
     if lines:
         write_text("\n".join(lines) + "\n")
+
+
+def say(text: str) -> None:
+    """A confirmation, which --quiet leaves out."""
+    if not quiet():
+        click.echo(text)
 
 
 def to_yaml(value: Any) -> str:
@@ -97,7 +84,13 @@ def _yaml_dumper() -> Any:
 
 
 def write_object(value: Any, style: str) -> None:
-    """One object: indented for `json` and `yaml`, one line for `jsonl`."""
+    """One object: indented for `json` and `yaml`, one line for the others."""
+    fields = chosen_fields()
+    if style in ("csv", "fields", "template"):
+        write_objects([value], style)
+        return
+    if fields:
+        (value,) = shapes.reduced([value], fields)
     if style == "json":
         write_text(escaped_in_quotes(json.dumps(value, ensure_ascii=False, indent=2)) + "\n")
     elif style == "yaml":
@@ -108,10 +101,16 @@ def write_object(value: Any, style: str) -> None:
 
 def write_objects(values: Iterable[Any], style: str) -> None:
     """Some objects that are all at hand: one array, or one line each."""
-    if style in ("json", "yaml"):
-        write_object(list(values), style)
-    else:
-        write_lines([to_json(value) for value in values])
+    found = list(values)
+    fields = chosen_fields()
+    if style == "json":
+        shown = shapes.reduced(found, fields) if fields else found
+        write_text(escaped_in_quotes(json.dumps(shown, ensure_ascii=False, indent=2)) + "\n")
+        return
+    array = object_array(style)
+    assert array is not None, style
+    with array:
+        array.add(found)
 
 
 class JsonArray:
@@ -128,7 +127,7 @@ class JsonArray:
         if values:
             lead = "\n" if self._empty else ",\n"
             self._empty = False
-            write_text(lead + ",\n".join(map(to_json, values)))
+            write_text(lead + ",\n".join(map(to_json, _chosen(values))))
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None or not issubclass(kind, BrokenPipeError):
@@ -147,37 +146,100 @@ class YamlArray:
     def add(self, values: Sequence[Any]) -> None:
         if values:
             self._empty = False
-            write_text(to_yaml(values))
+            write_text(to_yaml(_chosen(values)))
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self._empty and (kind is None or not issubclass(kind, BrokenPipeError)):
             write_text("[]\n")
 
 
-class JsonLines:
-    """The same as one JSON object per line."""
+class Lines:
+    """The same as lines: one JSON object each, or what the template makes of it."""
 
-    def __enter__(self) -> JsonLines:
+    def __init__(self, line_of: Callable[[Any], str] | None = None) -> None:
+        self._line_of = line_of
+
+    def __enter__(self) -> Lines:
         return self
 
     def add(self, values: Sequence[Any]) -> None:
-        write_lines(list(map(to_json, values)))
+        if self._line_of is None:
+            write_lines([to_json(value) for value in _chosen(values)])
+        else:
+            write_lines([_for_terminal(self._line_of(value)) for value in values])
 
     def __exit__(self, *rest: object) -> None:
         pass
 
 
-ObjectArray: TypeAlias = JsonArray | YamlArray | JsonLines
+class Rows:
+    """The same as rows: CSV, or a table of the chosen fields, whose columns widen as longer cells
+    come by. Without chosen fields the columns are `columns`, or the fields of the first objects."""
+
+    def __init__(self, style: str, columns: Sequence[str] = ()) -> None:
+        self._is_csv = style == "csv"
+        self._fields = chosen_fields() or [shapes.Path(name, (name,)) for name in columns]
+        self._widths: list[int] = []
+        self._headed = False
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def add(self, values: Sequence[Any]) -> None:
+        if not values and self._headed:
+            return
+        self._fields = self._fields or shapes.columns_of(values)
+        found = shapes.rows(values, self._fields)
+        headings = [path.name for path in self._fields]
+        if self._is_csv:
+            lead = [] if self._headed or not headings else [headings]
+            write_text(_for_terminal(shapes.csv_text([*lead, *found])))
+        else:
+            lead = [] if self._headed else [[name.upper() for name in headings]]
+            self._write_table([*lead, *found])
+        self._headed = True
+
+    def _write_table(self, found: list[list[str]]) -> None:
+        cells = [[printable(cell) for cell in row] for row in found]
+        known = self._widths or [0] * len(self._fields)
+        columns = zip(known, zip(*cells, strict=True), strict=True)
+        self._widths = [max(width, *map(len, column)) for width, column in columns]
+        whole = terminal_width()
+        write_lines(
+            [shorten("  ".join(map(str.ljust, row, self._widths)).rstrip(), whole) for row in cells]
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if not self._headed and kind is None:
+            self.add([])
 
 
-def object_array(style: str) -> ObjectArray | None:
-    """For objects that come one after the other; None where tables are wanted."""
-    kinds: dict[str, type[ObjectArray]] = {
-        "json": JsonArray,
-        "yaml": YamlArray,
-        "jsonl": JsonLines,
-    }
-    return kinds[style]() if style in kinds else None
+def _chosen(values: Sequence[Any]) -> Sequence[Any]:
+    """The objects with the fields that --fields names."""
+    fields = chosen_fields()
+    return shapes.reduced(values, fields) if fields else values
+
+
+def _for_terminal(text: str) -> str:
+    """CSV and templates have no escapes of their own, so only a terminal gets some."""
+    return printable(text, keep_newlines=True) if is_terminal() else text
+
+
+ObjectArray: TypeAlias = JsonArray | YamlArray | Lines | Rows
+
+
+def object_array(style: str, columns: Sequence[str] = ()) -> ObjectArray | None:
+    """For objects that come one after the other; None where tables are wanted. `columns` are the
+    fields that objects can have, for CSV."""
+    if style == "json":
+        return JsonArray()
+    if style == "yaml":
+        return YamlArray()
+    if style in ("csv", "fields"):
+        return Rows(style, columns)
+    if style == "jsonl":
+        return Lines()
+    return Lines(chosen_template()) if style == "template" else None
 
 
 def is_terminal() -> bool:
@@ -204,8 +266,36 @@ def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable
         table.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
         # Text: brackets in data are not markup.
-        table.add_row(*(Text(printable(cell, keep_newlines=True)) for cell in row))
+        table.add_row(
+            *(
+                Text(printable(cell, keep_newlines=True), style=colour_of(heading, cell) or "")
+                for heading, cell in zip(headings, row, strict=True)
+            )
+        )
     print_rich(table)
+
+
+_GOOD, _MIND, _BAD = "green", "yellow", "red"
+_STATES = {
+    **dict.fromkeys(("attached", "yes", "ok", "connected", "in sync"), _GOOD),
+    **dict.fromkeys(("paused", "read-only", "catching up"), _MIND),
+    **dict.fromkeys(("detached", "failed", "no", "not connected", "down"), _BAD),
+}
+_ALWAYS = {"problem": _BAD, "damaged": _BAD, "possible losses": _MIND, "warnings": _MIND}
+
+
+def colour_of(name: str, value: str) -> str | None:
+    """The colour of what a column or fact called `name` says; only states have one."""
+    name = name.lower()
+    if name.startswith("warning"):
+        return _MIND
+    if name in _ALWAYS:
+        return _ALWAYS[name]
+    if name not in ("state", "status", "ready", "alive", "nats"):
+        return None
+    if value.endswith("!"):
+        return _MIND
+    return _STATES.get(value.partition(" (")[0].lower())
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
@@ -213,7 +303,11 @@ def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         label = click.style(f"{name:<{width}}", dim=True)
-        first, *rest = printable(value, keep_newlines=True).split("\n")
+        colour = colour_of(name, value)
+        first, *rest = (
+            click.style(line, fg=colour) if colour else line
+            for line in printable(value, keep_newlines=True).split("\n")
+        )
         click.echo(f"{label}  {first}")
         for line in rest:
             click.echo(f"{'':<{width}}  {line}")
@@ -232,61 +326,15 @@ def print_rich(renderable: RenderableType) -> None:
     write_lines([line.rstrip() for line in captured.get().splitlines()])
 
 
-def make_console() -> Console:
+def make_console(file: TextIO | None = None) -> Console:
+    """For stdout, or `file`."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
-
-
-class RecordLines:
-    """Records as lines for people. Columns widen as longer subjects and keys come by.
-
-    `wide` leaves subjects and keys whole, however long.
-    """
-
-    def __init__(self, width: int | None, *, wide: bool = False) -> None:
-        self._width = width
-        self._subject_limit = None if wide else _MAX_SUBJECT_WIDTH
-        self._key_limit = None if wide else _MAX_KEY_WIDTH
-        self._subject_width = len("SUBJECT")
-        self._key_width = len("KEY")
-        self._headed = False
-
-    def lines(self, records: Sequence[Record]) -> list[str]:
-        """Lines for one batch; the heading leads the first one."""
-        subjects = [shorten(printable(r.subject), self._subject_limit) for r in records]
-        keys = [shorten(show_bytes(r.key), self._key_limit) for r in records]
-        self._subject_width = max(self._subject_width, *map(len, subjects), 0)
-        self._key_width = max(self._key_width, *map(len, keys), 0)
-        found = []
-        if records and not self._headed:
-            self._headed = True
-            heading = self._line("OFFSET", "TIME", "SUBJECT", "KEY", "VALUE")
-            found.append(click.style(heading, bold=True) if is_terminal() else heading)
-        for record, subject, key in zip(records, subjects, keys, strict=True):
-            value = show_bytes(record.value, null=TOMBSTONE)
-            if record.headers:
-                shown = ", ".join(f"{name}: {text}" for name, text in record.headers.items())
-                value += f"  {{{printable(shown)}}}"
-            moment = show_time(record.timestamp_ns)
-            found.append(self._line(str(record.offset), moment, subject, key, value))
-        return found
-
-    def _line(self, offset: str, moment: str, subject: str, key: str, value: str) -> str:
-        line = (
-            f"{offset:>{_OFFSET_WIDTH}}  {moment:<{_TIME_WIDTH}}  "
-            f"{subject:<{self._subject_width}}  {key:<{self._key_width}}  {value}"
-        )
-        return shorten(line, self._width)
-
-
-@contextmanager
-def record_writer(style: str, *, wide: bool = False) -> Iterator[Write]:
-    """A function that prints records in `style`; a JSON array is closed at the end."""
-    objects = object_array(style)
-    if objects is not None:
-        with objects as array:
-            yield lambda records: array.add([record_object(record) for record in records])
-    else:
-        table = RecordLines(None if wide else terminal_width(), wide=wide)
-        yield lambda records: write_lines(table.lines(records))
+    return Console(
+        file=file or sys.stdout,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        # Of NO_COLOR rich would still write bold and dim.
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from liftlog.cli.output import make_console
+
 Advance = Callable[[str, int], None]
 """What is worked on, and how many bytes were done just now."""
 
@@ -18,7 +20,6 @@ def byte_progress(total_bytes: int) -> Iterator[Advance]:
     if not sys.stderr.isatty():
         yield lambda what, size: None
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -34,7 +35,7 @@ def byte_progress(total_bytes: int) -> Iterator[Advance]:
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=make_console(sys.stderr),
         transient=True,
     )
     with progress:
@@ -65,7 +66,6 @@ class ProgressBar:
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
         if sys.stderr.isatty():
-            from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
             self._progress = Progress(
@@ -73,7 +73,7 @@ class ProgressBar:
                 BarColumn(),
                 TextColumn("{task.completed}/{task.total}"),
                 TimeElapsedColumn(),
-                console=Console(stderr=True),
+                console=make_console(sys.stderr),
                 transient=True,
             )
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.options import quiet
 from liftlog.cli.output import ObjectArray, object_array, write_lines
 from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.text import plural
@@ -79,6 +80,7 @@ async def chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
 
 PLACEHOLDER = "{n}"
 
+_COLUMNS = ("subject", "stream", "seq", "duplicate", "durability", "problem")
 _CONNECT_SECONDS = 10
 _IN_FLIGHT = 512  # as many as a commit takes while the next ones are made
 
@@ -170,7 +172,7 @@ class Job(NamedTuple):
             sent = asyncio.run(self._send())
             note(f"{plural(sent, 'message')} sent without asking for an ack")
             return ExitCode.OK
-        array = object_array(style)
+        array = object_array(style, _COLUMNS)
         results = _Results(self.template.subject, self.timeout, array)
         with array or nullcontext():
             asyncio.run(self._publish(self.timeout, results))
@@ -297,9 +299,9 @@ class _Results:
     def _show(self, acks: list[Ack]) -> None:
         """Leaves the list empty."""
         self.acked += len(acks)
-        if self._array is None:
+        if self._array is None and not quiet():
             write_lines([_to_line(ack) for ack in acks])
-        elif acks:
+        elif acks and self._array is not None:
             self._array.add([self._to_object(ack) for ack in acks])
         acks.clear()
 

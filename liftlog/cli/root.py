@@ -32,6 +32,7 @@ _SECTIONS = {
             "cli.consume:consume",
             "Print the records of STREAM, and wait for more until Ctrl-C.",
         ),
+        "tail": ("cli.consume:tail", "Print the last records of STREAM."),
         "export": ("cli.export:export", "Export a stream as a table."),
     },
     "Consumers": {
@@ -92,7 +93,6 @@ ALIASES = {
     "ls": "stream ls",
     "streams": "stream ls",
     "publish": "pub",
-    "tail": "consume --from -10 --until-end",
     "sub": "consume --from end",
     "subscribe": "consume --from end",
     "consumer": "offsets",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,9 +15,17 @@ from liftlog.cli.options import (
     debug_option,
     output_format,
     parse_assignments,
+    quiet,
     server_options,
 )
-from liftlog.cli.output import print_pairs, print_table, write_object, write_objects
+from liftlog.cli.output import (
+    print_pairs,
+    print_table,
+    say,
+    write_lines,
+    write_object,
+    write_objects,
+)
 from liftlog.cli.problems import confirmed, note, warn
 from liftlog.cli.ranges import Position, offset_at, position_of
 from liftlog.cli.stream_words import count_of, describe_pass, facts_of, print_streams
@@ -96,31 +105,76 @@ def create(name: str, subject: str | None, assignments: tuple[str, ...]) -> None
     for text in info.warnings:
         warn(text)
     if style == "table":
-        click.echo(printable(f"{info.name} records {info.subject} ({info.state})"))
+        say(printable(f"{info.name} records {info.subject} ({info.state})"))
     else:
         write_object(info.to_wire(), style)
 
 
 @stream_commands.command(name="ls")
+@click.argument("pattern", required=False, shell_complete=complete_stream)
+@click.option(
+    "--subject",
+    "-s",
+    metavar="SUBJECT",
+    help="Only streams that record this subject, or any that the pattern matches.",
+)
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    metavar="STATE",
+    help="Only streams in this state, for example paused. Repeated: in any of them.",
+)
+@click.option(
+    "--troubled",
+    is_flag=True,
+    help="Only streams with warnings, damage or possible losses, or that record nothing.",
+)
 @server_options
 @debug_option
-def list_streams() -> None:
-    """List the streams.
+def list_streams(
+    pattern: str | None, subject: str | None, states: tuple[str, ...], troubled: bool
+) -> None:
+    """List the streams, or those whose names match PATTERN.
 
     \b
     Examples:
       liftlog stream ls
-      liftlog stream ls -o jsonl | jq -r 'select(.state != "attached").name'
+      liftlog stream ls 'orders*' --state paused --state read-only
+      liftlog stream ls --subject orders.eu.new -q
+      liftlog stream ls --fields name,high_watermark,settings.retention.max_age
     """
     style = output_format()
     with connect_to_server() as client:
-        infos = client.list_streams()
-    if style != "table":
-        write_objects([info.to_wire() for info in infos], style)
+        infos = client.list_streams() if subject is None else client.streams_for(subject)
+    wanted = [
+        info
+        for info in infos
+        if (pattern is None or fnmatchcase(info.name, pattern))
+        and (not states or info.state in states)
+        and (not troubled or _is_troubled(info))
+    ]
+    if quiet():
+        write_lines([printable(info.name) for info in wanted])
+    elif style != "table":
+        write_objects([info.to_wire() for info in wanted], style)
+    elif wanted:
+        print_streams(wanted)
     elif infos:
-        print_streams(infos)
+        note(f"None of {plural(len(infos), 'stream')} is like that.")
+    elif subject is not None:
+        note(f"No stream records {printable(subject)}.")
     else:
         note("There are no streams. Create one: liftlog stream create orders --subject 'orders.>'")
+
+
+def _is_troubled(info: StreamInfo) -> bool:
+    return bool(
+        info.warnings
+        or info.quarantined
+        or info.possible_losses
+        or info.state in ("failed", "detached")
+    )
 
 
 @stream_commands.command()
@@ -227,9 +281,9 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
 def _show_update(found: StreamUpdate) -> None:
     name = printable(found.info.name)
     if not found.differences:
-        click.echo(f"{name} already has these settings")
+        say(f"{name} already has these settings")
         return
-    click.echo(f"{name} would change:" if found.dry_run else f"{name} updated:")
+    say(f"{name} would change:" if found.dry_run else f"{name} updated:")
     rows = [
         (
             printable(str(one.get("setting"))),
@@ -240,7 +294,7 @@ def _show_update(found: StreamUpdate) -> None:
     ]
     print_table(("SETTING", "OLD", "NEW"), rows)
     if found.removal is not None and found.removal.records:
-        click.echo(_removal_words(found.removal))
+        say(_removal_words(found.removal))
 
 
 def _value(value: Any) -> str:
@@ -345,7 +399,7 @@ def _show_recording(found: StreamInfo, done: str) -> None:
 def _show(found: StreamInfo, done: str) -> None:
     style = output_format()
     if style == "table":
-        click.echo(f"{printable(found.name)} {done} ({found.state})")
+        say(f"{printable(found.name)} {done} ({found.state})")
     else:
         write_object(found.to_wire(), style)
 
@@ -383,14 +437,14 @@ def truncate(name: str, position: Position, dry_run: bool, assume_yes: bool) -> 
     if style != "table":
         write_object({"name": name, "dry_run": dry_run, "records": count, **_bounds(found)}, style)
     elif dry_run:
-        click.echo(f"up to {what} would be deleted")
+        say(f"up to {what} would be deleted")
     elif not count:
-        click.echo(
+        say(
             f"{printable(name)} has no records below offset {offset}: nothing was deleted; it "
             f"begins at offset {found.log_start_offset}"
         )
     else:
-        click.echo(f"up to {what} deleted; it begins at offset {found.log_start_offset}")
+        say(f"up to {what} deleted; it begins at offset {found.log_start_offset}")
     return ExitCode.OK
 
 
@@ -428,11 +482,9 @@ def compact(name: str, wait: bool) -> None:
         write_object(found.to_wire(), style)
     elif before is not None:
         done = describe_pass(before.compaction, found.compaction)
-        click.echo(f"{printable(name)} {printable(done)}")
+        say(f"{printable(name)} {printable(done)}")
     else:
-        click.echo(
-            f"{printable(name)} will be compacted next (liftlog stream info {printable(name)})"
-        )
+        say(f"{printable(name)} will be compacted next (liftlog stream info {printable(name)})")
 
 
 @stream_commands.command()
@@ -462,7 +514,7 @@ def rm(name: str, dry_run: bool, assume_yes: bool) -> ExitCode:
             client.delete_stream(name)
     if style == "table":
         done = "would be deleted" if dry_run else "deleted"
-        click.echo(f"{name} {done} ({count_of(found)}, {show_size(found.size_bytes)})")
+        say(f"{name} {done} ({count_of(found)}, {show_size(found.size_bytes)})")
     else:
         write_object({"name": name, "deleted": not dry_run, "records": found.records}, style)
     return ExitCode.OK

@@ -80,6 +80,71 @@ def test_an_end_of_its_own_and_until_end(liftlog: Cli) -> None:
     assert result.stdout == ""
 
 
+def test_grep_and_a_limit_count_what_is_printed(liftlog: Cli) -> None:
+    assert offsets(liftlog, ":end", "--grep", "^2[0-4]$") == [20, 21, 22, 23, 24]
+    assert offsets(liftlog, "start", "--grep", "5$", "-n", "2") == [15, 25]
+    assert liftlog("consume", "orders", "--grep", "(").exit_code == ExitCode.USAGE
+
+
+def test_fields_templates_and_csv_of_records(liftlog: Cli) -> None:
+    def read(*more: str) -> str:
+        return liftlog.ok("consume", "orders", "--from", "29:end", *more)
+
+    assert read("--fields", "offset,subject") == (
+        "OFFSET  SUBJECT\n29      orders.x\n30      orders.x\n"
+    )
+    assert read("--template", "{{.offset}}={{.value}}") == "29=29\n30=30\n"
+    assert read("-o", "csv", "--fields", "value,key") == "value,key\n29,\n30,\n"
+
+
+def test_a_subject_leads_to_its_stream(liftlog: Cli) -> None:
+    found = liftlog.objects("consume", "orders.x", "--from", "-2:end")
+    assert [one["offset"] for one in found] == [29, 30]
+    assert liftlog.ok("consume", "orders.other", "--until-end") == ""
+    assert liftlog("consume", "nothing.x", "--until-end").exit_code == ExitCode.NOT_FOUND
+    both = liftlog("consume", "*.x", "--until-end")
+    assert both.exit_code == ExitCode.USAGE
+    assert "Invoices, orders" in both.stderr or "orders, Invoices" in both.stderr
+
+
+def test_tail(liftlog: Cli) -> None:
+    assert [one["offset"] for one in liftlog.objects("tail", "orders", "-n", "3")] == [28, 29, 30]
+    assert len(liftlog.objects("tail", "orders")) == 10
+    assert len(liftlog.objects("stream", "view", "orders")) == 20
+
+
+def test_streams_are_filtered(liftlog: Cli) -> None:
+    def names(*more: str) -> list[str]:
+        return liftlog.ok("stream", "ls", "-q", *more).splitlines()
+
+    assert sorted(names()) == ["Invoices", "orders"]
+    assert names("o*") == names("--subject", "orders.eu") == ["orders"]
+    assert names("o*", "--subject", "invoices.>") == []
+    assert names("--state", "paused") == []
+    assert len(names("--state", "paused", "--state", "attached")) == 2
+    assert "None of 2 streams" in liftlog("stream", "ls", "--state", "paused").stderr
+
+
+def test_checkpoints_are_filtered_by_lag(liftlog: Cli) -> None:
+    assert liftlog.ok("offsets", "ls", "-q", "--lag", "5") == "billing orders\n"
+    assert liftlog.objects("offsets", "ls", "--lag", "6") == []
+
+
+def test_quiet_commands_print_no_confirmations(liftlog: Cli) -> None:
+    for words in (["pause", "Invoices"], ["resume", "Invoices"], ["truncate", "orders", "0"]):
+        result = liftlog("stream", *words, "-q", *(["-y"] if "truncate" in words else []))
+        assert (result.exit_code, result.output) == (0, "")
+
+
+def test_a_stream_is_truncated_at_a_time(liftlog: Cli) -> None:
+    shown = liftlog.ok("stream", "truncate", "orders", "end", "--dry-run")
+    assert shown == "up to 20 records of orders below offset 31 would be deleted\n"
+    shown = liftlog.ok("stream", "truncate", "orders", "@-1d", "--dry-run")
+    assert shown == "up to 0 records of orders below offset 11 would be deleted\n"
+    shown = liftlog.ok("stream", "truncate", "orders", "-n", "--", "-5")
+    assert shown == "up to 15 records of orders below offset 26 would be deleted\n"
+
+
 def test_a_checkpoint_before_the_last_five(liftlog: Cli) -> None:
     (found,) = liftlog.objects("offsets", "ls", "--consumer", "billing")
     assert (found["offset"], found["lag"]) == (26, 5)

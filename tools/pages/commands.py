@@ -52,8 +52,15 @@ can find fewer records.
 ## Output for programs
 
 `--output json` prints one JSON document, `--output yaml` the same as YAML, `--output jsonl` one
-object per line. `--output wide` is a table with more columns. New fields can be added; the fields
-listed here stay.
+object per line, `--output csv` a row for each, with a heading. `--output wide` is a table with more
+columns. New fields can be added; the fields listed here stay.
+
+`--fields` chooses fields, in any format; `--template` makes a line of each object. A path is one of
+jq, without its functions: `settings.retention.max_age`, `value.items[0].sku`. It leads into maps, lists and
+texts that hold JSON. What is not there is empty, or `null` in JSON.
+
+With `json`, `jsonl` or `yaml` an error is an object on stderr: `error` holds `name`, `code` (the number
+of the pull protocol, or `null`), `exit_code`, `message`, `why` and `next`.
 
 | command | one object is |
 |---|---|

@@ -85,7 +85,6 @@ def test_aliases(alias: str, name: str) -> None:
         ("stream purge", "stream truncate"),
         ("consumer ls", "offsets ls"),
         ("consumer info", "offsets get"),
-        ("tail", "consume"),
         ("sub", "consume"),
         ("purge", "stream truncate"),
         ("ls", "stream ls"),

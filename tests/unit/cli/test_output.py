@@ -15,16 +15,16 @@ from liftlog.cli.output import (
     object_array,
     print_pairs,
     print_table,
-    record_object,
-    record_writer,
     to_json,
     to_yaml,
     write_object,
     write_objects,
 )
+from liftlog.cli.record_lines import RecordLines, record_writer
 from liftlog.client import Checkpoint
 from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record
+from liftlog.records.json_form import record_object
 
 BLOCK = b"NATS/1.0\r\nTrace: 1\r\nTag: a\r\ntag: b\r\nTag: c\r\n\r\n"
 
@@ -161,13 +161,17 @@ def test_records_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
         write([record(1, b"a" * 300), record(2, None, key=b"customer")])
         write([record(3, b"x\ny", headers=MessageHeaders(BLOCK))])
         write([])
-    heading, first, second, third = capsys.readouterr().out.splitlines()
+    heading, first, second, again, third = capsys.readouterr().out.splitlines()
     assert heading.split() == ["OFFSET", "TIME", "SUBJECT", "KEY", "VALUE"]
     assert first.endswith("a" * 300)
     assert second.split()[-2:] == ["customer", "<tombstone>"]
-    assert third.endswith("x\\ny  {Trace: 1, Tag: a, tag: b}")
-    assert first.index("aaa") == second.index("<tombstone>") == third.index("x\\ny")
+    assert first.index("aaa") == second.index("<tombstone>")
     assert heading.index("KEY") == second.index("customer")
+    # The first record with headers brings their column, and a heading that has it.
+    assert again.split() == ["OFFSET", "TIME", "SUBJECT", "KEY", "HEADERS", "VALUE"]
+    assert third.endswith("Trace: 1, Tag: a, tag: b  x\\ny")
+    assert again.index("HEADERS") == third.index("Trace: 1")
+    assert again.index("VALUE") == third.index("x\\ny")
 
 
 HOSTILE = "a\x1b[2J\x7f\x9b1m\u202eb\u2066c\u061c\u200f\u2028\x85é"
@@ -219,3 +223,20 @@ def test_checkpoints_are_listed_with_their_owners_where_there_are_any() -> None:
     assert "OWNER" not in offsets.table_of([anonymous], wide=False)[0]
     assert "OWNER" in offsets.table_of([anonymous], wide=True)[0]
     assert ("owner", "ops") in offsets._facts(owned)
+
+
+def test_headers_that_another_column_shows_are_left_out() -> None:
+    block = b"NATS/1.0\r\nLiftlog-Key: k\r\nliftlog-tombstone: true\r\n\r\n"
+    only = record(1, None, key=b"k", headers=MessageHeaders(block))
+    heading, _ = RecordLines(None).lines([only])
+    assert "HEADERS" not in heading
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 109])
+def test_a_narrow_terminal_shows_something_of_the_value(width: int) -> None:
+    long = record(1, b"value", subject="s" * 90, key=b"k" * 90, headers=MessageHeaders(BLOCK))
+    heading, line = RecordLines(width).lines([long])
+    assert max(len(heading), len(line)) <= width
+    assert "01-01 00:00:00" in line
+    if width >= 100:
+        assert line.endswith("value")
