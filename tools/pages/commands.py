@@ -55,12 +55,12 @@ can find fewer records.
 object per line, `--output csv` a row for each, with a heading. `--output wide` is a table with more
 columns. New fields can be added; the fields listed here stay.
 
-`--fields` chooses fields, in any format; `--template` makes a line of each object. A path is one of
-jq, without its functions: `settings.retention.max_age`, `value.items[0].sku`. It leads into maps, lists and
-texts that hold JSON. What is not there is empty, or `null` in JSON.
+`--fields` chooses fields, in any format; `--template` makes a line of each object. A path is one
+of jq, without its functions: `settings.retention.max_age`, `value.items[0].sku`. It leads into
+maps, lists and texts that hold JSON. What is not there is empty, or `null` in JSON.
 
-With `json`, `jsonl` or `yaml` an error is an object on stderr: `error` holds `name`, `code` (the number
-of the pull protocol, or `null`), `exit_code`, `message`, `why` and `next`.
+With `json`, `jsonl` or `yaml` an error is an object on stderr: `error` holds `name`, `code` (the
+number of the pull protocol, or `null`), `exit_code`, `message`, `why` and `next`.
 
 | command | one object is |
 |---|---|
