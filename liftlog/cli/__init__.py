@@ -25,6 +25,7 @@ backup              create, info, verify, restore; backup_run does the work
 acl                 check, explain, hash-token, new-nkey
 errors              ls, lookup
 export              a stream as a table; export_run does the work; export_job/ is for spark-submit
+context             names for daemons; contexts: the file that keeps them
 completion          scripts for the shell
 
 `demo`, `demo-cluster` and `demo-spark` are in liftlog/demo/.

@@ -30,6 +30,8 @@ def info() -> None:
     nats = found.nats
     version = nats.get("server_version")
     state = "connected" if nats.get("connected") else "not connected"
+    if nats.get("url"):
+        state += f" to {nats['url']}"
     pairs = [
         ("name", found.name),
         ("address", address),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from liftlog.cli.contexts import Contexts, file_of, read_contexts
 from liftlog.cli.groups import SharedOption
 from liftlog.cli.shapes import Path, parse_fields, parse_template
 from liftlog.errors import InvalidArgument
@@ -26,6 +27,7 @@ TLS_FILES = ("ca", "cert", "key")
 FOR_PROGRAMS = ("json", "jsonl", "yaml")
 ERROR_STYLE = "liftlog.error_style"
 _ASKED = "liftlog.asked"
+_CONTEXTS = "liftlog.contexts"
 
 
 def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
@@ -42,9 +44,43 @@ def _shared(*names: str, **attributes: Any) -> Callable[[Decorated], Decorated]:
     return click.option(*names, cls=SharedOption, expose_value=False, callback=keep, **attributes)
 
 
+def given_value(name: str) -> Any:
+    """What the command line says; None without it."""
+    return click.get_current_context().meta.get(f"liftlog.{name}")
+
+
 def _kept(name: str, variable: str) -> Any:
-    value = click.get_current_context().meta.get(f"liftlog.{name}")
+    """A value of the daemon's address or login: from the command line, the context or the
+    environment."""
+    value = given_value(name)
+    if value is None:
+        value = _context_in_use().get(name)
     return value if value is not None else os.environ.get(variable) or None
+
+
+def context_value(name: str, *, explicit: bool = False) -> str | None:
+    """A field of the context that counts; `explicit`: only if the command line names it."""
+    if explicit and given_value("context") is None:
+        return None
+    return _context_in_use().get(name)
+
+
+def _context_in_use() -> dict[str, str]:
+    """Fields of the context that counts; empty if there is none. A login goes to its own server
+    only: the context that was chosen earlier counts for nothing where a server is named."""
+    meta = click.get_current_context().meta
+    name = meta.get("liftlog.context")
+    if name is None:
+        if "liftlog.server" in meta or os.environ.get("LIFTLOG_SERVER"):
+            return {}
+        name = os.environ.get("LIFTLOG_CONTEXT") or None
+    found = meta.get(_CONTEXTS)
+    if found is None:
+        found = meta[_CONTEXTS] = read_contexts(file_of(os.environ))
+    assert isinstance(found, Contexts)
+    if name is None and not found.current:
+        return {}
+    return found.get(name or found.current)
 
 
 def output_option(command: Decorated) -> Decorated:
@@ -77,8 +113,14 @@ def output_option(command: Decorated) -> Decorated:
 
 
 def server_options(command: Decorated) -> Decorated:
-    """--server, --token, --nkey, --output, and --tls-... for addresses tls://HOST:PORT."""
+    """--server, --context, --token, --nkey, --output, and --tls-... for addresses tls://..."""
     command = output_option(command)
+    command = _shared(
+        "--context",
+        metavar="NAME",
+        help="Use the address and login that `liftlog context add` has kept. "
+        "[env: LIFTLOG_CONTEXT; default: that of `liftlog context use`]",
+    )(command)
     for name, what in (
         ("key", "Private key file of that certificate."),
         ("cert", "Client certificate file, for a daemon that requires one."),
@@ -193,7 +235,7 @@ def wide_wanted() -> bool:
 
 
 def _chosen_output() -> str:
-    chosen = str(_kept("output", "LIFTLOG_OUTPUT") or "table")
+    chosen = str(given_value("output") or os.environ.get("LIFTLOG_OUTPUT") or "table")
     if chosen not in OUTPUTS:
         raise click.UsageError(
             f"LIFTLOG_OUTPUT={chosen!r} is not one of {', '.join(OUTPUTS)}.",

@@ -69,6 +69,10 @@ _SECTIONS = {
         ),
     },
     "This command": {
+        "context": (
+            "cli.context:context_commands",
+            "Names for daemons: where they are, and how to log in.",
+        ),
         "errors": ("cli.errors:errors_commands", "Explain errors by number or name."),
         "completion": ("cli.completion:completion", "Print the completion script for SHELL."),
     },
@@ -98,6 +102,7 @@ ALIASES = {
     "consumer": "offsets",
     "stream view": "consume --until-end",
     "stream get": "consume --until-end",
+    "ctx": "context",
     "purge": "stream truncate",
     "status": "info",
 }

@@ -322,7 +322,7 @@ class Daemon:
         )
         url = await embedded.start()
         stack.push_async_callback(embedded.stop)
-        logger.info("embedded-nats url=%s", url)
+        logger.info("embedded-nats url=%s jetstream=%s", url, "off")
         return [url]
 
     def _announce(self, pull: list[str], http: str | None) -> None:

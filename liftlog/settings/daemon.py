@@ -109,7 +109,9 @@ class NatsSettings(SettingsModel):
         validate_default=True,
     )
     embedded: Flag = Field(
-        default=False, description="Start a private nats-server (extra `embedded`) and use it."
+        default=False,
+        description="Start a private nats-server (extra `embedded`), without JetStream, and use "
+        "it.",
     )
     name: str = Field(default="liftlog", description="Name of the connection, as NATS shows it.")
     user: str | None = Field(default=None, description="User name.")

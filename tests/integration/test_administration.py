@@ -287,6 +287,7 @@ def test_streams_for_a_subject_and_info(daemon: Daemon, liftlog: Cli, stream: st
     info = liftlog.json("info")
     assert info["nats"]["connected"] is True
     assert re.fullmatch(r"2\.\d+\.\d+.*", info["nats"]["server_version"])
+    assert info["nats"]["url"].startswith("nats://127.0.0.1:")
     assert info["stream_count"] == len(liftlog.json("stream", "ls"))
     assert info["uptime_seconds"] > 0
     text = liftlog.ok("info")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from click.testing import CliRunner
 from nats.aio.msg import Msg
 from support.command_line import Cli
 from support.daemon import Daemon
@@ -21,6 +22,7 @@ from support.nats_server import NatsServer
 
 from acl.tokens import hash_token, new_secret
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.root import cli
 
 pytestmark = pytest.mark.integration
 
@@ -115,6 +117,12 @@ def test_pub_prints_stream_and_offset(liftlog: Cli, stream: str) -> None:
     assert json.loads(liftlog.ok(*twice, "-o", "json")) == [
         {"subject": f"{stream}.a", "stream": stream, "seq": 2, "duplicate": True}
     ]
+
+
+def test_pub_finds_the_nats_server_of_the_daemon(liftlog: Cli, stream: str) -> None:
+    environ = {**liftlog.environ, "NATS_URL": None, "LIFTLOG_NATS__SERVERS": None}
+    result = CliRunner(env=environ).invoke(cli, ["pub", f"{stream}.a", "found"])
+    assert result.output == f"{stream} 1\n"
 
 
 @pytest.mark.parametrize("form", [(), ("--envelope",)])

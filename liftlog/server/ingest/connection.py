@@ -126,6 +126,12 @@ class NatsConnection:
         return str(self._client._server_info.get("version", ""))
 
     @property
+    def server_url(self) -> str:
+        """Where the connected server is, without a login."""
+        url = self._client.connected_url
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}" if url is not None else ""
+
+    @property
     def has_jetstream(self) -> bool:
         """Whether the server says that JetStream is on."""
         return self._client._server_info.get("jetstream") is True

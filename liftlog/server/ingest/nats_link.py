@@ -124,6 +124,11 @@ class NatsLink:
         return list(self._servers)
 
     @property
+    def server_url(self) -> str:
+        """Where the connected server is, without a login; empty without a connection."""
+        return self._connection.server_url if self._connection is not None else ""
+
+    @property
     def server_version(self) -> str:
         """The version of the connected server; empty without a connection."""
         return self._connection.server_version if self._connection is not None else ""

@@ -77,6 +77,8 @@ class StreamDirectory(Protocol):
     @property
     def nats_version(self) -> str: ...
     @property
+    def nats_url(self) -> str: ...
+    @property
     def nats_problem(self) -> str: ...
     @property
     def closing(self) -> bool: ...
@@ -313,6 +315,7 @@ class Administration:
             nats={
                 "connected": streams.nats_connected,
                 "server_version": streams.nats_version,
+                "url": streams.nats_url,
                 "problem": streams.nats_problem,
             },
             limits={

@@ -215,6 +215,11 @@ class Attachments:
         return "" if self._link.connected else self._link.problem
 
     @property
+    def server_url(self) -> str:
+        """Empty without a connection."""
+        return self._link.server_url if self._link is not None else ""
+
+    @property
     def server_version(self) -> str:
         """Empty without a connection."""
         return self._link.server_version if self._link is not None else ""

@@ -544,6 +544,11 @@ class Broker:
         return f"NATS refuses {'; '.join(refused[:_MAX_NAMED])}" if refused else ""
 
     @property
+    def nats_url(self) -> str:
+        """Where the NATS server is, without a login; empty without a connection."""
+        return self.attachments.server_url
+
+    @property
     def nats_version(self) -> str:
         """Version of the NATS server; empty without a connection."""
         return self.attachments.server_version
