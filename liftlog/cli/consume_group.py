@@ -16,8 +16,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.output import Write
 from liftlog.cli.problems import note, warn
+from liftlog.cli.record_lines import Write
 from liftlog.cli.text import plural, printable
 from liftlog.errors import ConnectionLost, CorruptRange, GroupFenced
 
