@@ -17,6 +17,7 @@ Importing this package loads no server dependency.
     consuming                  what of a consumer's records counts, and when to store it
     group_member, grouping, beating    a member of a group: its slots, its records, its beats
     publisher, publishing      publishing over NATS with acks
+    dead_letters               what becomes of records whose processing fails
     companions                 `envelope` and nkeys, in either distribution
 """
 

@@ -169,6 +169,11 @@ class GroupReading:
         """Of the group, as far as this member knows; 0 while it is no member."""
         return self._state.generation
 
+    def slot_of(self, record: Record) -> int:
+        """The slot of a record that it has returned: its key decides, its subject if it has none.
+        In a slot, offsets only grow."""
+        return slots_of((record,), self._slot_count)[0]
+
     # --- what it says ---
 
     def _join_request(self, token: str, start: int) -> JoinGroup:

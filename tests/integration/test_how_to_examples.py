@@ -6,14 +6,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.command_line import Cli
 from support.daemon import Daemon
+from support.ingesting import until
 from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
-from liftlog.client import connect_sync
+from liftlog.client import GroupInfo, connect_sync
 
 pytestmark = pytest.mark.integration
 
@@ -51,6 +54,33 @@ def run(
     return done.stdout.splitlines()
 
 
+@contextmanager
+def started(
+    code: str, servers: tuple[NatsServer, Daemon], directory: Path, *arguments: str
+) -> Iterator[subprocess.Popen[str]]:
+    """The example as a process, killed at the end unless it has ended."""
+    server, daemon = servers
+    script = directory / "worker.py"
+    script.write_text(
+        code.replace("nats://127.0.0.1:4222", server.url).replace(
+            "tcp://127.0.0.1:9292", daemon.pull_address
+        )
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", str(script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(REPOSITORY)},
+        cwd=directory,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_consume(tmp_path: Path) -> None:
     """The examples of the page, and each a second time: it finds where it was."""
     with NatsServer() as server, Daemon(server.url, {"streams": STREAMS}) as daemon:
@@ -74,6 +104,31 @@ def test_consume(tmp_path: Path) -> None:
             "OFFSET_OUT_OF_RANGE: from 3 to 5",
             "0 records, the checkpoint was 5",
         ]
+
+
+def test_dead_letters(tmp_path: Path) -> None:
+    streams = {"orders": {"subject": "orders.>"}, "dead": {"subject": "dead.>"}}
+    with NatsServer() as server, Daemon(server.url, {"streams": streams}) as daemon:
+        worker, again = examples("dead-letters.md")
+        publish = Cli(daemon, server).ok
+        for value in ("1", "x", "3"):
+            publish("pub", "orders.new", value, "--key", "k")
+        worker = worker.replace("retries=3", "retries=1")  # 3.5 s are a long time
+        with started(worker, (server, daemon), tmp_path) as process:
+            with connect_sync(daemon.pull_address) as client:
+                until(lambda: (client.describe_group("billing", "orders") or GroupInfo()).lag == 0)
+                process.terminate()
+                printed, said = process.communicate(timeout=60)
+                assert (process.returncode, printed.split("\n")[:-1]) == (
+                    0,
+                    ["billed 1", "billed 3"],
+                )
+                assert "dead-letter group=billing stream=orders offset=2 attempts=2" in said
+                assert run(again, (server, daemon), tmp_path) == []
+                found = [
+                    (one.subject, one.key, one.value) for one in client.read("orders", 4, "end")
+                ]
+    assert found == [("orders.new", b"k", b"x")]
 
 
 def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def checked(
             hint="a subject consists of tokens joined by dots, without blanks or wildcards",
         )
     for name, text in headers.items():
-        if not _NAME.fullmatch(name) or not _fits_header(text):
+        if not fits_header_line(name, text):
             raise InvalidArgument(
                 f"the header {name!r} does not fit a NATS header line",
                 hint=f"a header value is one line of text {_WITHOUT_BLANKS}",
@@ -125,6 +125,11 @@ def _to_bytes(item: bytes | str | None, name: str) -> bytes | None:
         return item.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"the {name} {item!r} is not valid text: {error}") from error
+
+
+def fits_header_line(name: str, text: str) -> bool:
+    """Whether a header arrives unchanged."""
+    return _NAME.fullmatch(name) is not None and _fits_header(text)
 
 
 def _fits_header(item: str | bytes) -> bool:

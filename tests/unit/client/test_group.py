@@ -64,6 +64,7 @@ async def test_one_member_gets_everything_in_order(client: Opened, broker: LogBr
         seen.add(record)
     seen.check(5)
     assert group.slots == list(range(64))
+    assert group.slot_of(records_of([b"key 7"])[0]) == crc32c(b"key 7") * 64 >> 32
     await client.of(group, "commit")
     info = await client.call("describe_group", "billing", "orders")
     assert info.offsets == [301] * 64
