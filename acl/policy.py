@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 from .nkeys import is_signed
 from .reading import read_rules
-from .rules import ANONYMOUS, IN_WORDS, OPERATIONS, Operation, Principal, Rule, Rules, StreamMatcher
+from .rules import (
+    ANONYMOUS,
+    IN_WORDS,
+    OPERATIONS,
+    OVER_NATS,
+    Operation,
+    Principal,
+    Rule,
+    Rules,
+    StreamMatcher,
+)
 from .subjects import is_subset, is_valid_pattern
 from .tokens import MAX_TOKEN_CHARACTERS, slowest_hash, verify_secret
 
@@ -63,6 +73,11 @@ class Policy:
                     for matcher, rule in matchers[role]
                     if operation in rule.operations
                 )
+
+        if rules.nats is not None:
+            matcher = StreamMatcher(rules.nats.streams)
+            for operation in rules.nats.operations:
+                self._rules[OVER_NATS, operation] = ((matcher, rules.nats),)
 
     @classmethod
     def load(cls, text: str) -> Policy:
@@ -160,7 +175,7 @@ class Policy:
         """
         if operation not in OPERATIONS:
             raise ValueError(f"unknown operation {operation!r}")
-        if principal not in self._principals:
+        if principal not in self._principals and principal != OVER_NATS:
             return Decision(False, f"denied: there is no principal {_show(principal)}")
         rules = self._covering(principal, operation, stream)
         what = f"{IN_WORDS[operation]} stream {_show(stream)}"

@@ -11,6 +11,7 @@ from .nkeys import NotAnNkey, public_key_bytes
 from .rules import (
     ANONYMOUS,
     OPERATIONS,
+    OVER_NATS,
     AclError,
     Operation,
     Principal,
@@ -22,7 +23,8 @@ from .rules import (
 from .subjects import why_invalid
 from .tokens import wrong_hash
 
-_SECTIONS = ("principals", "roles", "bindings")
+_SECTIONS = ("principals", "roles", "bindings", "nats")
+_NATS_OPERATIONS = ("create", "read", "delete")
 _CREDENTIALS = ("token_hash", "nkey", "certificate_cn", "unix_uid")
 _RULE_KEYS = ("allow", "streams", "subjects", "attach")
 _MAX_UID = 2**32 - 2
@@ -45,6 +47,7 @@ class _Reader:
         principals: dict[str, Principal] = {}
         roles: dict[str, tuple[Rule, ...]] = {}
         bindings: dict[str, tuple[str, ...]] = {}
+        nats: Rule | None = None
         if value is not None or not self._findings:
             whole = self._mapping(value, ())
             self._known(whole, (), _SECTIONS)
@@ -54,12 +57,14 @@ class _Reader:
                 roles[name] = self._role(name, item, ("roles", name))
             for name, item in self._mapping(whole.get("bindings"), ("bindings",), True).items():
                 bindings[name] = self._binding(name, item, principals, roles)
+            if "nats" in whole:
+                nats = self._nats(whole["nats"])
             self._unambiguous(principals.values())
             if not principals:
                 self._say((), "it names no principals, so no client could do anything")
         if self._findings:
             raise AclError(self._findings)
-        return Rules(principals, roles, bindings)
+        return Rules(principals, roles, bindings, nats)
 
     # --- principals ---------------------------------------------------------------
 
@@ -128,6 +133,13 @@ class _Reader:
             subjects if "subjects" in item else None,
             attach,
         )
+
+    def _nats(self, value: Any) -> Rule:
+        rule = self._rule(OVER_NATS, 0, value, ("nats",))
+        for operation in sorted(rule.operations - set(_NATS_OPERATIONS)):
+            expected = ", ".join(_NATS_OPERATIONS)
+            self._say(("nats", "allow"), f"{operation}: expected some of {expected}")
+        return rule
 
     # --- bindings -----------------------------------------------------------------
 

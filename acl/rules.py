@@ -3,6 +3,7 @@
 principals: {billing: {token_hash: "sha256:..."}, anonymous: {}}
 roles:      {reader: [{allow: [read, commit], streams: ["orders*"], subjects: ["orders.eu.>"]}]}
 bindings:   {billing: [reader]}
+nats:       {allow: [read], streams: ["orders*"]}
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ IN_WORDS: Final[Mapping[Operation, str]] = {
 
 ANONYMOUS = "anonymous"
 """The principal of clients that did not authenticate. It exists only if the file names it."""
+
+OVER_NATS = "(nats)"
+"""The principal of all clients that ask over NATS, which does not say who they are. The section
+`nats` says what it may do. Not a valid name."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _STREAM_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,128}|>", re.ASCII)
@@ -64,6 +69,8 @@ class Rule:
     attach: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.role == OVER_NATS:
+            return "the section 'nats'"
         return f"rule {self.number} of role {self.role!r}"
 
 
@@ -74,6 +81,8 @@ class Rules:
     principals: dict[str, Principal]
     roles: dict[str, tuple[Rule, ...]]
     bindings: dict[str, tuple[str, ...]]
+    nats: Rule | None = None
+    """What clients may do that ask over NATS; None: nothing."""
 
 
 def is_name(text: str) -> bool:

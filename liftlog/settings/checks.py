@@ -245,9 +245,15 @@ class Caution(NamedTuple):
 
 
 def cautions(settings: Settings, policy: Policy | None) -> Iterator[Caution]:
-    """`policy` is that of the ACL file. Without one there is no access control to undermine."""
+    """`policy` is that of the ACL file."""
     if policy is not None:
         yield from _unencrypted(settings, policy)
+    elif settings.nats.jetstream_api:
+        yield Caution(
+            "nats.jetstream_api",
+            "every client of NATS may create, read and delete streams",
+            "set acl.file, with a section nats, or restrict $JS.API.> in NATS",
+        )
     cluster = settings.cluster
     if (
         cluster is not None

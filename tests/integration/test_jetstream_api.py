@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import nats
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
-from nats.js.errors import BadRequestError, NotFoundError, ServerError
+from nats.js.errors import APIError, BadRequestError, NotFoundError, ServerError
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
@@ -189,3 +190,43 @@ def test_where_jetstream_is_on_the_daemon_is_silent() -> None:
         until(lambda: "jetstream_api" in json.loads(daemon.get("/readyz")[1])["warnings"])
         with RawNats(server.port) as raw:
             assert b"liftlog" not in raw.request("$JS.API.INFO", b"").payload
+
+
+ACL = """
+principals: {local: {unix_uid: 0}}
+nats: {allow: [create, read], streams: ["mine*"], attach: ["mine.>"]}
+"""
+
+
+async def test_with_an_acl_only_what_its_section_nats_allows(tmp_path: Path) -> None:
+    (tmp_path / "acl.yaml").write_text(ACL)
+    (tmp_path / "acl.yaml").chmod(0o600)
+    streams = {"other": {"subject": "other.>"}}
+    settings = SETTINGS | {"acl": {"file": str(tmp_path / "acl.yaml")}, "streams": streams}
+    with NatsServer() as server, Daemon(server.url, settings) as daemon:
+        with RawNats(server.port) as raw:
+            until(lambda: raw.request("$JS.API.INFO", b"").payload != b"")
+        client = await nats.connect(server.url)
+        js = client.jetstream()
+        try:
+            assert (await js.account_info()).streams == 0
+            assert await js.streams_info() == []
+            await js.add_stream(name="mine", subjects=["mine.a"])
+            assert (await js.publish("mine.a", b"x")).seq == 1
+            assert (await js.get_msg("mine", 1)).data == b"x"
+            assert (await js.publish("other.a", b"x")).seq == 1
+            for forbidden in (
+                js.stream_info("other"),
+                js.get_msg("other", 1),
+                js.get_msg("other", 1, direct=True),
+                js.purge_stream("mine"),
+                js.delete_stream("mine"),
+                js.add_stream(name="mine2", subjects=["other.b"]),
+                js.add_stream(name="yours", subjects=["mine.b"]),
+            ):
+                with pytest.raises(APIError) as refusal:
+                    await forbidden
+                assert refusal.value.code == 403
+        finally:
+            await client.close()
+        assert_no_traceback(daemon)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from acl.rules import OVER_NATS
 from acl.subjects import why_invalid
 from liftlog.errors import LiftlogError
 from liftlog.server.commits.host import StreamHost
@@ -26,7 +27,6 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.lookups import MAX_RESULTS, Found, Lookup, TooManyResults
 from liftlog.server.jetstream_api.methods import (
-    OVER_NATS,
     Answer,
     Request,
     answers,

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from acl.rules import Operation
+from acl.rules import OVER_NATS, Operation
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError, bad_request, invalid_json
@@ -16,9 +16,6 @@ from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 
 PREFIX = "$JS.API."
-
-OVER_NATS = "(nats)"
-"""The principal of everyone who asks over NATS. Not a valid name in an ACL."""
 
 MAX_REQUEST_BYTES = 256 * 1024
 

@@ -8,7 +8,7 @@ from support.nkey_seeds import seed_of
 
 from acl import nkeys, tokens
 from acl.policy import Policy
-from acl.rules import AclError, Operation, StreamMatcher, stream_matches
+from acl.rules import OVER_NATS, AclError, Operation, StreamMatcher, stream_matches
 from acl.tokens import hash_token, new_secret
 
 SECRET = "a-secret-for-the-tests-only"
@@ -441,3 +441,58 @@ def test_a_matcher_says_what_its_patterns_say() -> None:
         stream = "".join(random.choices("ab_-", k=random.randint(1, 6)))
         expected = any(stream_matches(one, stream) for one in patterns)
         assert StreamMatcher(patterns).matches(stream) is expected, (patterns, stream)
+
+
+NATS_RULE = 'nats: {allow: [create, read, delete], streams: ["js*"], attach: ["js.>"]}\n'
+
+
+def test_without_a_section_nats_its_clients_may_do_nothing(policy: Policy) -> None:
+    for operation in ("create", "read", "delete", "admin"):
+        decision = policy.decide(OVER_NATS, operation, "orders", "orders.x")
+        assert not decision
+        assert "no rule" in decision.explanation
+
+
+@pytest.mark.parametrize(
+    ("operation", "stream", "subject", "allowed"),
+    [
+        ("read", "js-1", None, True),
+        ("read", "orders", None, False),
+        ("read", "_js", None, False),
+        ("create", "js-1", "js.a", True),
+        ("create", "js-1", "orders.a", False),
+        ("delete", "js-1", None, True),
+        ("admin", "js-1", None, False),
+        ("commit", "js-1", None, False),
+    ],
+)
+def test_the_section_nats_is_a_rule_for_all_its_clients(
+    operation: Operation, stream: str, subject: str | None, allowed: bool
+) -> None:
+    decision = Policy.load(TEXT + NATS_RULE).decide(OVER_NATS, operation, stream, subject)
+    assert decision.allowed is allowed
+    if allowed:
+        assert "section 'nats'" in decision.explanation
+
+
+def test_no_principal_can_have_the_name_of_the_clients_of_nats() -> None:
+    text = TEXT.replace("principals:\n", f'principals:\n  "{OVER_NATS}": {{unix_uid: 7}}\n')
+    with pytest.raises(AclError, match="expected a name"):
+        Policy.load(text)
+    assert Policy.load(TEXT + NATS_RULE).authenticate_token(f"{OVER_NATS}.secret") is None
+
+
+@pytest.mark.parametrize(
+    ("section", "finding"),
+    [
+        ("nats: {allow: [admin], streams: ['*']}", "expected some of create, read, delete"),
+        ("nats: {allow: [create], streams: ['*']}", "`create` needs `attach`"),
+        ("nats: {allow: [read]}", "streams"),
+        ("nats: {allow: [read], streams: ['*'], who: x}", "unknown key"),
+        ("nats: [read]", "expected a mapping"),
+        ("nats:", "expected a mapping"),
+    ],
+)
+def test_a_wrong_section_nats_is_found(section: str, finding: str) -> None:
+    with pytest.raises(AclError, match=finding):
+        Policy.load(f"{TEXT}{section}\n")
