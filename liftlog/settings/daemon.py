@@ -131,6 +131,11 @@ class NatsSettings(SettingsModel):
         description="Answer JetStream's clients on `$JS.API.>`: they create, describe and delete "
         "streams, and get single messages. Only while JetStream is off on the NATS servers.",
     )
+    leafnode: HostPort | None = Field(
+        default=None,
+        description="HOST:PORT of a NATS server's `leafnodes` listener, over which consumers of "
+        "`jetstream_api` deliver. `null`: no consumers over NATS.",
+    )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",
         description="How messages are taken from nats-py: `parser` in batches, `client` one by "

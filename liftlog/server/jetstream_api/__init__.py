@@ -7,5 +7,10 @@ streams        INFO and STREAM.*: streams described, created, changed, deleted
 messages       STREAM.MSG.GET and DIRECT.GET: single records, and batches of them
 lookups        finds records by offset, subject and time
 stream_config  JetStream's configuration of a stream, from our settings and into them
+consumers      CONSUMER.*: ordered reading
+consumer_table, consumer   all consumers; one of them, which delivers to its client
+consumer_config  JetStream's configuration of a consumer, and what of it is refused
+cursor         where a consumer reads in the log
+leaf           the connection over which consumers deliver
 answers        JetStream's errors, times, JSON and NATS commands
 """

@@ -121,6 +121,15 @@ def time_text(ns: int) -> str:
     return f"{text}{digits}Z"
 
 
+def is_utf8(value: str) -> bool:
+    """JSON can encode a lone surrogate, which nothing else here can carry."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 # --- NATS ---
 
 

@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 from acl.rules import OVER_NATS, Operation
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.jetstream_api.answers import JetStreamError, bad_request, invalid_json
+from liftlog.server.jetstream_api.answers import (
+    JetStreamError,
+    bad_request,
+    invalid_json,
+    is_utf8,
+)
+from liftlog.server.jetstream_api.consumer_table import Consumers
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -32,6 +38,7 @@ class Parts:
     """Returns when NATS commands are queued, which waits for room. Raises NatsUnavailable."""
     max_payload_bytes: Callable[[], int]
     """Of one message; 0 if not known."""
+    consumers: Consumers
 
     @property
     def gate(self) -> Gate:
@@ -179,15 +186,6 @@ def flag(body: dict[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise invalid_json(f"{name}: expected true or false")
     return value
-
-
-def is_utf8(value: str) -> bool:
-    """JSON can encode a lone surrogate, which nothing else here can carry."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def unknown_method(subject: str) -> JetStreamError:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from liftlog.errors import InternalError, LiftlogError, NatsRefused, NatsUnavailable
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
-from liftlog.server.jetstream_api import messages, streams
+from liftlog.server.jetstream_api import consumers, messages, streams
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     answer_text,
@@ -24,6 +24,8 @@ from liftlog.server.jetstream_api.answers import (
     from_liftlog,
     too_many_requests,
 )
+from liftlog.server.jetstream_api.consumer_table import Consumers
+from liftlog.server.jetstream_api.leaf import LeafLink
 from liftlog.server.jetstream_api.methods import (
     MAX_REQUEST_BYTES,
     PREFIX,
@@ -54,7 +56,7 @@ _Message = tuple[bytes, bytes, bytes]
 """(subject, reply, payload)"""
 
 __all__ = ["JetStreamApi"]
-_REGISTERED = (messages, streams)  # imported for what they register
+_REGISTERED = (consumers, messages, streams)  # imported for what they register
 
 
 class Waiting:
@@ -135,7 +137,10 @@ class JetStreamApi:
         self._broker = broker
         self._link = link
         self._services = services
-        self._parts = Parts(broker, services, self.send, lambda: link.max_payload_bytes)
+        self._consumers = Consumers(broker, services, _leaf_link(broker))
+        self._parts = Parts(
+            broker, services, self.send, lambda: link.max_payload_bytes, self._consumers
+        )
         self._waiting = Waiting()
         self._presence: Presence | None = None
         self._subscription: LinkSubscription | None = None
@@ -150,6 +155,7 @@ class JetStreamApi:
         """Call it when the streams are open."""
         self._presence = Presence(self._link, self.name)
         self._link.on_connected.append(self._look_again)
+        self._consumers.start()
         tasks = {"look": self._keep_looking()}
         tasks |= {f"{number}": self._work() for number in range(WORKERS)}
         self._tasks = [
@@ -160,6 +166,7 @@ class JetStreamApi:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._consumers.close()
 
     # --- whether to answer ---
 
@@ -296,6 +303,15 @@ class JetStreamApi:
         """See `Parts`. Acks share the connection: they must not wait behind long answers."""
         await self._link.room()
         self._link.send(commands)
+
+
+def _leaf_link(broker: Broker) -> LeafLink | None:
+    nats = broker.settings.nats
+    if nats.leafnode is None:
+        return None
+    password = "" if nats.password is None else nats.password.get_secret_value()
+    name = broker.settings.name
+    return LeafLink(nats.leafnode, name=name, user=nats.user or "", password=password)
 
 
 def _kind_of(subject: bytes) -> str:

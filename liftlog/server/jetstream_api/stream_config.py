@@ -12,8 +12,12 @@ from typing import Any
 
 from acl.subjects import overlaps, why_invalid
 from liftlog.names import NAME_HELP, is_stream_name
-from liftlog.server.jetstream_api.answers import JetStreamError, invalid_config, invalid_json
-from liftlog.server.jetstream_api.methods import is_utf8
+from liftlog.server.jetstream_api.answers import (
+    JetStreamError,
+    invalid_config,
+    invalid_json,
+    is_utf8,
+)
 from liftlog.settings import StreamSettings
 from liftlog.settings.stream import MAX_MESSAGE_BYTES, JetStreamSettings
 

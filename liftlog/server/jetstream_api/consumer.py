@@ -1,0 +1,460 @@
+"""One consumer: delivers the records of a stream to one client, in order, over the leaf link.
+
+A pull consumer delivers what requests ask for; a push consumer to its subject, as long as that has
+a subscriber. It is kept in memory only and ends with its client, the stream's leadership or the
+link: clients then create another one, which continues where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from liftlog.errors import LiftlogError, NatsUnavailable
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.answers import time_text
+from liftlog.server.jetstream_api.consumer_config import ConsumerSpec
+from liftlog.server.jetstream_api.cursor import PIECE_BYTES, Cursor, Row
+from liftlog.server.jetstream_api.leaf import FLOW_PREFIX, LeafLink
+from liftlog.server.pull.services import PullServices
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+_WINDOW_BYTES = 128 * 1024
+"""After so many bytes a client with flow control is asked to answer; it may be one such behind."""
+_LONGEST_PAUSE_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class PullRequest:
+    """`expires_at` and `heartbeat_at` are times of the event loop; None: never."""
+
+    reply: bytes
+    batch: int
+    max_bytes: int = 0
+    no_wait: bool = False
+    expires_at: float | None = None
+    heartbeat_seconds: float = 0.0
+    heartbeat_at: float | None = None
+    delivered: int = field(default=0)
+
+
+class Consumer:
+    """Belongs to the event loop. `on_end` is called once, when it will deliver no more."""
+
+    def __init__(
+        self,
+        spec: ConsumerSpec,
+        host: StreamHost,
+        services: PullServices,
+        leaf: LeafLink,
+        cursor: Cursor,
+        *,
+        is_there: Callable[[], bool],
+        on_end: Callable[[Consumer], None],
+    ) -> None:
+        """`is_there`: whether the stream is still this one, and led here."""
+        self.spec = spec
+        self.host = host
+        self._services = services
+        self._leaf = leaf
+        self._cursor = cursor
+        self._is_there = is_there
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._created_ns = time.time_ns()
+        self._rows: deque[Row] = deque()
+        self._caught_up = False
+        self._requests: deque[PullRequest] = deque()
+        self._delivered = 0
+        self._last_offset = max(0, cursor.next_offset - 1)
+        self._last_ns = 0
+        self._active_at = self._loop.time()
+        self._heartbeat_at = self._active_at + spec.heartbeat_seconds
+        self._news = asyncio.Event()
+        self._flow = _Flow(spec, host.name)
+        self._ack_head = f"$JS.ACK.{host.name}.{spec.name}.1.".encode()
+        self._task: asyncio.Task[None] | None = None
+
+    # --- what clients ask ---
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"jetstream-consumer-{self.spec.name}")
+
+    def add(self, request: PullRequest) -> None:
+        """A request of a pull consumer."""
+        self._active_at = self._loop.time()
+        if len(self._requests) >= self.spec.max_waiting:
+            self._services.spawn(self._try_send(_status(request.reply, b"409 Exceeded MaxWaiting")))
+            return
+        self._requests.append(request)
+        self._news.set()
+
+    def flow_answered(self, subject: bytes) -> None:
+        if self._flow.answered(subject):
+            self._active_at = self._loop.time()
+            self._news.set()
+
+    def wake(self) -> None:
+        self._news.set()
+
+    async def close(self, status: bytes = b"") -> None:
+        """End it; waiting requests get `status`."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if status:
+            replies = [request.reply for request in self._requests]
+            if self.spec.deliver_subject and not replies:
+                replies = [self.spec.deliver_subject.encode()]
+            await self._try_send(b"".join([_status(reply, status) for reply in replies]))
+        self._requests.clear()
+
+    async def info(self) -> dict[str, Any]:
+        """What JetStream says of a consumer."""
+        if self._caught_up or not self._rows:
+            with contextlib.suppress(LiftlogError):
+                await self._cursor.count()
+        now = time.time_ns()
+        delivered: dict[str, Any] = {
+            "consumer_seq": self._delivered,
+            "stream_seq": self._last_offset,
+        }
+        if self._last_ns:
+            delivered["last_active"] = time_text(self._last_ns)
+        answer = {
+            "stream_name": self.host.name,
+            "name": self.spec.name,
+            "created": time_text(self._created_ns),
+            "config": self.spec.config,
+            "delivered": delivered,
+            "ack_floor": {"consumer_seq": self._delivered, "stream_seq": self._last_offset},
+            "num_ack_pending": 0,
+            "num_redelivered": 0,
+            "num_waiting": len(self._requests),
+            "num_pending": self._cursor.left,
+            "ts": time_text(now),
+        }
+        if self.spec.deliver_subject:
+            answer["push_bound"] = self._leaf.has_interest(self.spec.deliver_subject)
+        return answer
+
+    # --- its task ---
+
+    async def _run(self) -> None:
+        why = ""
+        try:
+            while not why:
+                why = await self._step()
+        except (NatsUnavailable, LiftlogError) as error:
+            why = error.message
+        except Exception as error:  # a supervisor: the client creates another one
+            why = "it failed"
+            logger.exception("jetstream-consumer-failed name=%s error=%r", self.spec.name, error)
+        logger.debug("jetstream-consumer-ended name=%s reason=%s", self.spec.name, why)
+        self._task = None
+        self._on_end(self)
+
+    async def _step(self) -> str:
+        """Deliver something, or wait; returns why it ends, if it does."""
+        if not self._is_there():
+            await self.close(b"409 Leadership Change")
+            return "the stream is not led here"
+        now = self._loop.time()
+        await self._expire(now)
+        if self._is_inactive(now):
+            return "inactive"
+        if self._has_demand():
+            if not self._rows and not self._caught_up:
+                await self._fill()
+            if self._rows:
+                await self._open_share()
+                await self._deliver()
+                return ""
+            if not self._caught_up:
+                return ""
+            await self._end_no_wait()
+        await self._send_heartbeats(now)
+        await self._wait(self._next_due())
+        return ""
+
+    def _has_demand(self) -> bool:
+        if not self.spec.deliver_subject:
+            return bool(self._requests)
+        return self._flow.is_open and self._leaf.has_interest(self.spec.deliver_subject)
+
+    def _is_inactive(self, now: float) -> bool:
+        if self.spec.deliver_subject:
+            if self._leaf.has_interest(self.spec.deliver_subject):
+                self._active_at = now
+        elif self._requests:
+            self._active_at = now
+        return now - self._active_at >= self.spec.inactive_seconds
+
+    async def _fill(self) -> None:
+        rows, self._caught_up = await self._cursor.read()
+        self._rows.extend(rows)
+        if self._caught_up:
+            self._cursor.left = len(self._rows)
+
+    async def _open_share(self) -> None:
+        """While the loop is short of time, publishers come first."""
+        share = self._services.read_share
+        while not share.is_open:
+            opened = asyncio.Event()
+            share.wait(opened.set)
+            try:
+                await opened.wait()
+            finally:
+                share.leave(opened.set)
+
+    async def _wait(self, due: float) -> None:
+        group = self._services.tail_group(self.host)
+        waiter = None
+        if self._caught_up:
+            waiter = group.wait(self.host, self._cursor.next_offset, self._grown)
+        try:
+            async with asyncio.timeout_at(due):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._news.clear()
+            if waiter is not None:
+                group.leave(waiter)
+
+    def _grown(self) -> None:
+        self._caught_up = False
+        self._news.set()
+
+    def _next_due(self) -> float:
+        now = self._loop.time()
+        times = [now + _LONGEST_PAUSE_SECONDS, self._active_at + self.spec.inactive_seconds]
+        if self.spec.deliver_subject and self.spec.heartbeat_seconds:
+            times.append(self._heartbeat_at)
+        for request in self._requests:
+            times += [one for one in (request.expires_at, request.heartbeat_at) if one is not None]
+        # Not at once again: what is due is done at the next step.
+        return max(min(times), now + 0.001)
+
+    # --- delivery ---
+
+    async def _deliver(self) -> None:
+        """Send what is asked for of the records that are here."""
+        with self._services.read_share:
+            if self.spec.deliver_subject:
+                commands = self._push()
+            else:
+                commands = self._answer_requests()
+        if self._size_bytes() > PIECE_BYTES:
+            self._drop_rows()
+        await self._leaf.send(commands)
+
+    def _size_bytes(self) -> int:
+        return sum(len(row.value) + len(row.headers) for row in self._rows)
+
+    def _drop_rows(self) -> None:
+        """Large records that no one asks for at the moment are read again later."""
+        self._cursor.go_back(self._rows[0])
+        self._rows.clear()
+        self._caught_up = False
+
+    def _push(self) -> bytes:
+        rows = list(self._rows)
+        self._rows.clear()
+        subject = self.spec.deliver_subject.encode()
+        commands = self._commands(subject, rows)
+        size = sum(map(len, commands))
+        self._heartbeat_at = self._loop.time() + self.spec.heartbeat_seconds
+        question = self._flow.sent(size)
+        if question:
+            commands.append(
+                _message(subject, question, b"NATS/1.0 100 FlowControl Request\r\n\r\n", b"")
+            )
+        return b"".join(commands)
+
+    def _answer_requests(self) -> bytes:
+        commands: list[bytes] = []
+        now = self._loop.time()
+        while self._rows and self._requests:
+            request = self._requests[0]
+            rows, is_full = self._rows_for(request)
+            commands += self._commands(request.reply, rows)
+            request.batch -= len(rows)
+            request.delivered += len(rows)
+            if request.heartbeat_at is not None:
+                request.heartbeat_at = now + request.heartbeat_seconds
+            if is_full or request.batch <= 0:
+                self._requests.popleft()
+                if is_full and request.batch > 0:
+                    word = (
+                        b"409 Batch Completed"
+                        if request.delivered
+                        else (b"409 Message Size Exceeds MaxBytes")
+                    )
+                    commands.append(_status(request.reply, word, request))
+        return b"".join(commands)
+
+    def _rows_for(self, request: PullRequest) -> tuple[list[Row], bool]:
+        """What goes to this request now, and whether its bytes are used up."""
+        rows: list[Row] = []
+        while self._rows and len(rows) < request.batch:
+            if request.max_bytes:
+                row = self._rows[0]
+                size = (
+                    len(row.value)
+                    + len(row.headers)
+                    + len(row.subject)
+                    + len(request.reply)
+                    + len(self._ack_head)
+                    + 48
+                )
+                if size > request.max_bytes:
+                    return rows, True
+                request.max_bytes -= size
+            rows.append(self._rows.popleft())
+        return rows, request.max_bytes < 0
+
+    def _commands(self, subject: bytes, rows: Sequence[Row]) -> list[bytes]:
+        """The messages that carry these rows."""
+        head, left, number = self._ack_head, self._cursor.left, self._delivered
+        commands = []
+        for row in rows:
+            number += 1
+            left = max(left - 1, 0)
+            reply = b"%b%d.%d.%d.%d@%b" % (
+                head,
+                row.offset,
+                number,
+                row.timestamp_ns,
+                left,
+                row.subject,
+            )
+            if self.spec.headers_only:
+                commands.append(_message(subject, reply, _headers_only(row), b""))
+            else:
+                commands.append(_message(subject, reply, row.headers, row.value))
+        self._cursor.left = left
+        self._delivered = number
+        if rows:
+            self._last_offset = rows[-1].offset
+            self._last_ns = time.time_ns()
+        return commands
+
+    # --- requests that end without records ---
+
+    async def _expire(self, now: float) -> None:
+        ended = [
+            one for one in self._requests if one.expires_at is not None and one.expires_at <= now
+        ]
+        if ended:
+            self._requests = deque([one for one in self._requests if one not in ended])
+            await self._leaf.send(
+                b"".join([_status(one.reply, b"408 Request Timeout", one) for one in ended])
+            )
+
+    async def _end_no_wait(self) -> None:
+        """There is nothing more for requests that do not wait."""
+        ended = [
+            one
+            for one in self._requests
+            if one.no_wait and (one.delivered or one.expires_at is None)
+        ]
+        if ended:
+            self._requests = deque([one for one in self._requests if one not in ended])
+            words = [
+                b"408 Request Timeout" if one.delivered else b"404 No Messages" for one in ended
+            ]
+            await self._leaf.send(
+                b"".join(
+                    [_status(one.reply, word, one) for one, word in zip(ended, words, strict=True)]
+                )
+            )
+
+    async def _send_heartbeats(self, now: float) -> None:
+        commands = []
+        for request in self._requests:
+            if request.heartbeat_at is not None and request.heartbeat_at <= now:
+                request.heartbeat_at = now + request.heartbeat_seconds
+                commands.append(_status(request.reply, b"100 Idle Heartbeat"))
+        spec = self.spec
+        if spec.deliver_subject and spec.heartbeat_seconds and self._heartbeat_at <= now:
+            self._heartbeat_at = now + spec.heartbeat_seconds
+            lines = b"Nats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n" % (
+                self._delivered,
+                self._last_offset,
+            )
+            if self._flow.question and not self._flow.is_open:
+                lines += b"Nats-Consumer-Stalled: %b\r\n" % self._flow.question
+            headers = b"NATS/1.0 100 Idle Heartbeat\r\n%b\r\n" % lines
+            commands.append(_message(spec.deliver_subject.encode(), b"", headers, b""))
+        if commands:
+            await self._leaf.send(b"".join(commands))
+
+    async def _try_send(self, commands: bytes) -> None:
+        with contextlib.suppress(NatsUnavailable):
+            await self._leaf.send(commands)
+
+
+class _Flow:
+    """Flow control of a push consumer: how much may be sent before the client answers."""
+
+    def __init__(self, spec: ConsumerSpec, stream: str) -> None:
+        self._is_on = spec.flow_control
+        self._head = f"{FLOW_PREFIX}{stream}.{spec.name}.".encode()
+        self._bytes = 0
+        self.question = b""
+        """The subject on which an answer is awaited."""
+
+    @property
+    def is_open(self) -> bool:
+        return not self.question or self._bytes < _WINDOW_BYTES
+
+    def sent(self, size: int) -> bytes:
+        """Count what was sent; returns the subject for a new question, if it is time for one."""
+        if not self._is_on:
+            return b""
+        self._bytes += size
+        if self.question or self._bytes < _WINDOW_BYTES:
+            return b""
+        self._bytes = 0
+        self.question = self._head + secrets.token_hex(4).encode()
+        return self.question
+
+    def answered(self, subject: bytes) -> bool:
+        if not self.question or subject != self.question:
+            return False
+        self.question = b""
+        return True
+
+
+def _message(subject: bytes, reply: bytes, headers: bytes, body: bytes) -> bytes:
+    """As one leaf node sends it to another."""
+    target = b"%b %b" % (subject, reply) if reply else subject
+    if not headers:
+        return b"LMSG %b %d\r\n%b\r\n" % (target, len(body), body)
+    size = len(headers)
+    return b"HMSG %b %d %d\r\n%b%b\r\n" % (target, size, size + len(body), headers, body)
+
+
+def _status(reply: bytes, words: bytes, request: PullRequest | None = None) -> bytes:
+    lines = b""
+    if request is not None:
+        lines = b"Nats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d\r\n" % (
+            max(request.batch, 0),
+            max(request.max_bytes, 0),
+        )
+    return _message(reply, b"", b"NATS/1.0 %b\r\n%b\r\n" % (words, lines), b"")
+
+
+def _headers_only(row: Row) -> bytes:
+    head = row.headers[:-2] if row.headers else b"NATS/1.0\r\n"
+    return b"%bNats-Msg-Size: %d\r\n\r\n" % (head, len(row.value))

@@ -1,0 +1,254 @@
+"""JetStream's configuration of a consumer, as far as ordered reading goes. Pure.
+
+A consumer here keeps a position for one reader and forgets it with the reader. What needs acks per
+message or outlives its client is refused, and the refusal names what liftlog has for that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from acl.subjects import why_invalid
+from liftlog.server.jetstream_api.answers import JetStreamError, invalid_json, is_utf8
+
+_NS = 1_000_000_000
+_DEFAULT_INACTIVE_SECONDS = 5.0
+_MAX_INACTIVE_SECONDS = 3600.0
+MAX_WAITING = 512
+_MAX_NAME = 255
+_FAR = 2**63
+
+_INSTEAD = (
+    "read with liftlog's pull API, where checkpoints and consumer groups keep positions (see "
+    "docs: how-to/consume, how-to/groups)"
+)
+_REFUSED = {
+    "deliver_group": "delivery to a queue group is not supported: " + _INSTEAD,
+    "backoff": "redelivery is not supported: " + _INSTEAD,
+    "rate_limit_bps": "rate limits of consumers are not supported",
+    "sample_freq": "sampling of acks is not supported",
+    "pause_until": "paused consumers are not supported",
+    "priority_groups": "priority groups are not supported",
+    "priority_policy": "priority groups are not supported",
+    "priority_timeout": "priority groups are not supported",
+}
+_ECHOED = ("description", "ack_wait", "max_deliver", "max_ack_pending", "metadata", "num_replicas")
+_POLICIES = ("all", "last", "new", "by_start_sequence", "by_start_time", "last_per_subject")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """`filters` empty: all records. `heartbeat_seconds` 0: none."""
+
+    config: dict[str, Any]
+    """As the answers repeat it."""
+    name: str
+    policy: str
+    start_sequence: int
+    start_time_ns: int
+    filters: tuple[str, ...]
+    deliver_subject: str
+    """Empty: a pull consumer."""
+    headers_only: bool
+    flow_control: bool
+    heartbeat_seconds: float
+    inactive_seconds: float
+    max_waiting: int
+    max_batch: int
+    max_bytes: int
+
+
+def refused(why: str) -> JetStreamError:
+    return JetStreamError(400, 10012, why)
+
+
+def parse_consumer(config: Mapping[str, Any], default_name: str) -> ConsumerSpec:
+    """Raises JetStreamError."""
+    return _Reader(config).read(default_name)
+
+
+def parse_time(text: str) -> int:
+    """RFC 3339 to ns since 1970. Raises ValueError."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError("expected a time like 2026-01-31T12:00:00Z")
+    head, fraction, zone = found.groups()
+    seconds = datetime.fromisoformat(head + ("+00:00" if zone in "Zz" else zone)).timestamp()
+    return int(seconds) * _NS + int((fraction or "0").ljust(9, "0"))
+
+
+class _Reader:
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._left = dict(config)
+
+    def read(self, default_name: str) -> ConsumerSpec:
+        self._refuse_what_is_not_promised()
+        name = self._text("name") or default_name
+        if len(name) > _MAX_NAME or re.search(r"[\s.*>/\\\x00-\x20\x7f]", name):
+            raise JetStreamError(400, 10103, "Invalid consumer name")
+        deliver = self._text("deliver_subject")
+        if deliver and (why_invalid(deliver) or not {"*", ">"}.isdisjoint(deliver.split("."))):
+            raise JetStreamError(400, 10079, "invalid push consumer deliver subject")
+        policy = self._choice("deliver_policy", _POLICIES)
+        spec = ConsumerSpec(
+            config={},
+            name=name,
+            policy=policy,
+            start_sequence=self._start_sequence(policy),
+            start_time_ns=self._start_time(policy),
+            filters=self._filters(),
+            deliver_subject=deliver,
+            headers_only=self._flag("headers_only"),
+            flow_control=self._flag("flow_control"),
+            heartbeat_seconds=self._whole("idle_heartbeat") / _NS,
+            inactive_seconds=self._inactive(),
+            max_waiting=min(self._whole("max_waiting") or MAX_WAITING, MAX_WAITING),
+            max_batch=self._whole("max_batch"),
+            max_bytes=self._whole("max_bytes"),
+        )
+        if not deliver and (spec.flow_control or spec.heartbeat_seconds):
+            raise refused("flow control and idle heartbeats of the consumer need a deliver subject")
+        if spec.flow_control and not spec.heartbeat_seconds:
+            raise JetStreamError(400, 10108, "consumer with flow control also needs heartbeats")
+        if 0 < spec.heartbeat_seconds < 0.1:
+            raise refused("idle_heartbeat: expected at least 100ms")
+        self._whole("max_expires")
+        spec.config.update(self._shown(spec))
+        self._refuse_unknown()
+        return spec
+
+    def _refuse_what_is_not_promised(self) -> None:
+        if self._left.get("durable_name"):
+            raise refused(f"durable consumers are not supported over NATS: {_INSTEAD}")
+        if self._choice("ack_policy", ("explicit", "all", "none", "flow_control")) != "none":
+            raise refused(
+                f"acks per message are not supported over NATS; ack_policy: expected none, or "
+                f"{_INSTEAD}"
+            )
+        if self._choice("replay_policy", ("instant", "original")) != "instant":
+            raise refused("replay_policy: only instant is supported")
+        for key, why in _REFUSED.items():
+            if self._left.pop(key, None) not in (None, False, 0, "", "none", [], {}):
+                raise refused(f"{key}: {why}")
+
+    def _refuse_unknown(self) -> None:
+        for key in (*_ECHOED, "mem_storage", "durable_name", "direct"):
+            self._left.pop(key, None)
+        for key, value in self._left.items():
+            if value not in (None, False, 0, "", [], {}):
+                raise invalid_json(f"unknown field {key[:80]!r}")
+
+    def _shown(self, spec: ConsumerSpec) -> dict[str, Any]:
+        config: dict[str, Any] = {"name": spec.name, "deliver_policy": spec.policy}
+        config |= {"ack_policy": "none", "replay_policy": "instant", "num_replicas": 1}
+        config |= {key: self._left[key] for key in _ECHOED if self._left.get(key)}
+        config["mem_storage"] = True
+        config["inactive_threshold"] = round(spec.inactive_seconds * _NS)
+        if spec.start_sequence:
+            config["opt_start_seq"] = spec.start_sequence
+        if self._start_text:
+            config["opt_start_time"] = self._start_text
+        if len(spec.filters) == 1:
+            config["filter_subject"] = spec.filters[0]
+        elif spec.filters:
+            config["filter_subjects"] = list(spec.filters)
+        if spec.headers_only:
+            config["headers_only"] = True
+        if spec.deliver_subject:
+            config["deliver_subject"] = spec.deliver_subject
+            if spec.flow_control:
+                config["flow_control"] = True
+            if spec.heartbeat_seconds:
+                config["idle_heartbeat"] = round(spec.heartbeat_seconds * _NS)
+        else:
+            config["max_waiting"] = spec.max_waiting
+            if spec.max_batch:
+                config["max_batch"] = spec.max_batch
+            if spec.max_bytes:
+                config["max_bytes"] = spec.max_bytes
+        return config
+
+    def _start_sequence(self, policy: str) -> int:
+        sequence = self._whole("opt_start_seq")
+        if bool(sequence) != (policy == "by_start_sequence"):
+            raise JetStreamError(
+                400,
+                10094,
+                f"consumer delivery policy is deliver {policy}, and "
+                "opt_start_seq is for by_start_sequence",
+            )
+        return sequence
+
+    def _start_time(self, policy: str) -> int:
+        self._start_text = self._text("opt_start_time")
+        if bool(self._start_text) != (policy == "by_start_time"):
+            raise JetStreamError(
+                400,
+                10094,
+                f"consumer delivery policy is deliver {policy}, and "
+                "opt_start_time is for by_start_time",
+            )
+        if not self._start_text:
+            return 0
+        try:
+            return parse_time(self._start_text)
+        except ValueError as error:
+            raise invalid_json(f"opt_start_time: {error}") from None
+
+    def _filters(self) -> tuple[str, ...]:
+        one = self._text("filter_subject")
+        many = self._left.pop("filter_subjects", None) or []
+        if not isinstance(many, list) or not all(isinstance(name, str) for name in many):
+            raise invalid_json("filter_subjects: expected a list of text")
+        if one and many:
+            raise JetStreamError(
+                400, 10136, "consumer cannot have both FilterSubject and FilterSubjects specified"
+            )
+        if "" in many:
+            raise JetStreamError(400, 10139, "consumer filter in FilterSubjects cannot be empty")
+        filters = tuple(many) or ((one,) if one else ())
+        for name in filters:
+            if not is_utf8(name) or why_invalid(name) is not None:
+                raise JetStreamError(400, 10093, "consumer filter subject is not a valid subject")
+        return () if ">" in filters else filters
+
+    def _inactive(self) -> float:
+        seconds = self._whole("inactive_threshold") / _NS
+        return min(seconds or _DEFAULT_INACTIVE_SECONDS, _MAX_INACTIVE_SECONDS)
+
+    # --- one field ---
+
+    def _whole(self, key: str) -> int:
+        value = self._left.pop(key, None)
+        if value is None:
+            return 0
+        if type(value) is not int or not -_FAR <= value < _FAR:
+            raise invalid_json(f"{key}: expected a whole number")
+        return max(value, 0)
+
+    def _text(self, key: str) -> str:
+        value = self._left.pop(key, None)
+        if value is None:
+            return ""
+        if not isinstance(value, str) or not is_utf8(value):
+            raise invalid_json(f"{key}: expected text")
+        return value
+
+    def _flag(self, key: str) -> bool:
+        value = self._left.pop(key, None)
+        if not isinstance(value, bool | None):
+            raise invalid_json(f"{key}: expected true or false")
+        return bool(value)
+
+    def _choice(self, key: str, known: tuple[str, ...]) -> str:
+        value = self._left.pop(key, None)
+        if value is None:
+            return known[0]
+        if value not in known:
+            raise invalid_json(f"{key}: expected one of {', '.join(known)}")
+        return str(value)

@@ -1,0 +1,147 @@
+"""All consumers of this daemon, bounded in number."""
+
+from __future__ import annotations
+
+import asyncio
+
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.answers import JetStreamError
+from liftlog.server.jetstream_api.consumer import Consumer
+from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, refused
+from liftlog.server.jetstream_api.cursor import Cursor
+from liftlog.server.jetstream_api.leaf import LeafLink
+from liftlog.server.pull.services import PullServices
+from liftlog.server.streams.broker import Broker
+
+MAX_CONSUMERS = 512
+
+NO_LEAF = (
+    "consumers deliver over a leaf node connection: set nats.leafnode to a server's leafnodes "
+    "listener, or read with liftlog's pull API"
+)
+
+
+class Consumers:
+    """Belongs to the event loop."""
+
+    def __init__(self, broker: Broker, services: PullServices, leaf: LeafLink | None) -> None:
+        self._broker = broker
+        self._services = services
+        self._leaf = leaf
+        self._all: dict[tuple[str, str], Consumer] = {}
+        self._being_made = 0
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._leaf is not None:
+            self._leaf.on_flow = self._flow_answered
+            self._leaf.start()
+            self._watching = asyncio.create_task(self._watch_interest(), name="jetstream-interest")
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for consumer in list(self._all.values()):
+            await consumer.close(b"409 Server Shutdown")
+        self._all.clear()
+        if self._leaf is not None:
+            await self._leaf.close()
+
+    async def _watch_interest(self) -> None:
+        assert self._leaf is not None
+        while True:
+            await self._leaf.interest_changed()
+            for consumer in list(self._all.values()):
+                if consumer.spec.deliver_subject:
+                    consumer.wake()
+
+    def _flow_answered(self, subject: bytes) -> None:
+        tokens = subject.decode("utf-8", "replace").split(".")
+        if len(tokens) == 5:
+            consumer = self._all.get((tokens[2], tokens[3]))
+            if consumer is not None:
+                consumer.flow_answered(subject)
+
+    # --- what there is ---
+
+    def of(self, stream: str) -> list[Consumer]:
+        return [one for (name, _), one in sorted(self._all.items()) if name == stream]
+
+    def find(self, stream: str, name: str) -> Consumer | None:
+        return self._all.get((stream, name))
+
+    async def delete(self, stream: str, name: str) -> bool:
+        consumer = self._all.pop((stream, name), None)
+        if consumer is None:
+            return False
+        await consumer.close(b"409 Consumer Deleted")
+        return True
+
+    async def create(
+        self, spec: ConsumerSpec, host: StreamHost, readable: tuple[str, ...] | None
+    ) -> Consumer:
+        """Raises LiftlogError, JetStreamError."""
+        leaf = self._leaf
+        if leaf is None:
+            raise refused(NO_LEAF)
+        own = host.settings.jetstream
+        most = None if own is None else own.max_consumers
+        is_full = len(self._all) + self._being_made >= MAX_CONSUMERS
+        if is_full or (most is not None and len(self.of(host.name)) >= most):
+            raise JetStreamError(400, 10026, "maximum consumers limit reached")
+        self._being_made += 1
+        try:
+            await leaf.wait_connected()
+            cursor = Cursor(self._services, host, spec.filters, readable, spec.name)
+            await _place(cursor, spec, host)
+        finally:
+            self._being_made -= 1
+        key = (host.name, spec.name)
+        if key in self._all:
+            raise JetStreamError(400, 10148, "consumer already exists")
+
+        def is_there() -> bool:
+            return leaf.connected and host.is_leading and self._broker.hosts.get(host.name) is host
+
+        consumer = Consumer(
+            spec,
+            host,
+            self._services,
+            leaf,
+            cursor,
+            is_there=is_there,
+            on_end=self._ended,
+        )
+        self._all[key] = consumer
+        consumer.start()
+        return consumer
+
+    def _ended(self, consumer: Consumer) -> None:
+        key = (consumer.host.name, consumer.spec.name)
+        if self._all.get(key) is consumer:
+            del self._all[key]
+
+
+async def _place(cursor: Cursor, spec: ConsumerSpec, host: StreamHost) -> None:
+    """Move the cursor to where this consumer begins."""
+    limit = newest_per_subject(host)
+    match spec.policy:
+        case "new":
+            await cursor.begin(host.log.high_watermark, None)
+        case "last":
+            await cursor.begin_at_last()
+        case "last_per_subject":
+            await cursor.begin(0, 1)
+        case "by_start_sequence":
+            await cursor.begin(spec.start_sequence, limit)
+        case "by_start_time":
+            await cursor.begin_at_time(spec.start_time_ns, limit)
+        case _:
+            await cursor.begin(0, limit)
+
+
+def newest_per_subject(host: StreamHost) -> int | None:
+    """How many records of each subject clients of JetStream see; None: all."""
+    own = host.settings.jetstream
+    return getattr(own, "max_msgs_per_subject", None)

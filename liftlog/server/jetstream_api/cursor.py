@@ -1,0 +1,237 @@
+"""Where a consumer reads in the log: the records that it wants, in order, a piece at a time.
+
+The pieces are those of filtered fetches (`pull.filtering`): bounded, read in the threads that all
+readers share fairly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
+from liftlog.log import Log
+from liftlog.records.decode import iter_batches
+from liftlog.records.selection import OFFSET, SUBJECT, Selection
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
+from liftlog.server.pull.services import PullServices
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+PIECE_BYTES = 128 * 1024
+_COUNT_SECONDS = 2.0
+_SEARCH_SECONDS = 4.5
+"""Clients wait for 5 s."""
+MAX_SUBJECTS = 1_000_000
+_CLOSE = 512
+"""Wanted records that are not further apart are read in one piece."""
+
+Result = TypeVar("Result")
+
+
+class Row(NamedTuple):
+    offset: int
+    timestamp_ns: int
+    subject: bytes
+    headers: bytes
+    """A NATS header block; empty without headers."""
+    value: bytes
+
+
+class Cursor:
+    """Belongs to the event loop; one call at a time."""
+
+    def __init__(
+        self,
+        services: PullServices,
+        host: StreamHost,
+        filters: tuple[str, ...],
+        readable: tuple[str, ...] | None,
+        member: Hashable,
+    ) -> None:
+        self.log: Log = host.log
+        self.next_offset = self.log.log_start_offset
+        """Everything below was looked at."""
+        self.left = 0
+        """How many wanted records there are from `next_offset` on, as far as they were counted."""
+        self._selection = Selection(subjects=filters or None, readable=readable)
+        self._is_all = not filters and readable is None
+        self._threads = services.scanners.of("(nats)", member)
+        self._cold = services.cold_readers
+        self._chosen: list[int] = []
+        self._chosen_end = 0  # below it only `_chosen` are wanted
+        self._counted_to = 0
+
+    # --- where to begin ---
+
+    async def begin(self, offset: int, newest: int | None) -> None:
+        """Begin there. `newest`: of each subject only so many of the records that there are now.
+        Raises LimitExceeded if that takes too long to find out."""
+        self.next_offset = max(offset, self.log.log_start_offset)
+        if newest is None:
+            await self.count()
+            return
+        end = self.log.high_watermark
+        self._chosen = [one for one in await self._newest(newest, end) if one >= offset]
+        self._chosen_end = self._counted_to = end
+        self.left = len(self._chosen)
+
+    async def begin_at_time(self, timestamp_ns: int, newest: int | None) -> None:
+        await self.begin(
+            await self._run(self.log.offset_for_timestamp, timestamp_ns, cold=True), newest
+        )
+
+    async def begin_at_last(self) -> None:
+        """Begin with the last record."""
+        if self._is_all:
+            await self.begin(self.log.high_watermark - 1, None)
+            return
+        found = await self._newest(1, self.log.high_watermark)
+        await self.begin(found[-1] if found else self.log.high_watermark, None)
+
+    async def count(self) -> None:
+        """Count what there is. It is exact unless that takes long; then records without a match are
+        counted, too."""
+        log, end = self.log, self.log.high_watermark
+        at = max(self.next_offset, self._counted_to)
+        if at >= end:
+            return
+        if self._is_all and log.record_count == end - log.log_start_offset:
+            self.left += end - max(at, log.log_start_offset)
+        else:
+            only_offsets = replace(self._selection, columns=frozenset((OFFSET,)))
+            deadline = time.monotonic() + _COUNT_SECONDS
+            while at < end and time.monotonic() < deadline:
+                scanned = await self._scan(Scan(at, end, MAX_ANSWER_BYTES, only_offsets))
+                self.left += scanned.record_count
+                at = max(scanned.next_offset, at + 1)
+            self.left += max(0, end - at)
+        self._counted_to = end
+
+    async def _newest(self, count: int, end: int) -> list[int]:
+        """The offsets of the newest `count` records of each subject below `end`, ascending."""
+        selection = replace(self._selection, columns=frozenset((OFFSET, SUBJECT)))
+        found: dict[bytes, deque[int]] = {}
+        last: dict[bytes, int] = {}
+        at, deadline = self.log.log_start_offset, time.monotonic() + _SEARCH_SECONDS
+        while at < end:
+            if time.monotonic() > deadline or max(len(found), len(last)) > MAX_SUBJECTS:
+                raise LimitExceeded(
+                    "the last record of each subject: the stream has too many records to look at",
+                    hint="choose fewer with a filter, or read with the pull API",
+                )
+            note = partial(_note_last, last) if count == 1 else partial(_note, found, count)
+            scanned = await self._scan(Scan(at, end, MAX_ANSWER_BYTES, selection), note)
+            at = max(scanned.next_offset, at + 1)
+        if count == 1:
+            return sorted(last.values())
+        return sorted([offset for some in found.values() for offset in some])
+
+    # --- reading on ---
+
+    async def read(self) -> tuple[list[Row], bool]:
+        """The next wanted records, perhaps none, and whether the high watermark was reached."""
+        at, stop = self.next_offset, None
+        if at < self._chosen_end:
+            place = bisect_left(self._chosen, at)
+            if place == len(self._chosen):
+                at, self._chosen = self._chosen_end, []
+            else:
+                at, stop = self._chosen[place], _end_of_run(self._chosen, place)
+        rows: list[Row] = []
+        scan = Scan(at, stop, PIECE_BYTES, self._selection)
+        scanned = await self._scan(scan, lambda body: rows.extend(_rows(body)))
+        end = max(scanned.next_offset, at)
+        if stop is not None:
+            end = min(end, stop)  # a piece may end behind the stop only where nothing is chosen
+            wanted = self._chosen[bisect_left(self._chosen, at) : bisect_left(self._chosen, end)]
+            chosen = set(wanted)
+            rows = [row for row in rows if row.offset in chosen]
+        self.next_offset = end
+        if end > self._counted_to:
+            self.left += len([row for row in rows if row.offset >= self._counted_to])
+            self._counted_to = end
+        return rows, scanned.caught_up and stop is None
+
+    def go_back(self, row: Row) -> None:
+        """Read from `row` on again."""
+        self.next_offset = row.offset
+
+    async def _scan(self, scan: Scan, take: Callable[[bytes], None] = lambda body: None) -> Scanned:
+        """What was found, after `take` has seen its batches. Skips what cannot be read: it is
+        reported by the daemon, and the sequence numbers show it."""
+        while True:
+            try:
+                return await self._run(_scan_and_take, self.log, scan, take)
+            except OffsetOutOfRange:
+                first = self.log.log_start_offset
+                if scan.offset >= first:
+                    # Above the end: nothing is there yet.
+                    return Scanned(self.log.incarnation, scan.offset, scan.offset, 0, b"", True)
+            except CorruptRange as damage:
+                first = max(damage.next_offset, scan.offset + 1)
+                logger.warning(
+                    "jetstream-consumer-skipped first=%d next=%d",
+                    damage.first_offset,
+                    damage.next_offset,
+                )
+            if scan.stop_offset is not None and first >= scan.stop_offset:
+                return Scanned(self.log.incarnation, first, first, 0, b"", False)
+            scan = scan._replace(offset=first)
+
+    async def _run(
+        self, function: Callable[..., Result], *arguments: object, cold: bool = False
+    ) -> Result:
+        threads = self._cold if cold else self._threads
+        return await asyncio.wrap_future(threads.submit(function, *arguments))
+
+
+def _scan_and_take(log: Log, scan: Scan, take: Callable[[bytes], None]) -> Scanned:
+    scanned = scan_log(log, scan)
+    if scanned.body:
+        take(scanned.body)
+    return scanned
+
+
+def _rows(body: bytes) -> Iterable[Row]:
+    for batch in iter_batches(body, verify=False):
+        yield from map(
+            Row,
+            batch.offsets(),
+            batch.timestamps_ns(),
+            batch.raw_subjects(),
+            batch.headers(),
+            [value or b"" for value in batch.values()],
+        )
+
+
+def _note_last(last: dict[bytes, int], body: bytes) -> None:
+    for batch in iter_batches(body, verify=False):
+        last.update(zip(batch.raw_subjects(), batch.offsets(), strict=True))
+
+
+def _note(found: dict[bytes, deque[int]], count: int, body: bytes) -> None:
+    for batch in iter_batches(body, verify=False):
+        for subject, offset in zip(batch.raw_subjects(), batch.offsets(), strict=True):
+            some = found.get(subject)
+            if some is None:
+                some = found[subject] = deque(maxlen=count)
+            some.append(offset)
+
+
+def _end_of_run(chosen: list[int], place: int) -> int:
+    """Behind the last of those that follow closely."""
+    end = chosen[place]
+    for offset in chosen[place + 1 :]:
+        if offset - end > _CLOSE:
+            break
+        end = offset
+    return end + 1

@@ -1,0 +1,232 @@
+"""The test suites: where they come from, which tests concern liftlog, how one is run.
+
+A registry is the source, as for any user; the version is pinned. Each test runs in a process of its
+own, so that one that hangs or panics costs only itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).parents[2]
+SHIMS = Path(__file__).parent / "shims"
+BUILD = REPOSITORY / "build/jetstream-clients"
+_SECONDS = 180.0
+
+
+class Outcome(NamedTuple):
+    client: str
+    test: str
+    """With its group, as the suite names it."""
+    passed: bool
+    text: str
+    """The end of what it printed, if it failed."""
+
+
+class CannotRun(Exception):
+    """What is missing."""
+
+
+def run(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
+    """Raises CannotRun if the program is missing or fails."""
+    try:
+        done = subprocess.run(  # type: ignore[call-overload]
+            command, capture_output=True, text=True, errors="replace", check=False, **options
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotRun(str(error)) from None
+    if done.returncode:
+        raise CannotRun(f"{' '.join(command[:4])} failed: {(done.stdout + done.stderr)[-2000:]}")
+    assert isinstance(done, subprocess.CompletedProcess)
+    return done
+
+
+class Suite:
+    name = version = source = ""
+    outside: str = ""
+    """Tests whose names match are of what liftlog is not asked for."""
+
+    def prepare(self) -> None:
+        """Get and build what the tests need. Raises CannotRun."""
+        raise NotImplementedError
+
+    def tests(self) -> list[str]:
+        raise NotImplementedError
+
+    def command(self, test: str) -> tuple[list[str], Path]:
+        """And the directory it runs in."""
+        raise NotImplementedError
+
+    def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
+        return [Outcome(self.name, test, status == 0, "" if status == 0 else output[-3000:])]
+
+    def run(self, test: str) -> list[Outcome]:
+        command, directory = self.command(test)
+        environ = {
+            **os.environ,
+            "LIFTLOG_REPOSITORY": str(REPOSITORY),
+            "JETSTREAM_CLIENTS_PYTHON": sys.executable,
+        }
+        try:
+            done = subprocess.run(
+                command,
+                cwd=directory,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_SECONDS,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            text = error.stdout or ""
+            if isinstance(text, bytes):
+                text = text.decode(errors="replace")
+            return self.outcomes(test, 1, f"{text}\nnot done after {_SECONDS:.0f} s")
+        return self.outcomes(test, done.returncode, done.stdout)
+
+    @property
+    def directory(self) -> Path:
+        return BUILD / f"{self.name}-{self.version}"
+
+
+class NatsPy(Suite):
+    """Newer source distributions have no tests, and this one lacks their tests/utils.py."""
+
+    name, version, source = "nats-py", "2.14.0", "PyPI, source distribution"
+    outside = "ObjectStoreTest|AccountLimitsTest|ClusterInfoTest|DatetimeFieldsTest"
+
+    def prepare(self) -> None:
+        if not self.directory.exists():
+            BUILD.mkdir(parents=True, exist_ok=True)
+            pinned = f"nats-py=={self.version}"
+            pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "nats-py"]
+            run([*pip, "-d", str(BUILD), pinned])
+            with tarfile.open(BUILD / f"nats_py-{self.version}.tar.gz") as archive:
+                archive.extractall(BUILD, filter="data")
+            (BUILD / f"nats_py-{self.version}").rename(self.directory)
+        shutil.copy(SHIMS / "nats_py_utils.py", self.directory / "tests/utils.py")
+        (self.directory / "tests/__init__.py").touch()
+
+    def tests(self) -> list[str]:
+        text = (self.directory / "tests/test_js.py").read_text()
+        found, group = [], ""
+        for line in text.splitlines():
+            if head := re.match(r"class (\w+)", line):
+                group = head[1]
+            elif test := re.match(r"    (?:async )?def (test_\w+)", line):
+                found.append(f"{group}::{test[1]}")
+        return found
+
+    def command(self, test: str) -> tuple[list[str], Path]:
+        options = ["-q", "-x", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        return [
+            *("env", f"PYTHONPATH={self.directory}/src:{self.directory}"),
+            *(sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", "."),
+            *options,
+            f"tests/test_js.py::{test}",
+        ], self.directory
+
+
+_NATS_SERVER = "github.com/nats-io/nats-server/v2"
+
+
+class NatsGo(Suite):
+    """Its tests start nats-server inside their own process. Two functions of a copy of
+    nats-server are replaced for that. Later versions ask a container for servers."""
+
+    name, version, source = "nats.go", "1.48.0", "Go module proxy"
+    outside = (
+        "^TestPull|^TestPush|^TestObject|^TestListObject|^TestGetObject|Domain|Cluster|"
+        "CrossAccounts|^TestMessage|^TestAck|^TestConsumerOverflow|^TestConsumerPinned"
+    )
+    _package = "github.com/nats-io/nats.go"
+
+    @property
+    def _tests(self) -> Path:
+        return self.directory / "jetstream/test"
+
+    def prepare(self) -> None:
+        if not self.directory.exists():
+            download = run(["go", "mod", "download", "-json", f"{self._package}@v{self.version}"])
+            module = Path(json.loads(download.stdout)["Dir"])
+            shutil.copytree(module, self.directory)
+            run(["chmod", "-R", "u+w", str(self.directory)])
+        self._replace_server()
+        options = ["-modfile=../../shim.mod", "-mod=mod", "-vet=off"]
+        run(["go", "test", "-c", *options, "-o", "test.bin", "."], cwd=self._tests)
+
+    def _replace_server(self) -> None:
+        """A modfile that names a copy of nats-server's module, in which two functions are ours."""
+        go = ["go", "list", "-m", "-modfile=go_test.mod", "-json", _NATS_SERVER]
+        run(["go", "mod", "download", "-modfile=go_test.mod"], cwd=self.directory)
+        module = Path(json.loads(run(go, cwd=self.directory).stdout)["Dir"])
+        copy = self.directory.with_name(f"{self.directory.name}-server")
+        if not copy.exists():
+            shutil.copytree(module, copy)
+            run(["chmod", "-R", "u+w", str(copy)])
+        for path, old, new, added in (
+            ("test/test.go", "RunServerCallback", "runCoreServer", "run_server.go.txt"),
+            ("server/jetstream.go", "JetStreamConfig", "ownJetStreamConfig", "config.go.txt"),
+        ):
+            text = (module / path).read_text()
+            changed = re.sub(rf"(func (?:\(s \*Server\) )?){old}\(", rf"\1{new}(", text, count=1)
+            assert changed != text, f"{path} has no {old}"
+            (copy / path).write_text(changed)
+            shutil.copy(SHIMS / added, (copy / path).with_name("liftlog_shim.go"))
+        modfile = (self.directory / "go_test.mod").read_text()
+        (self.directory / "shim.mod").write_text(f"{modfile}\nreplace {_NATS_SERVER} => {copy}\n")
+        shutil.copy(self.directory / "go_test.sum", self.directory / "shim.sum")
+
+    def tests(self) -> list[str]:
+        listed = run([str(self._tests / "test.bin"), "-test.list", "^Test"], cwd=self._tests)
+        return listed.stdout.split()
+
+    def command(self, test: str) -> tuple[list[str], Path]:
+        binary = str(self._tests / "test.bin")
+        return [binary, "-test.v", "-test.timeout=150s", f"-test.run=^{test}$"], self._tests
+
+    def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
+        """Each subtest counts; a test without subtests counts itself."""
+        results = dict(
+            re.findall(r"^\s*--- \w+: (\S+)", output, re.MULTILINE)
+            and [
+                (name, word == "PASS")
+                for word, name in re.findall(r"^\s*--- (\w+): (\S+)", output, re.MULTILINE)
+                if word != "SKIP"
+            ]
+        )
+        if status and test not in results:
+            results[test] = False  # a panic, or it took too long
+        inner = {name.rpartition("/")[0] for name in results}
+        leaves = {name: ok for name, ok in results.items() if name not in inner}
+        if status and all(leaves.values()):
+            leaves[test] = False
+        return [
+            Outcome(self.name, name, ok, "" if ok else _about(output, name))
+            for name, ok in leaves.items()
+        ]
+
+
+def _about(output: str, test: str) -> str:
+    """What a Go test printed before its result."""
+    lines = output.splitlines()
+    for number, line in enumerate(lines):
+        if line.strip().startswith(f"--- FAIL: {test} "):
+            start = max(0, number - 10)
+            return "\n".join(lines[start : number + 8])
+    return output[-3000:]
+
+
+SUITES: tuple[type[Suite], ...] = (NatsPy, NatsGo)

@@ -1,0 +1,86 @@
+"""What came out, as docs/reference/jetstream-clients.md shows it.
+
+A test that fails counts as *refused by design* only if it is named in refused.yaml, with the reason;
+any other one counts as *failed*.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from tools.jetstream_clients.suites import REPOSITORY, SUITES, Outcome
+
+PAGE = REPOSITORY / "docs/reference/jetstream-clients.md"
+_REFUSED = Path(__file__).with_name("refused.yaml")
+WORDS = ("passed", "refused", "failed")
+
+
+@cache
+def _reasons() -> dict[str, list[tuple[re.Pattern[str], str]]]:
+    content = yaml.safe_load(_REFUSED.read_text()) or {}
+    return {
+        client: [(re.compile(pattern), reason) for pattern, reason in (tests or {}).items()]
+        for client, tests in content.items()
+    }
+
+
+def reason(outcome: Outcome) -> str:
+    """Why a test that failed was refused; empty if no one has said so."""
+    for pattern, text in _reasons().get(outcome.client, []):
+        if pattern.search(outcome.test):
+            return text
+    return ""
+
+
+def judged(outcome: Outcome) -> str:
+    if outcome.passed:
+        return "passed"
+    return "refused" if reason(outcome) else "failed"
+
+
+def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    found = Counter(map(judged, outcomes))
+    return {word: found[word] for word in WORDS}
+
+
+def write(outcomes: Sequence[Outcome]) -> None:
+    PAGE.write_text(page(outcomes))
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    lines = [
+        "# Tests of JetStream's clients",
+        "",
+        "The clients' own tests, unchanged, against a core nats-server and a daemon with",
+        "`nats.jetstream_api: true`. `make jetstream-clients` gets the suites, runs them and writes",
+        "this page. *Refused* means refused by design, for the reason given below; *failed* is a",
+        "difference that has no such reason. Not run: object stores, acks per message, clusters,",
+        "domains and accounts of JetStream.",
+        "",
+        "| client | version | from | passed | refused | failed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for suite in SUITES:
+        mine = [one for one in outcomes if one.client == suite.name]
+        found = " | ".join(str(count) for count in counts(mine).values())
+        lines.append(f"| {suite.name} | {suite.version} | {suite.source} | {found} |")
+    lines += [
+        "",
+        "The packages of nats.js on npm contain no tests.",
+        "",
+        "## Refused and failed",
+        "",
+        "| client | test | | reason |",
+        "|---|---|---|---|",
+    ]
+    for one in outcomes:
+        if not one.passed:
+            why = reason(one) or "-"
+            lines.append(f"| {one.client} | `{one.test}` | {judged(one)} | {why} |")
+    return "\n".join(lines) + "\n"
