@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups lint type bench bench-cluster bench-streams bench-spark jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups lint type bench bench-cluster bench-streams bench-spark jetstream-clients jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ bench-streams: setup ## Measure a cluster with many streams (ARGS="--streams 100
 
 bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help")
 	$(BIN)/python tests/bench/spark.py $(ARGS)
+
+jetstream-clients: setup ## Run the tests of JetStream's clients against liftlog (ARGS="--help"; half an hour, needs Go)
+	$(BIN)/python -m tools.jetstream_clients $(ARGS)
 
 jar: setup ## Compile the Spark connector into liftlog/spark/jars, for wheels (needs a JDK)
 	$(BIN)/python -m tools.spark_jar

@@ -82,7 +82,7 @@ def _start_nats(
 ) -> subprocess.Popen[bytes]:
     config = store / "core.conf"
     own = without_jetstream(Path(options.config).read_text()) if options.config else ""
-    config.write_text(f"{own}\nleafnodes {{ listen: \"{leafnode}\" }}\n")
+    config.write_text(f'{own}\nleafnodes {{ listen: "{leafnode}" }}\n')
     command = [str(find_nats_server()), "-a", "127.0.0.1", "-p", str(port), "-c", str(config)]
     if options.http_port:
         command += ["-m", str(options.http_port)]

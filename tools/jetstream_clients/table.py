@@ -1,7 +1,7 @@
 """What came out, as docs/reference/jetstream-clients.md shows it.
 
-A test that fails counts as *refused by design* only if it is named in refused.yaml, with the reason;
-any other one counts as *failed*.
+A test that fails counts as *refused by design* only if refused.yaml names it, with the reason; any
+other one counts as *failed*.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "# Tests of JetStream's clients",
         "",
         "The clients' own tests, unchanged, against a core nats-server and a daemon with",
-        "`nats.jetstream_api: true`. `make jetstream-clients` gets the suites, runs them and writes",
-        "this page. *Refused* means refused by design, for the reason given below; *failed* is a",
-        "difference that has no such reason. Not run: object stores, acks per message, clusters,",
-        "domains and accounts of JetStream.",
+        "`nats.jetstream_api: true`. `make jetstream-clients` gets the suites, runs them and",
+        "writes this page. *Refused* means refused by design, for the reason below; *failed* is a",
+        "difference that has no such reason. Not run: object stores, acks per message,",
+        "clusters, domains and accounts of JetStream.",
         "",
         "| client | version | from | passed | refused | failed |",
         "|---|---|---|---|---|---|",

@@ -29,7 +29,7 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _WINDOW_BYTES = 128 * 1024
 """After so many bytes a client with flow control is asked to answer; it may be one such behind."""
-_LONGEST_PAUSE_SECONDS = 60.0
+_LONGEST_PAUSE_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Consumer:
         self._services = services
         self._leaf = leaf
         self._cursor = cursor
-        self._is_there = is_there
+        self.is_there = is_there
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._created_ns = time.time_ns()
@@ -165,7 +165,7 @@ class Consumer:
 
     async def _step(self) -> str:
         """Deliver something, or wait; returns why it ends, if it does."""
-        if not self._is_there():
+        if not self.is_there():
             await self.close(b"409 Leadership Change")
             return "the stream is not led here"
         now = self._loop.time()

@@ -66,10 +66,13 @@ class Consumers:
     # --- what there is ---
 
     def of(self, stream: str) -> list[Consumer]:
-        return [one for (name, _), one in sorted(self._all.items()) if name == stream]
+        """Those that can still deliver."""
+        found = [one for (name, _), one in sorted(self._all.items()) if name == stream]
+        return [one for one in found if one.is_there()]
 
     def find(self, stream: str, name: str) -> Consumer | None:
-        return self._all.get((stream, name))
+        consumer = self._all.get((stream, name))
+        return consumer if consumer is not None and consumer.is_there() else None
 
     async def delete(self, stream: str, name: str) -> bool:
         consumer = self._all.pop((stream, name), None)
@@ -98,7 +101,7 @@ class Consumers:
         finally:
             self._being_made -= 1
         key = (host.name, spec.name)
-        if key in self._all:
+        if self.find(*key) is not None:
             raise JetStreamError(400, 10148, "consumer already exists")
 
         def is_there() -> bool:

@@ -16,7 +16,6 @@ import logging
 import secrets
 from collections.abc import Callable
 
-import liftlog
 from acl.subjects import matches
 from liftlog.errors import NatsUnavailable
 
@@ -162,7 +161,6 @@ class LeafLink:
             "version": _PROTOCOL_VERSION,
             "server_id": self._id,
             "name": f"liftlog {self._name}",
-            "lang": f"liftlog {liftlog.__version__}",
             "headers": True,
             "compression": "off",
             "user": self._user,

@@ -1,0 +1,326 @@
+"""JetStream's clients read streams of the daemon in order, over a leaf node connection."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.api import DeliverPolicy
+from nats.js.errors import BadRequestError
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawMessage, RawNats
+
+pytestmark = pytest.mark.integration
+
+SECOND = 10**9
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server:
+        yield server
+
+
+def leafnode_of(server: NatsServer) -> str:
+    found = re.search(r"Listening for leafnode connections on (127\.0\.0\.1:\d+)", server.log)
+    assert found is not None, server.log
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def daemon(server: NatsServer) -> Iterator[Daemon]:
+    settings = {
+        "nats": {"jetstream_api": True, "leafnode": leafnode_of(server)},
+        "streams": {"configured": {"subject": "configured.>"}},
+    }
+    with Daemon(server.url, settings) as daemon:
+        with RawNats(server.port) as raw:
+            until(lambda: raw.request("$JS.API.INFO", b"").payload != b"")
+        yield daemon
+        assert_no_traceback(daemon)
+
+
+@pytest.fixture
+async def js(server: NatsServer, daemon: Daemon) -> AsyncIterator[JetStreamContext]:
+    client = await nats.connect(server.url)
+    try:
+        yield client.jetstream(timeout=60)
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+def raw(server: NatsServer, daemon: Daemon) -> Iterator[RawNats]:
+    with RawNats(server.port) as raw:
+        yield raw
+
+
+def asked(raw: RawNats, method: str, body: Any = None) -> Any:
+    payload = b"" if body is None else json.dumps(body).encode()
+    return raw.request(f"$JS.API.{method}", payload).json()
+
+
+def new_stream(raw: RawNats) -> str:
+    name = f"s{secrets.token_hex(4)}"
+    answer = asked(raw, f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
+    assert "error" not in answer, answer
+    return name
+
+
+def new_consumer(raw: RawNats, stream: str, **config: Any) -> Any:
+    body = {
+        "stream_name": stream,
+        "config": {"ack_policy": "none", "inactive_threshold": 60 * SECOND, **config},
+    }
+    return asked(raw, f"CONSUMER.CREATE.{stream}", body)
+
+
+def store(raw: RawNats, *messages: tuple[bytes, bytes]) -> None:
+    for subject, payload in messages:
+        assert b'"error"' not in raw.request(subject, payload).payload
+
+
+def pulled(raw: RawNats, stream: str, consumer: str, **request: Any) -> list[RawMessage]:
+    """What one pull request brings, up to the status that ends it."""
+    inbox = f"_INBOX.{secrets.token_hex(6)}"
+    raw.sub(inbox)
+    raw.ping()
+    asks = {"batch": 100, "no_wait": True, **request}
+    raw.pub(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(asks), reply=inbox)
+    found = []
+    while len(found) < asks["batch"]:
+        message = raw.next_message(timeout=60)
+        found.append(message)
+        if message.headers is not None and re.match(rb"NATS/1\.0 [45]", message.headers):
+            break
+    return found
+
+
+# --- push ---
+
+
+async def test_an_ordered_consumer_gets_every_record_under_its_own_subject(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    stream = new_stream(raw)
+    sent = [(f"{stream}.{number % 3}", b"x" * number) for number in range(200)]
+    for subject, payload in sent:
+        await js.publish(subject, payload, headers={"Number": str(len(payload))})
+    reader = await js.subscribe(f"{stream}.>", stream=stream, ordered_consumer=True)
+    for number, (subject, payload) in enumerate(sent, 1):
+        message = await reader.next_msg(timeout=60)
+        assert (message.subject, message.data) == (subject, payload)
+        assert message.headers == {"Number": str(len(payload))}
+        assert message.metadata.sequence.stream == number
+        assert message.metadata.num_pending == len(sent) - number
+    await js.publish(f"{stream}.later", b"later")
+    assert (await reader.next_msg(timeout=60)).subject == f"{stream}.later"
+
+
+async def test_a_consumer_begins_with_the_last_record_of_each_subject(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    stream = new_stream(raw)
+    for number in range(30):
+        await js.publish(f"{stream}.{number % 4}", str(number).encode())
+    reader = await js.subscribe(
+        f"{stream}.>",
+        stream=stream,
+        ordered_consumer=True,
+        deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
+    )
+    got = [await reader.next_msg(timeout=60) for _ in range(4)]
+    assert [message.data for message in got] == [b"26", b"27", b"28", b"29"]
+    assert [message.metadata.num_pending for message in got] == [3, 2, 1, 0]
+
+
+def test_a_push_consumer_ends_with_its_client(server: NatsServer, raw: RawNats) -> None:
+    stream = new_stream(raw)
+    inbox = f"_INBOX.{secrets.token_hex(6)}"
+    with RawNats(server.port) as client:
+        client.sub(inbox)
+        client.ping()
+        made = new_consumer(raw, stream, deliver_subject=inbox, inactive_threshold=SECOND)
+        store(raw, (f"{stream}.a".encode(), b"1"))
+        assert client.next_message(timeout=60).subject == f"{stream}.a".encode()
+    until(
+        lambda: "error" in asked(raw, f"CONSUMER.INFO.{stream}.{made['name']}"),
+        what="the consumer ends",
+    )
+
+
+def test_an_idle_push_consumer_sends_heartbeats(server: NatsServer, raw: RawNats) -> None:
+    stream = new_stream(raw)
+    store(raw, (f"{stream}.a".encode(), b"1"))
+    inbox = f"_INBOX.{secrets.token_hex(6)}"
+    raw.sub(inbox)
+    raw.ping()
+    with RawNats(server.port) as other:
+        config = {"deliver_subject": inbox, "idle_heartbeat": SECOND // 5, "flow_control": True}
+        assert "error" not in new_consumer(other, stream, **config)
+    heard = [raw.next_message(timeout=60)]
+    while heard[-1].payload != b"1":
+        heard.append(raw.next_message(timeout=60))  # it may have been idle before
+    beat = raw.next_message(timeout=60)
+    assert beat.headers is not None
+    assert beat.headers.startswith(b"NATS/1.0 100 Idle Heartbeat\r\n")
+    assert b"Nats-Last-Consumer: 1\r\nNats-Last-Stream: 1\r\n" in beat.headers
+
+
+def test_flow_control_waits_for_the_client(server: NatsServer, raw: RawNats) -> None:
+    """A client that does not answer gets a bounded number of bytes, then heartbeats that name what
+    it has to answer; with the answers, it gets everything."""
+    stream = new_stream(raw)
+    count = 40
+    store(raw, *[(f"{stream}.a".encode(), b"x" * 32768) for _ in range(count)])
+    inbox = f"_INBOX.{secrets.token_hex(6)}"
+    raw.sub(inbox)
+    raw.ping()
+    with RawNats(server.port) as other:
+        config = {"deliver_subject": inbox, "idle_heartbeat": SECOND // 5, "flow_control": True}
+        assert "error" not in new_consumer(other, stream, **config)
+    got, stalls = 0, 0
+    while got < count:
+        message = raw.next_message(timeout=60)
+        if message.payload:
+            got += 1
+            continue
+        assert message.headers is not None
+        question = re.search(rb"Nats-Consumer-Stalled: (\S+)", message.headers)
+        if question is not None:
+            stalls += 1
+            raw.pub(question[1], b"")
+    assert stalls >= 2
+
+
+# --- pull ---
+
+
+def test_pull_requests_get_what_they_ask_for(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    name = new_consumer(raw, stream)["name"]
+    [status] = pulled(raw, stream, name)
+    assert status.headers is not None
+    assert status.headers.startswith(b"NATS/1.0 404 No Messages\r\n")
+    store(raw, *[(f"{stream}.{n}".encode(), b"%d" % n) for n in range(10)])
+    found = pulled(raw, stream, name, batch=3)
+    assert [one.payload for one in found] == [b"0", b"1", b"2"]
+    assert [one.subject for one in found] == [f"{stream}.{n}".encode() for n in range(3)]
+    *found, status = pulled(raw, stream, name)
+    assert [one.payload for one in found] == [b"%d" % n for n in range(3, 10)]
+    assert status.headers is not None
+    assert b" 408 " in status.headers
+    info = asked(raw, f"CONSUMER.INFO.{stream}.{name}")
+    assert info["delivered"]["consumer_seq"] == info["delivered"]["stream_seq"] == 10
+    assert info["num_pending"] == 0
+
+
+def test_a_pull_request_waits_as_long_as_it_says(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    name = new_consumer(raw, stream)["name"]
+    [status] = pulled(raw, stream, name, no_wait=False, expires=SECOND // 5)
+    assert status.headers is not None
+    assert status.headers.startswith(b"NATS/1.0 408 Request Timeout\r\n")
+    assert b"Nats-Pending-Messages: 100\r\n" in status.headers
+
+
+def test_what_exceeds_the_bytes_of_a_request_stays(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    store(raw, *[(f"{stream}.a".encode(), b"x" * 1000) for _ in range(4)])
+    name = new_consumer(raw, stream)["name"]
+    *found, status = pulled(raw, stream, name, max_bytes=3000)
+    assert len(found) == 2
+    assert status.headers is not None
+    assert b" 409 " in status.headers
+    assert len(pulled(raw, stream, name, batch=2)) == 2
+
+
+def test_a_consumer_that_does_not_exist_does_not_respond(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    [status] = pulled(raw, stream, "unknown")
+    assert status.headers is not None
+    assert status.headers.startswith(b"NATS/1.0 503")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, [b"0", b"1", b"2", b"3", b"4", b"5"]),
+        ({"deliver_policy": "new"}, []),
+        ({"deliver_policy": "last"}, [b"5"]),
+        ({"deliver_policy": "by_start_sequence", "opt_start_seq": 4}, [b"3", b"4", b"5"]),
+        (
+            {"deliver_policy": "by_start_time", "opt_start_time": "2001-01-01T00:00:00Z"},
+            [b"0", b"1", b"2", b"3", b"4", b"5"],
+        ),
+        ({"deliver_policy": "by_start_time", "opt_start_time": "2101-01-01T00:00:00+01:00"}, []),
+        ({"filter_subject": "STREAM.even"}, [b"0", b"2", b"4"]),
+        ({"filter_subjects": ["STREAM.odd", "STREAM.none"]}, [b"1", b"3", b"5"]),
+        ({"filter_subject": "STREAM.even", "deliver_policy": "last"}, [b"4"]),
+        ({"headers_only": True}, [b""] * 6),
+    ],
+)
+def test_where_a_consumer_begins_and_what_it_wants(
+    raw: RawNats, config: dict[str, Any], expected: list[bytes]
+) -> None:
+    stream = new_stream(raw)
+    store(raw, *[(f"{stream}.{('even', 'odd')[n % 2]}".encode(), b"%d" % n) for n in range(6)])
+    named = json.loads(json.dumps(config).replace("STREAM", stream))
+    made = new_consumer(raw, stream, **named)
+    assert made["num_pending"] == len(expected), made
+    *found, _ = pulled(raw, stream, made["name"])
+    assert [one.payload for one in found] == expected
+    if config.get("headers_only"):
+        assert found[0].headers == b"NATS/1.0\r\nNats-Msg-Size: 1\r\n\r\n"
+
+
+def test_strange_subjects_and_large_records_arrive(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    messages = [
+        (f"{stream}.".encode() + b"\xff\xfe", b"not utf-8"),
+        (f"{stream}.a@b.@".encode(), b"at"),
+        (f"{stream}.é".encode(), bytes(range(256))),
+        (f"{stream}.large".encode(), secrets.token_bytes(1_000_000)),
+        (f"{stream}.empty".encode(), b""),
+    ]
+    store(raw, *messages)
+    name = new_consumer(raw, stream)["name"]
+    found = pulled(raw, stream, name, batch=len(messages))
+    assert [(one.subject, one.payload) for one in found] == messages
+
+
+def test_a_consumer_ends_with_its_stream(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    name = new_consumer(raw, stream)["name"]
+    assert asked(raw, f"CONSUMER.NAMES.{stream}")["consumers"] == [name]
+    asked(raw, f"STREAM.DELETE.{stream}")
+    asked(raw, f"STREAM.CREATE.{stream}", {"name": stream, "subjects": [f"{stream}.>"]})
+    until(lambda: asked(raw, f"CONSUMER.NAMES.{stream}")["total"] == 0)
+
+
+def test_a_consumer_is_deleted(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    name = new_consumer(raw, stream, name="mine")["name"]
+    assert name == "mine"
+    assert asked(raw, f"CONSUMER.DELETE.{stream}.{name}")["success"] is True
+    assert asked(raw, f"CONSUMER.DELETE.{stream}.{name}")["error"]["err_code"] == 10014
+
+
+async def test_durable_consumers_and_acks_are_refused_with_what_to_use(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    stream = new_stream(raw)
+    with pytest.raises(BadRequestError) as refusal:
+        await js.subscribe(f"{stream}.>", durable="mine", stream=stream)
+    assert "consumer groups" in str(refusal.value.description)
+    with pytest.raises(BadRequestError) as refusal:
+        await js.pull_subscribe(f"{stream}.>", stream=stream)
+    assert "consumer groups" in str(refusal.value.description)
