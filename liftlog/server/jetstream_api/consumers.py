@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from acl.rules import OVER_NATS
 from liftlog.server.jetstream_api.answers import JetStreamError, bad_request, invalid_json
 from liftlog.server.jetstream_api.consumer import Consumer, PullRequest
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, parse_consumer, refused
 from liftlog.server.jetstream_api.methods import (
-    OVER_NATS,
     Answer,
     Request,
     answers,
