@@ -16,6 +16,7 @@ import pytest
 from support.ingesting import until
 from support.pages import blocks, run_shell, tools_in
 
+from liftlog.client import GroupInfo, connect_sync
 from liftlog.server.vitals.child_processes import tied_to_parent
 from liftlog.settings import Settings
 
@@ -114,3 +115,56 @@ def test_every_step(tmp_path: Path) -> None:
         assert "possible losses   at offset 5" in printed
         daemon.send_signal(signal.SIGINT)
         assert daemon.wait(30) == 0
+
+
+WORKERS = "tutorial/ten-workers.md"
+
+
+def shares(shown: str) -> dict[str, int]:
+    """Members and their slots, as `group info` prints them."""
+    return {name: int(slots) for name, slots in re.findall(r"^(w\d+) +(\d+) ", shown, re.MULTILINE)}
+
+
+def test_ten_workers(tmp_path: Path) -> None:
+    serve, _ = blocks(WORKERS, "")
+    create, start, info, publish, whose, count, kill, info_again, count_again, stop = blocks(
+        WORKERS, "sh"
+    )
+    [worker] = blocks(WORKERS, "python")
+    ten, of_one, all_of_them, nine, all_in_the_end = blocks(WORKERS, "text")
+    with (
+        first_terminal(serve, tmp_path) as (_, given),
+        connect_sync(given["LIFTLOG_SERVER"]) as client,
+    ):
+
+        def shell(script: str) -> str:
+            return run_shell(script, tmp_path, given)
+
+        def group() -> GroupInfo:
+            return client.describe_group("billing", "orders") or GroupInfo()
+
+        def sizes() -> list[int]:
+            return sorted([one["slots"] for one in group().members])
+
+        shell(create)
+        address = given["LIFTLOG_SERVER"]
+        (tmp_path / "worker.py").write_text(worker.replace("tcp://127.0.0.1:9292", address))
+        try:
+            shell(start)
+            until(lambda: sizes() == sorted(shares(ten).values()), 120, "ten share")
+            shown = shell(info)
+            assert shares(shown).keys() == shares(ten).keys()
+            assert [line for line in shown.splitlines() if line.startswith("slots ")][0] in ten
+            shell(publish)
+            until(lambda: shell(count) == all_of_them, 60, "all is done")
+            assert re.sub(r"w\d+.txt", "w4.txt", shell(whose)) == of_one
+            shell(kill)
+            until(lambda: sizes() == sorted(shares(nine).values()), 120, "nine share")
+            assert shares(shell(info_again)).keys() == shares(nine).keys()
+            until(lambda: shell(count_again) == all_in_the_end, 60, "the rest is done")
+            shell(stop)
+            until(lambda: group().members == [], 60, "they have ended")
+            assert group().lag == 0
+        finally:
+            for file in tmp_path.glob("w*.pid"):
+                os.kill(int(file.read_text()), signal.SIGKILL)
