@@ -348,6 +348,13 @@ class GroupReading:
         self._uncounted += run.index - run.counted
         run.counted = run.index
 
+    def _pass(self, lane: Lane, reader: Any) -> None:
+        """The stream has nothing for this lane below the position of its reader. A commit of that
+        has to name the stream, also if no record of it has come yet."""
+        if reader.position is not None and reader.incarnation is not None:
+            self._incarnation, self._epoch = reader.incarnation, reader.epoch
+            self._state.passed(lane, reader.position)
+
     def _next_record(self) -> Record | None:
         """From what has arrived; None if that is used up, or nothing may be returned."""
         while (lane := self._lane_in_turn()) is not None:

@@ -95,8 +95,7 @@ class GroupConsumer(GroupReading):
             except LiftlogError:
                 self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
                 raise
-            if reader.position is not None:
-                self._state.passed(lane, reader.position)
+            self._pass(lane, reader)
 
     async def _reader_of(self, lane: Lane) -> BatchReader:
         reader: BatchReader | None = self._readers.get(lane)

@@ -97,8 +97,7 @@ class SyncGroupConsumer(GroupReading):
             except LiftlogError:
                 self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
                 raise
-            if reader.position is not None:
-                self._state.passed(lane, reader.position)
+            self._pass(lane, reader)
 
     def _reader_of(self, lane: Lane) -> SyncBatchReader:
         reader: SyncBatchReader | None = self._readers.get(lane)

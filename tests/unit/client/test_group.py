@@ -116,6 +116,30 @@ async def test_two_members_share_and_each_key_stays_in_order(
     assert moved == ["a+64", "a-32", "b+32"]
 
 
+async def test_slots_move_before_the_first_record_came(
+    client: Opened, broker: LogBroker, address: str
+) -> None:
+    broker.add("empty", subject="empty.>")
+    group = client.client.group("billing", "empty", member="w1", session=60)
+    taken = asyncio.ensure_future(client.take(group, 5))
+    async with connect(address) as other:
+
+        async def owned() -> list[int]:
+            info = await other.describe_group("billing", "empty")
+            return [] if info is None else sorted(one["slots"] for one in info.members)
+
+        async with asyncio.timeout(60):
+            while await owned() != [64]:
+                await asyncio.sleep(0.01)
+            async with other.group("billing", "empty", session=60):
+                while await owned() != [32, 32]:
+                    assert not taken.done()
+                    await asyncio.sleep(0.01)
+    broker.stream("empty").append([b"1"] * 5, keys=KEYS[:5])
+    assert sorted(one.offset for one in await taken) == [1, 2, 3, 4, 5]
+    await client.of(group, "leave")
+
+
 async def test_slots_that_are_far_behind_are_read_beside_the_others(
     broker: LogBroker, address: str, offsets_stream: object
 ) -> None:
