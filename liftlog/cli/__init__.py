@@ -10,7 +10,7 @@ suggestions names that the daemon knows           progress     bars for long wor
 
 A module for each command, and beside it what it is made of:
 
-serve, config       the daemon; its configuration
+serve, config       the daemon; its configuration. daemon_signals: reload and drain
 stream              create, ls, info, update, truncate and others; lease has the leases,
                     stream_words how a stream is described
 consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed;

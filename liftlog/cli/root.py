@@ -47,6 +47,14 @@ _SECTIONS = {
         "info": ("cli.info:info", "Show the daemon: name, version, uptime, NATS, limits."),
         "health": ("cli.health:health", "Show whether the daemon is ready."),
         "top": ("cli.top:top", "Watch rates, sizes and lags of the streams."),
+        "reload": (
+            "cli.daemon_signals:reload",
+            "Make the daemon on this machine read its ACL and certificates again.",
+        ),
+        "drain": (
+            "cli.daemon_signals:drain",
+            "Stop the daemon on this machine, and wait until it has ended.",
+        ),
         "cluster": (
             "cli.cluster:cluster_commands",
             "Prepare a cluster; show and move its replicas.",

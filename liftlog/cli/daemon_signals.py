@@ -1,0 +1,159 @@
+"""`liftlog reload` and `liftlog drain`: signals to the daemon that runs on this machine.
+
+The lock of the data directory names the process. Before it gets a signal, its open files show that
+it holds this lock: a number from another container, or of a process that has ended since, is not
+trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from liftlog.cli.config import settings_options
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.groups import Command
+from liftlog.cli.options import debug_option, output_format, output_option
+from liftlog.cli.output import say, write_object
+from liftlog.cli.problems import Problem
+from liftlog.cli.text import printable
+
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
+
+_LOOK_SECONDS = 0.05
+
+
+def _which_daemon(command: Decorated) -> Decorated:
+    command = settings_options(command)
+    return click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="The daemon's data directory, instead of data_dir of the configuration.",
+    )(command)
+
+
+@click.command(cls=Command)
+@_which_daemon
+@output_option
+@debug_option
+def reload(config: Path | None, overrides: tuple[str, ...], data_dir: Path | None) -> None:
+    """Make the daemon on this machine read its ACL and certificates again.
+
+    It is SIGHUP. A bad file is refused as a whole, and the previous one stays in use: `liftlog
+    health` and the daemon's log report that, and which changed settings need a restart.
+
+    \b
+    Examples:
+      liftlog reload -c /etc/liftlog/liftlog.yaml
+      liftlog reload --data-dir /var/lib/liftlog
+    """
+    daemon = _Daemon(_data_dir(config, overrides, data_dir))
+    daemon.send(signal.SIGHUP)
+    if output_format() == "table":
+        say(f"process {daemon.pid} reads its files again; liftlog health shows whether one is bad")
+    else:
+        write_object({"pid": daemon.pid, "signal": "SIGHUP"}, output_format())
+
+
+@click.command(cls=Command)
+@_which_daemon
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    metavar="SECONDS",
+    help="How long to wait for its end. Default: 60.",
+)
+@output_option
+@debug_option
+def drain(
+    config: Path | None, overrides: tuple[str, ...], data_dir: Path | None, timeout: float
+) -> ExitCode:
+    """Stop the daemon on this machine, and wait until it has ended.
+
+    It is SIGTERM: the daemon takes no more messages, hands over the streams that it leads in a
+    cluster, commits and acks what it has, and exits. Exit code 11 if it still runs after --timeout.
+    To empty a node of a cluster that keeps running, use `liftlog cluster drain`.
+
+    \b
+    Examples:
+      liftlog drain -c /etc/liftlog/liftlog.yaml
+      liftlog drain --data-dir /var/lib/liftlog --timeout 120
+    """
+    daemon = _Daemon(_data_dir(config, overrides, data_dir))
+    deadline = time.monotonic() + timeout
+    daemon.send(signal.SIGTERM)
+    while not (ended := not daemon.holds_lock()) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    if output_format() == "table":
+        say(f"process {daemon.pid} {'has ended' if ended else 'still runs'}")
+    else:
+        write_object({"pid": daemon.pid, "signal": "SIGTERM", "ended": ended}, output_format())
+    return ExitCode.OK if ended else ExitCode.TRY_AGAIN
+
+
+def _data_dir(config: Path | None, overrides: tuple[str, ...], given: Path | None) -> Path:
+    if given is not None:
+        return given
+    from liftlog.settings import load_settings
+
+    return Path(load_settings(config, dict(os.environ), overrides).data_dir)
+
+
+class _Daemon:
+    """The process that holds the lock of a data directory. Raises Problem if there is none."""
+
+    def __init__(self, data_dir: Path) -> None:
+        from liftlog.log.lock import LOCK_NAME
+
+        self._lock = data_dir / LOCK_NAME
+        try:
+            text = self._lock.read_text().strip()
+        except FileNotFoundError:
+            text = ""
+        self.pid = int(text) if text.isascii() and text.isdigit() else 0
+        if not self.pid or not self.holds_lock():
+            raise Problem(
+                f"no daemon that runs here uses the data directory {printable(str(data_dir))}",
+                ExitCode.NOT_FOUND,
+                hint="name its directory with --data-dir, or its configuration with -c",
+            )
+
+    def holds_lock(self) -> bool:
+        """Whether the process has the lock file open. Raises Problem if it may not be looked at."""
+        try:
+            wanted = self._lock.stat()
+            for one in Path(f"/proc/{self.pid}/fd").iterdir():
+                try:
+                    found = one.stat()
+                except FileNotFoundError:  # closed meanwhile
+                    continue
+                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    return True
+        except FileNotFoundError:
+            return False  # it has ended
+        except PermissionError:
+            raise self._not_allowed() from None
+        return False
+
+    def send(self, number: signal.Signals) -> None:
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            raise Problem(f"process {self.pid} has ended meanwhile", ExitCode.NOT_FOUND) from None
+        except PermissionError:
+            raise self._not_allowed() from None
+
+    def _not_allowed(self) -> Problem:
+        return Problem(
+            f"process {self.pid} belongs to another user",
+            ExitCode.DENIED,
+            hint="run the command as the daemon's user, or with sudo",
+        )
