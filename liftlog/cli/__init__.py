@@ -15,7 +15,7 @@ stream              create, ls, info, update, truncate and others; lease has the
                     stream_words how a stream is described
 consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed;
                     consume_group: consume as a member of a group
-pub                 publish; pub_run does the work
+pub                 publish; pub_run does the work, nats_server finds the server
 info, top, health   the daemon as it is
 cluster             its cluster: init, status; cluster_moves: move, drain, undrain, forget
 doctor/             what on this machine would keep the daemon from its work
@@ -24,6 +24,8 @@ log_files           `log`. log_reading: the work of verify and dump, log_repair:
 backup              create, info, verify, restore; backup_run does the work
 acl                 check, explain, hash-token, new-nkey
 errors              ls, lookup
+import_records      `import`: jetstream, jsonl, parquet. import_sources: what is read;
+                    import_run: each message stored once
 export              a stream as a table; export_run does the work; export_job/ is for spark-submit
 context             names for daemons; contexts: the file that keeps them
 completion          scripts for the shell

@@ -51,6 +51,27 @@ def byte_progress(total_bytes: int) -> Iterator[Advance]:
         yield advance
 
 
+@contextmanager
+def count_progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A function that gets how many are done, and of how many, if that is known."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        TextColumn(what, markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=make_console(sys.stderr),
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
 _PHASES = {
     "start": "starting Spark",
     "scan": "reading the stream",

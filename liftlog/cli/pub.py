@@ -5,25 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import NoReturn
-from urllib.parse import urlsplit
 
 import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Command
-from liftlog.cli.options import (
-    connect_to_server,
-    context_value,
-    debug_option,
-    output_format,
-    server_options,
-)
+from liftlog.cli.nats_server import nats_credentials, nats_options, nats_servers
+from liftlog.cli.options import debug_option, output_format, server_options
 from liftlog.cli.problems import check_standard_input
-from liftlog.errors import LiftlogError
-
-_ASK_SECONDS = 1.0
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
-_DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 
 @click.command(cls=Command, short_help="Publish on NATS and print the acks.")
@@ -72,19 +61,7 @@ _DEFAULT_NATS = "nats://127.0.0.1:4222"
     "--timeout", type=click.FloatRange(min=0.001), default=5.0, metavar="SECONDS",
     help="How long to wait for an ack. Default: 5.",
 )  # fmt: skip
-@click.option(
-    "--nats",
-    "nats_url",
-    metavar="URL",
-    help="NATS server, with user and password if needed. [env: NATS_URL, LIFTLOG_NATS__SERVERS; "
-    f"default: that of the context, else the one that the daemon records from, or {_DEFAULT_NATS}]",
-)
-@click.option(
-    "--creds",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="NATS credentials file.",
-)
+@nats_options
 @server_options
 @debug_option
 def pub(
@@ -132,10 +109,9 @@ def pub(
     checked(
         subject, value, key=raw_key, headers=fields, message_id=msg_id, use_envelope=use_envelope
     )
-    found = creds or context_value("creds")
     return Job(
-        _nats_servers(nats_url),
-        None if found is None else Path(found),
+        nats_servers(nats_url),
+        nats_credentials(creds),
         timeout if expect_ack else None,
         Template(subject, raw_key, msg_id, fields, use_envelope),
         value,
@@ -156,35 +132,3 @@ def _parse_headers(given: tuple[str, ...]) -> dict[str, str]:
             _wrong(f"-H {text!r}: expected NAME:VALUE.")
         found[name.strip(" \t")] = value.strip(" \t")
     return found
-
-
-def _nats_servers(given: str | None) -> list[str]:
-    text = (
-        given
-        or context_value("nats", explicit=True)
-        or os.environ.get("NATS_URL")
-        or os.environ.get("LIFTLOG_NATS__SERVERS")
-        or context_value("nats")
-        or _told_by_the_daemon()
-        or _DEFAULT_NATS
-    )
-    return [url.strip() for url in text.strip("[]").split(",") if url.strip()]
-
-
-def _told_by_the_daemon() -> str:
-    """The server that the daemon is connected to; empty if it does not say. A loopback address is
-    of the daemon's machine."""
-    try:
-        with connect_to_server(
-            connect_timeout=_ASK_SECONDS, request_timeout=_ASK_SECONDS, reconnect_for=0
-        ) as client:
-            where, nats = urlsplit(client.address), client.metadata().nats
-    except (LiftlogError, OSError):
-        return ""
-    url = urlsplit(str(nats.get("url") or ""))
-    if not url.hostname or not url.port:
-        return ""
-    host = url.hostname
-    if host in _LOOPBACK and where.hostname and where.scheme != "unix":
-        host = where.hostname
-    return f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{url.port}"

@@ -188,7 +188,7 @@ class Job(NamedTuple):
         return self.template.repeated(self.value, self.how_often)
 
     async def _open(self, timeout: float) -> Publisher:
-        _load_nats(self.servers)
+        load_nats(self.servers)
         publisher = Publisher(
             self.servers,
             ack_timeout=timeout,
@@ -333,7 +333,7 @@ def _to_line(ack: Ack) -> str:
     return line
 
 
-def _load_nats(servers: Iterable[str]) -> None:
+def load_nats(servers: Iterable[str]) -> None:
     """nats-py uses aiohttp for WebSockets and does without it where it is not installed. To import
     it takes a fifth of the time in which one message is published."""
     if "aiohttp" in sys.modules or any(server.startswith(("ws:", "wss:")) for server in servers):

@@ -33,6 +33,10 @@ _SECTIONS = {
             "Print the records of STREAM, and wait for more until Ctrl-C.",
         ),
         "tail": ("cli.consume:tail", "Print the last records of STREAM."),
+        "import": (
+            "cli.import_records:import_commands",
+            "Copy messages from JetStream and files into a stream.",
+        ),
         "export": ("cli.export:export", "Export a stream as a table."),
     },
     "Consumers": {

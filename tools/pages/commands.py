@@ -80,6 +80,9 @@ number of the pull protocol, or `null`), `exit_code`, `message`, `why` and `next
 | `errors ls`, `errors lookup` | an error: `code`, `name`, `exit_code`, `meaning`, `advice` |
 | `offsets ls`, `offsets get` | a checkpoint, with its `lag` (if it is `null`, `problem` says why) |
 | `offsets seek`, `offsets rm` | `before`, `offset`, `moved_by`, `lag`, and whether it was `done` |
+| `import jetstream`, `jsonl`, `parquet` | `source`, `copied`, the number of the `last` message |
+| `reload`, `drain` | the `pid`, the `signal`, and of `drain` whether it `ended` |
+| `context ls`, `context info` | a context, without secrets |
 | `log dump` | a record batch: its header and its position |
 | `log verify` | the findings in one stream |
 | `log repair` | the steps that one stream needs or needed; `done` says whether they were done |

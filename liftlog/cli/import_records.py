@@ -1,0 +1,270 @@
+"""`liftlog import`: jetstream, jsonl, parquet: copy messages from elsewhere into a stream, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from liftlog.cli.groups import Commands
+from liftlog.cli.nats_server import nats_credentials, nats_options, nats_servers
+from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.output import say, write_object
+from liftlog.cli.problems import note
+from liftlog.cli.shapes import parse_path, parse_template, text_of
+from liftlog.cli.suggestions import complete_stream
+from liftlog.cli.text import plural, printable
+
+if TYPE_CHECKING:
+    from liftlog.cli.import_run import Source
+    from liftlog.cli.import_sources import Form, Mapper
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@click.group(
+    cls=Commands, name="import", aliases={"js": "jetstream", "json": "jsonl", "lines": "jsonl"}
+)
+@server_options
+@debug_option
+def import_commands() -> None:
+    """Copy messages from JetStream and from files into a stream, each once and in order.
+
+    A run that was interrupted continues when it is started again: records say in Copied-From and
+    Copied-Sequence where they come from, and nothing is stored twice. No other client can publish
+    on the stream meanwhile. Subscribers to the subjects see the copies.
+
+    For NATS Streaming and Liftbridge, a program prints the messages as lines for `jsonl --form
+    copied`: docs/how-to/migrate-from-nats-streaming.md, docs/how-to/migrate-from-liftbridge.md.
+    """
+
+
+def _target_options(command: Decorated) -> Decorated:
+    """What all of them have."""
+    command = debug_option(server_options(nats_options(command)))
+    command = click.option(
+        "--dry-run", "-n", is_flag=True, help="Show where the copy would begin, and copy nothing."
+    )(command)
+    command = click.option(
+        "--envelope",
+        "use_envelope",
+        is_flag=True,
+        help="Put keys and headers into an envelope, for those that NATS headers cannot hold.",
+    )(command)
+    return click.option(
+        "--source",
+        "source_name",
+        metavar="NAME",
+        help="Name of the source in Copied-From, by which a later run recognises its records. "
+        "Default: jetstream/NAME, or the name of the first file.",
+    )(command)
+
+
+def _mapping_options(command: Decorated) -> Decorated:
+    """How a row becomes a message."""
+    command = click.option(
+        "--value",
+        metavar="FIELD",
+        help="The field that is the value. Default: the whole row, as JSON.",
+    )(command)
+    command = click.option(
+        "--key", metavar="TEXT", help="Key: a field, or a text with {{.FIELD}} for fields."
+    )(command)
+    return click.option(
+        "--subject",
+        "-s",
+        metavar="TEXT",
+        help="Subject to publish on, with {{.FIELD}} for fields: 'orders.{{.country}}'.",
+    )(command)
+
+
+@import_commands.command()
+@click.argument("source_stream", metavar="NAME")
+@click.argument("stream", shell_complete=complete_stream)
+@click.option(
+    "--source-nats",
+    metavar="URL",
+    help="NATS server of JetStream, if it is not the one to publish on.",
+)
+@click.option(
+    "--source-creds",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="NATS credentials file for --source-nats.",
+)
+@click.option(
+    "--key-from-subject",
+    is_flag=True,
+    help="The subject is the key, too, and deleted keys of a key-value bucket are tombstones.",
+)
+@click.option(
+    "--strip", default="", metavar="PREFIX", help="Remove this from the begin of subjects: '$KV.'."
+)
+@_target_options
+def jetstream(
+    source_stream: str,
+    stream: str,
+    source_nats: str | None,
+    source_creds: str | None,
+    key_from_subject: bool,
+    strip: str,
+    **target: Any,
+) -> None:
+    """Copy the JetStream stream NAME into STREAM, up to its present end.
+
+    Let JetStream record nothing more on these subjects first: it would store the copies, too.
+    docs/how-to/migrate-from-jetstream.md shows the whole way.
+
+    \b
+    Examples:
+      liftlog import jetstream ORDERS orders
+      liftlog import jetstream KV_prices prices --key-from-subject --strip '$KV.'
+    """
+    from liftlog.cli.import_sources import JetStream
+
+    servers = nats_servers(target["nats_url"])
+    creds = source_creds or target["creds"]
+    source = JetStream(
+        servers if source_nats is None else [source_nats],
+        None if creds is None else str(creds),
+        source_stream,
+        key_from_subject,
+        strip,
+    )
+    _run(source, stream, f"jetstream/{source_stream}", servers, **target)
+
+
+@import_commands.command()
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--form",
+    type=click.Choice(["rows", "records", "copied"]),
+    default="rows",
+    help="What a line is: a value (rows, default); a record as `liftlog consume -o jsonl` prints "
+    "it (records); a message of the programs that copy from elsewhere (copied).",
+)
+@_mapping_options
+@_target_options
+def jsonl(
+    stream: str,
+    files: tuple[str, ...],
+    form: Form,
+    subject: str | None,
+    key: str | None,
+    value: str | None,
+    **target: Any,
+) -> None:
+    """Copy lines of JSON from FILEs into STREAM; - is standard input.
+
+    Each line is one message, and its number the place where a later run continues, so a file can
+    grow between runs but not change.
+
+    \b
+    Examples:
+      liftlog import jsonl orders old.jsonl -s 'orders.{{.country}}' --key id
+      liftlog consume orders --until-end -o jsonl | liftlog import jsonl copy - --form records
+    """
+    from liftlog.cli.import_sources import Lines
+
+    mapper = _mapper(subject, key, value, needs_subject=form == "rows")
+    needs_json = mapper.needs_fields or "{{" in (subject or "")
+    name = "stdin" if files[0] == "-" else Path(files[0]).name
+    _run(Lines(files, form, mapper, needs_json), stream, name, None, **target)
+
+
+@import_commands.command()
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@_mapping_options
+@_target_options
+def parquet(
+    stream: str,
+    files: tuple[str, ...],
+    subject: str | None,
+    key: str | None,
+    value: str | None,
+    **target: Any,
+) -> None:
+    """Copy the rows of Parquet FILEs into STREAM, each as JSON.
+
+    It needs pyarrow: pip install 'liftlog[arrow]'.
+
+    \b
+    Examples:
+      liftlog import parquet orders part-*.parquet -s 'orders.{{.country}}' --key id
+      liftlog import parquet orders export.parquet -s orders.all --value payload
+    """
+    from liftlog.cli.import_sources import Parquet
+
+    mapper = _mapper(subject, key, value, needs_subject=True)
+    _run(Parquet(files, mapper), stream, Path(files[0]).name, None, **target)
+
+
+def _mapper(
+    subject: str | None, key: str | None, value: str | None, *, needs_subject: bool
+) -> Mapper:
+    """Raises UsageError, InvalidArgument."""
+    from liftlog.cli.import_sources import Mapper
+
+    if needs_subject and not subject:
+        raise click.UsageError(
+            "--subject is required: what to publish on.", click.get_current_context()
+        )
+    return Mapper(
+        _text_maker(subject or "", is_field=False),
+        None if key is None else _text_maker(key, is_field=True),
+        None if value is None else parse_path(value),
+    )
+
+
+def _text_maker(text: str, *, is_field: bool) -> Callable[[Any], str]:
+    if "{{" in text:
+        return parse_template(text)
+    if is_field:
+        path = parse_path(text)
+        return lambda row: text_of(path.find(row))
+    return lambda row: text
+
+
+def _run(
+    source: Source,
+    stream: str,
+    default_name: str,
+    servers: list[str] | None,
+    *,
+    dry_run: bool,
+    use_envelope: bool,
+    nats_url: str | None,
+    creds: Path | None,
+    source_name: str | None,
+) -> None:
+    from liftlog.cli.import_run import Import
+
+    name = source_name or default_name
+    with connect_to_server() as client:
+        job = Import.of(client, stream, source, name)
+    before = job.copied
+    if before:
+        note(f"{printable(name)} continues after number {before}.")
+    if not dry_run:
+        try:
+            job.run(
+                servers or nats_servers(nats_url),
+                nats_credentials(creds),
+                use_envelope=use_envelope,
+            )
+        except KeyboardInterrupt:
+            note(f"{plural(job.count, 'message')} copied. Run it again to continue.")
+            raise
+    style = output_format()
+    if style != "table":
+        shown = {"source": name, "stream": stream, "copied": job.count, "last": job.copied}
+        write_object(shown | {"dry_run": dry_run}, style)
+    elif dry_run:
+        say(f"{printable(name)} would begin at number {before + 1}")
+    else:
+        last = f"; the last one is number {job.copied} of {printable(name)}" if job.copied else ""
+        say(f"{plural(job.count, 'message')} copied into {printable(stream)}{last}")
