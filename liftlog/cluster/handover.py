@@ -165,10 +165,14 @@ class Giver:
         told = bytes(self._digests)
         return [told[start : start + piece] for start in range(0, len(told), piece)]
 
-    def failed(self, *, is_declined: bool = False) -> Undo:
+    def failed(self, *, is_declined: bool = False, is_ending: bool = False) -> Undo:
         """The present step has failed, or took too long; `is_declined`: the taker has done nothing
-        of it. Ends the handover."""
+        of it; `is_ending`: the giver stops now. Ends the handover."""
         at, self.step = _STEPS.index(self.step), Step.OVER
+        if is_ending and _STEPS[at] is Step.TRANSFER:
+            # The record may be changed, now or a little later; else the taker is likely to be
+            # elected. It has been told everything, and lets go of what it holds by itself.
+            return Undo(drop=False, subscribe=False, loss="")
         attached = self.offer.is_attached
         asked = attached and at >= _STEPS.index(Step.SUBSCRIBE) + is_declined
         stopped = attached and at >= _STEPS.index(Step.UNSUBSCRIBE)

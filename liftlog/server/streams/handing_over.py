@@ -432,7 +432,8 @@ class _Giving:
 
     async def _undo(self, *, is_ending: bool = False, is_declined: bool = False) -> None:
         """The stream stays here; if this node `is_ending`, an election follows. Does not raise."""
-        undo, host = self._giver.failed(is_declined=is_declined), self._host
+        undo = self._giver.failed(is_declined=is_declined, is_ending=is_ending)
+        host = self._host
         host.accept_again(MOVING)
         still_led = self._streams.hosts.get(host.name) is host and host.is_accepting
         if undo.subscribe and still_led and not is_ending:

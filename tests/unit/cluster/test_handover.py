@@ -95,6 +95,13 @@ def test_what_failed_is_undone_and_a_loss_is_reported_where_there_may_be_one(
     assert undo.drop
 
 
+def test_a_giver_that_stops_leaves_what_it_told_to_the_taker() -> None:
+    """Whether the record was changed is not known."""
+    undo = giver_at(Step.TRANSFER).failed(is_ending=True)
+    assert undo == Undo(drop=False, subscribe=False, loss="")
+    assert giver_at(Step.TELL).failed(is_ending=True).drop
+
+
 def test_a_giver_notes_from_before_it_asks_until_it_is_unsubscribed() -> None:
     noting = {step for step in Step if step is not Step.OVER and giver_at(step).is_noting}
     assert noting == {Step.SUBSCRIBE, Step.SPREAD, Step.UNSUBSCRIBE}

@@ -1,7 +1,8 @@
-"""A node that is asked to take a stream over while it stops, or has no NATS."""
+"""Handovers while one of the two nodes stops, or has no NATS."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from liftlog.cluster import transitions
 from liftlog.errors import Conflict
 from liftlog.protocol.replication import HandOver
+from liftlog.server.ingest.relay import Relay
 from liftlog.server.streams import handing_over
 from liftlog.server.streams.handing_over import Handovers
 from liftlog.settings import StreamSettings
@@ -143,3 +145,81 @@ async def test_a_node_without_nats_takes_over_only_what_needs_none(
                 await world.ask("prepare")
         else:
             await world.ask("prepare")
+
+
+class Giving:
+    """Node a leads stream s, and hands it over to b, which does whatever it is asked."""
+
+    def __init__(self) -> None:
+        self.record = transitions.create("s", "i", {}, ("a", "b"), starts={"a": 1, "b": 1})
+        self.steps: list[str] = []
+        self.is_transferring = asyncio.Event()
+        self.subscribed = True
+        self.losses: list[str] = []
+        self.undoing: list[asyncio.Task[None]] = []
+        relay = Relay(asyncio.get_running_loop().time)
+        host = SimpleNamespace(
+            name="s",
+            is_leading=True,
+            is_accepting=True,
+            failure="",
+            settings=StreamSettings(subject="s.>"),
+            log=SimpleNamespace(high_watermark=1, log_end_offset=1),
+            drained=self.nothing,
+            refuse_new=lambda reason: None,
+            accept_again=lambda reason: None,
+        )
+        attachments = SimpleNamespace(
+            is_recorded=lambda host: True,
+            relay=lambda host: relay,
+            detach=self.detach,
+            attach=self.attach,
+            want=lambda host: None,
+        )
+        streams: Any = SimpleNamespace(
+            hosts={"s": host},
+            attachments=attachments,
+            note_possible_loss=lambda host, reason: self.losses.append(reason),
+        )
+        mirror: Any = SimpleNamespace(records={"s": self.record}, change=self.change)
+        link: Any = SimpleNamespace(request=self.request, give_up=lambda exchange: None)
+        self.handovers = Handovers("a", mirror, streams, lambda node: link, self.spawn)
+
+    async def nothing(self) -> None:
+        pass
+
+    async def detach(self, host: Any) -> bool:
+        self.subscribed = False
+        return True
+
+    async def attach(self, host: Any) -> None:
+        self.subscribed = True
+
+    async def change(self, name: str, step: Any) -> None:
+        """The store may do it, and does not answer."""
+        self.is_transferring.set()
+        await asyncio.Event().wait()
+
+    def request(self, message: HandOver, exchange: Any) -> None:
+        self.steps.append(message.step)
+        exchange.finish(None, None)
+
+    def spawn(self, work: Any) -> None:
+        self.undoing.append(asyncio.get_running_loop().create_task(work))
+
+
+async def test_a_stop_that_cuts_a_transfer_leaves_what_it_told_to_the_taker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may lead already, as the store says, and not know it: what it holds has no other node."""
+    monkeypatch.setattr(handing_over, "SPREAD_SECONDS", 0.0)
+    world = Giving()
+    handing = asyncio.create_task(world.handovers.hand_over("s", "b"))
+    await world.is_transferring.wait()
+    handing.cancel()
+    await asyncio.wait({handing})
+    await asyncio.gather(*world.undoing)
+    assert handing.cancelled()
+    assert world.steps == ["prepare", "subscribe", "tell"], "it is not told to drop anything"
+    assert not world.subscribed
+    assert not world.losses
