@@ -224,7 +224,7 @@ def _show(found: ClusterInfo) -> None:
 
 
 def _state(node: ClusterNode) -> str:
-    state = "live" if node.live else "down"
+    state = "down" if not node.live else "stopping" if node.stopping else "live"
     if not node.draining:
         return state
     return f"{state}, {'draining' if node.replicas else 'drained'}"

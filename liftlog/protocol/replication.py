@@ -229,6 +229,8 @@ class ClusterNode(Described):
     zone: str = ""
     replicas: int = 0
     leads: int = 0
+    stopping: bool = False
+    """Whether it has begun to stop: it gives its streams away, and is given none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ def describe_cluster(
             one.zone,
             held[name],
             led[name],
+            one.stopping,
         )
         for name, one in sorted(directory.nodes.items())
     ]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.local_broker import Running
 
+from liftlog.cli.cluster import _state
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import StoreUnavailable
@@ -479,4 +480,13 @@ async def test_the_streams_of_the_configuration_are_created_together_once_there_
     assert store.most_under_way <= 64
     leaders = Counter(node.streams.mirror.records[name].leader for name in settings)
     assert sorted(leaders.values()) == [33, 33, 34]
+    await node.close()
+
+
+async def test_the_status_tells_which_node_is_about_to_stop(tmp_path: Path, store: Store) -> None:
+    node = Node(tmp_path / "a", store, start=1)
+    await with_nodes(store, node.streams)
+    await node.streams.mirror.change_node("b", lambda value: {**value, "stopping": True})
+    told = node.streams.describe(lambda name: True).members
+    assert {one.node: _state(one) for one in told} == {"a": "live", "b": "stopping", "c": "live"}
     await node.close()
