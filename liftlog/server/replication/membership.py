@@ -159,6 +159,8 @@ class Member:
     start: int
     is_same: bool
     born: int = 0
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What this start has stored as `node.<name>`."""
 
 
 async def join(
@@ -252,7 +254,7 @@ async def join(
             write_node_file(fs, data_dir, joined)
         if not is_same and registered:
             logger.warning("node-directory-is-another node=%s start=%d", node, start)
-        return Member(cluster_id, node, start, is_same, born)
+        return Member(cluster_id, node, start, is_same, born, described)
     raise Conflict(
         f"node {node} cannot register itself: the record changes all the time",
         hint="two daemons may run as the same node: give each its own cluster.node",

@@ -292,6 +292,26 @@ class Mirror:
                 return
         raise _busy(f"node {node}")
 
+    async def restore_node(self, node: str, value: Mapping[str, Any]) -> None:
+        """Store what a node says of itself, if the store has forgotten this start of it. Raises
+        MetadataUnavailable, CorruptMetadata."""
+        key = NODE_PREFIX + node
+        for _ in range(_ATTEMPTS):
+            try:
+                entry = await self._store.get_newest(key)
+            except (CasUnknown, StoreUnavailable) as error:
+                raise MetadataUnavailable(str(error)) from error
+            if entry is not None and int(value_of(entry).get("start", 0)) >= value["start"]:
+                self._note(key, entry)
+                return
+            content = to_bytes(value)
+            stored = await self._write(key, content, 0 if entry is None else entry.revision)
+            if stored is not None:
+                logger.warning("node-restored node=%s start=%d", node, value["start"])
+                self._note(key, Entry(stored, content))
+                return
+        raise _busy(f"node {node}")
+
     async def remove_node(self, node: str) -> None:
         """Remove what the store says of a node, which does not run. Raises Conflict when it has
         started meanwhile, MetadataUnavailable, CorruptMetadata."""

@@ -175,7 +175,10 @@ class Succession:
         elections.renewed(self._session.deadline, now)
         elections.sessions(directory.live)
         elections.stopping = {one.name for one in directory.nodes.values() if one.stopping}
-        for node in directory.nodes:
+        # A store that was set back may not know a leader, which is alive or not all the same.
+        for node in {*directory.nodes, *self._leaders()}:
+            if node != elections.node:
+                self._hearing.expect(node)
             elections.heard(node, now - self._hearing.silent_seconds(node))
             gone = self._hearing.gone_seconds(node)
             if gone:

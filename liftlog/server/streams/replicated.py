@@ -114,6 +114,9 @@ class ReplicatedStreams:
         self._peers: dict[str, int] = {}
         """Connections of each node that are open now."""
         self._is_stopping = False
+        self._is_listed = False
+        """The metadata store has been seen to know this node."""
+        self._restoring: asyncio.Task[None] | None = None
 
     # --- records ---
 
@@ -140,12 +143,32 @@ class ReplicatedStreams:
     def nodes_changed(self) -> None:
         """A node came or went: a stream may wait for that. All nodes are connected with each
         other, so that each hears all others."""
-        for node in self.mirror.directory.nodes:
-            if node != self.member.name:
+        nodes, me = self.mirror.directory.nodes, self.member
+        own = nodes.get(me.name)
+        self._is_listed = self._is_listed or own is not None
+        if self._is_listed and (own is None or own.start < me.start):
+            self._restore_own_node()
+        for node in nodes:
+            if node != me.name:
                 self.hearing.expect(node)
                 self._node.link_to(node)
         for replica in self._streams.values():
             replica.wake()
+
+    def _restore_own_node(self) -> None:
+        """The store was set back, and other nodes do not know where to find this one."""
+        if self._restoring is None or self._restoring.done():
+            self._restoring = asyncio.get_running_loop().create_task(self._restore_node())
+            self._tasks.add(self._restoring)
+            self._restoring.add_done_callback(self._tasks.discard)
+
+    async def _restore_node(self) -> None:
+        while True:
+            try:
+                return await self.mirror.restore_node(self.member.name, self.member.record)
+            except LiftlogError as error:
+                logger.warning("node-not-restored error=%s", error)
+            await asyncio.sleep(_RECONNECT_SECONDS)
 
     def connected(self, node: str) -> None:
         """This node's connection to `node` is there again."""

@@ -14,12 +14,13 @@ from support.local_broker import Running
 
 from liftlog.cli.cluster import _state
 from liftlog.cluster import transitions
+from liftlog.cluster.election import Patience
 from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.store import StoreUnavailable
+from liftlog.cluster.store import Entry, StoreUnavailable
 from liftlog.errors import Conflict, NotLeader
 from liftlog.protocol.described import StreamInfo
 from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.membership import Member, to_bytes
+from liftlog.server.replication.membership import Member, to_bytes, value_of
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -58,13 +59,17 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     store.close()
 
 
+def described(start: int) -> dict[str, Any]:
+    return {"start": start, "data_id": "a", "address": f"tcp://a:{start}"}
+
+
 class Node:
     """Node a, alone: what it asks others is never answered."""
 
     def __init__(self, directory: Path, store: Store, start: int, lag_max: float = 10.0) -> None:
         self.running = Running(directory)
         self.streams = ReplicatedStreams(
-            Member("c0ffee", "a", start, is_same=True),
+            Member("c0ffee", "a", start, is_same=True, record=described(start)),
             store,
             self.running.broker,
             self.running.data_dir,
@@ -489,4 +494,87 @@ async def test_the_status_tells_which_node_is_about_to_stop(tmp_path: Path, stor
     await node.streams.mirror.change_node("b", lambda value: {**value, "stopping": True})
     told = node.streams.describe(lambda name: True).members
     assert {one.node: _state(one) for one in told} == {"a": "live", "b": "stopping", "c": "live"}
+    await node.close()
+
+
+async def test_a_node_that_the_store_has_forgotten_says_again_where_it_is(
+    tmp_path: Path, store: Store
+) -> None:
+    node = Node(tmp_path / "a", store, start=2)
+    mirror = node.streams.mirror
+    revision = await store.cas("node.a", to_bytes(described(2)), 0)
+    watching = asyncio.create_task(mirror.run())
+    await wait(lambda: "a" in mirror.directory.nodes)
+    for older in (None, described(1)):  # as from before this node came, or before its last start
+        if older is None:
+            await store.delete("node.a", revision)
+        else:
+            await store.cas("node.a", to_bytes(older), (await newest(store)).revision)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while value_of(await newest(store)) != described(2):
+                await asyncio.sleep(0.01)
+        await wait(lambda: [one.start for one in mirror.directory.nodes.values()] == [2])
+    watching.cancel()
+    await node.close()
+
+
+async def test_a_newer_start_of_a_node_is_left_alone(tmp_path: Path, store: Store) -> None:
+    node = Node(tmp_path / "a", store, start=2)
+    await store.cas("node.a", to_bytes(described(3)), 0)
+    await node.streams.mirror.restore_node("a", described(2))
+    assert value_of(await newest(store)) == described(3)
+    await node.close()
+
+
+async def newest(store: Store) -> Entry:
+    entry = await store.get("node.a")
+    return Entry(0, b"{}") if entry is None else entry
+
+
+class Session:
+    """Of node a, which never ends."""
+
+    renewed_at = 0.0
+    deadline = float("inf")
+
+    async def abandon(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def led_by_unknown(directory: Path, store: Store) -> Node:
+    """Stream s is led by b, and the metadata store does not know that node."""
+    node = Node(directory, store, start=1)
+    await store.cas("node.a", to_bytes(described(1)), 0)
+    await store.cas("live.a", to_bytes({"start": 1}), 0)
+    await node.streams.mirror.load()
+    node.streams.stand(Session(), Patience(session=0.2, veto=0.2))
+    await node.streams.mirror.create(new_record("s", leader="b"))
+    await wait(lambda: node.streams.followed)
+    return node
+
+
+async def test_a_dead_leader_is_replaced_though_the_store_has_forgotten_it(
+    tmp_path: Path, store: Store
+) -> None:
+    node = await led_by_unknown(tmp_path / "a", store)
+    tasks = [asyncio.create_task(node.streams.hearing.run())]
+    tasks.append(asyncio.create_task(node.streams.keep_led()))
+    await wait(lambda: node.streams.mirror.records["s"].leader == "a")
+    for task in tasks:
+        task.cancel()
+    await node.close()
+
+
+async def test_a_leader_that_is_heard_leads_on_though_the_store_has_forgotten_it(
+    tmp_path: Path, store: Store
+) -> None:
+    node = await led_by_unknown(tmp_path / "a", store)
+    succession = node.streams._succession
+    assert succession is not None
+    for _ in range(100):
+        node.streams.hearing.heard("b")
+        succession.look()
+        await asyncio.sleep(0.01)
+    assert node.streams.mirror.records["s"].leader == "b"
     await node.close()
