@@ -154,6 +154,13 @@ def _check_cluster(settings: Settings) -> Iterator[Finding]:
                 "true: cluster.store: nats needs NATS servers that all nodes share, with JetStream",
                 involved=(("cluster", "store"),),
             )
+        if settings.cluster.store == NATS_STORE and settings.nats.jetstream_api:
+            yield Finding(
+                ("nats", "jetstream_api"),
+                "true: cluster.store: nats needs JetStream on the NATS servers, which then answers "
+                "its clients itself",
+                involved=(("cluster", "store"),),
+            )
         return
     for name, stream in settings.streams.items():
         if stream.replicas > 1:

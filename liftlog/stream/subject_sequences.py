@@ -68,6 +68,16 @@ class SubjectSequences:
             return offset if offset >= start else 0
         return 0 if self._unknown_below <= start else None
 
+    def count(self) -> int | None:
+        """How many subjects have a committed record that is still there; None when that is not
+        known."""
+        if not self.is_complete:
+            return None
+        table, start = self._committed, self._log_start_offset()
+        while table and next(iter(table.values())) < start:
+            del table[next(iter(table))]
+        return len(table)
+
     def last_committed(self, subject: bytes) -> int | None:
         """As `last_offset`, without what is pending."""
         offset = self._committed.get(self.marks.of(subject))

@@ -154,3 +154,16 @@ def test_the_last_of_a_subject_named_in_the_subject(both: Both, subject: str) ->
 @pytest.mark.parametrize("payload", [b"{", b"[]", b'{"seq": -1}', b'{"seq": "1"}', b'{"seq": 1.5}'])
 def test_what_is_malformed_is_refused(both: Both, payload: bytes) -> None:
     assert direct(both.ours, "s", payload) == direct(both.theirs, "s", payload)
+
+
+@pytest.mark.parametrize("pattern", [">", "s.a", "s.*", "s.c.*", "other"])
+def test_subjects_are_counted(both: Both, pattern: str) -> None:
+    question = json.dumps({"subjects_filter": pattern})
+    found = []
+    for client in (both.ours, both.theirs):
+        answer = json.loads(client.request("$JS.API.STREAM.INFO.s", question).payload)
+        state = answer["state"]
+        found.append((state.get("subjects"), state["num_subjects"], answer.get("total", 0)))
+        assert state["messages"] == len(SUBJECTS) - 1
+    ours, theirs = found
+    assert (ours[0] or {}, *ours[1:]) == (theirs[0] or {}, *theirs[1:])

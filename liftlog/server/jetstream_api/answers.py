@@ -106,8 +106,21 @@ def answer_text(kind: str, body: Mapping[str, Any]) -> bytes:
     return to_text({"type": f"{_TYPE_PREFIX}{kind}_response", **body})
 
 
-def error_text(kind: str, error: JetStreamError) -> bytes:
-    return answer_text(kind, {"error": error.to_json()})
+DIRECT_GET = "direct_get"
+"""The kind of answers without JSON."""
+
+
+def refusal(reply: bytes, kind: str, error: JetStreamError) -> bytes:
+    """The command that tells the client: JSON, or for a direct get a status in the headers."""
+    if kind == DIRECT_GET:
+        return command(reply, b"", status(error.code, error.description))
+    return command(reply, answer_text(kind, {"error": error.to_json()}))
+
+
+def status(code: int, words: str) -> bytes:
+    """A header block of a status alone."""
+    line = " ".join(words.split())[:200]
+    return f"NATS/1.0 {code} {line}\r\n\r\n".encode("ascii", "replace")
 
 
 def time_text(ns: int) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
+from acl.rules import OVER_NATS
 from acl.subjects import is_literal, matches
 from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
 from liftlog.log import Log
@@ -20,6 +21,7 @@ from liftlog.records.selection import OFFSET, SUBJECT, Selection, parse_selectio
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.http.failures import NoRecord
 from liftlog.server.http.one_record import read_record
+from liftlog.server.jetstream_api.methods import Request, party_of
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, scan_log
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.walking import Backward, Damage, Span
@@ -27,6 +29,7 @@ from liftlog.server.pull.walking import Backward, Damage, Span
 _SEARCH_SECONDS = 4.0
 """Clients wait for 5 s."""
 MAX_RESULTS = 1024
+MAX_HOLES = 50_000
 _KNOWN_SUBJECTS = frozenset((OFFSET, SUBJECT))
 
 Result = TypeVar("Result")
@@ -141,6 +144,20 @@ class Lookup:
                 raise TooManyResults
         return sorted(one for one in last.values() if one >= first)
 
+    async def holes(self, most: int) -> list[int]:
+        """The offsets between log start and high watermark that no record has any more. Raises
+        TooManyResults."""
+        log, end = self._log, self._log.high_watermark
+        selection = self._selection((), columns=(OFFSET,))
+        at, expected = log.log_start_offset, log.log_start_offset
+        found: list[int] = []
+        while at < end:
+            scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
+            at, expected = await self._step(_note_holes, log, scan, expected, found)
+            if len(found) > most:
+                raise TooManyResults
+        return [*found, *range(expected, end)]
+
     async def subjects(self, pattern: str, most: int) -> dict[bytes, int]:
         """How many records each subject that matches has. Raises TooManyResults."""
         log, end = self._log, self._log.high_watermark
@@ -182,6 +199,15 @@ class Lookup:
     ) -> Result:
         threads = self._cold if cold else self._threads
         return await asyncio.wrap_future(threads.submit(function, *arguments))
+
+
+def open_lookup(request: Request) -> tuple[StreamHost, Lookup]:
+    """The request's stream, and what its client may find there. Raises LiftlogError."""
+    gate = request.parts.gate
+    readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
+    host = request.led_stream()
+    party = (OVER_NATS, party_of(request.reply))
+    return host, Lookup(request.parts.services, host, readable, party)
 
 
 # --- in threads: each looks at one bounded piece, and returns where to continue ---
@@ -227,6 +253,16 @@ def _note_last(log: Log, scan: Scan, last: dict[bytes, int]) -> int:
     for batch in iter_batches(body):
         last.update(zip(batch.raw_subjects(), map(int, batch.offsets()), strict=True))
     return following
+
+
+def _note_holes(log: Log, scan: Scan, expected: int, found: list[int]) -> tuple[int, int]:
+    body, following = _piece(log, scan)
+    for batch in iter_batches(body):
+        for offset in map(int, batch.offsets()):
+            if offset > expected:
+                found += range(expected, min(offset, expected + 2 * MAX_HOLES))
+            expected = offset + 1
+    return following, expected
 
 
 def _count_subjects(log: Log, scan: Scan, counts: dict[bytes, int]) -> int:

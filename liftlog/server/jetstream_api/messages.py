@@ -12,26 +12,30 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from acl.rules import OVER_NATS
 from acl.subjects import why_invalid
-from liftlog.errors import LiftlogError
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import (
+    DIRECT_GET,
     JetStreamError,
     bad_request,
     command,
-    from_liftlog,
     invalid_json,
     no_message,
+    status,
     time_text,
 )
-from liftlog.server.jetstream_api.lookups import MAX_RESULTS, Found, Lookup, TooManyResults
+from liftlog.server.jetstream_api.lookups import (
+    MAX_RESULTS,
+    Found,
+    Lookup,
+    TooManyResults,
+    open_lookup,
+)
 from liftlog.server.jetstream_api.methods import (
     Answer,
     Request,
     answers,
     flag,
-    party_of,
     read_object,
     text,
     whole,
@@ -131,7 +135,7 @@ def _time(body: dict[str, Any], name: str) -> int | None:
 
 @answers("STREAM.MSG.GET", "stream_msg_get", arguments=(1, 1), at_leader=True)
 async def _get(request: Request) -> Answer:
-    host, lookup = _open(request)
+    host, lookup = open_lookup(request)
     wish = parse_wish(request.body())
     if wish.is_empty or wish.is_contradictory or wish.batch or wish.max_bytes or wish.multi_last:
         raise bad_request()
@@ -154,14 +158,6 @@ async def _get(request: Request) -> Answer:
             500, 10051, "the message is too large for an answer in JSON; use a direct get"
         )
     return {"message": message}
-
-
-def _open(request: Request) -> tuple[StreamHost, Lookup]:
-    gate = request.parts.gate
-    readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
-    host = request.led_stream()
-    party = (OVER_NATS, party_of(request.reply))
-    return host, Lookup(request.parts.services, host, readable, party)
 
 
 def _check_still_readable(request: Request, host: StreamHost) -> None:
@@ -192,33 +188,24 @@ class _Status(Exception):
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
-        self.line = f"NATS/1.0 {code} {words}\r\n\r\n".encode("ascii", "replace")
+        self.block = status(code, words)
 
 
-@answers("DIRECT.GET", "direct_get", arguments=(1, None), at_leader=True)
+@answers("DIRECT.GET", DIRECT_GET, arguments=(1, None), at_leader=True)
 async def _direct_get(request: Request) -> None:
     try:
         await _serve_direct(request)
         return
-    except _Status as status:
-        line = status.line
+    except _Status as refusal:
+        block = refusal.block
     except TooManyResults:
-        line = _Status(413, "Too Many Results").line
-    except JetStreamError as error:
-        line = _Status(408, _one_line(error.description)).line
-    except LiftlogError as error:
-        known = from_liftlog(error)
-        line = _Status(known.code, _one_line(known.description)).line
-    await request.parts.send(command(request.reply, b"", line))
-
-
-def _one_line(words: str) -> str:
-    return " ".join(words.split())[:200]
+        block = status(413, "Too Many Results")
+    await request.parts.send(command(request.reply, b"", block))
 
 
 async def _serve_direct(request: Request) -> None:
     wish = _direct_wish(request)
-    host, lookup = _open(request)
+    host, lookup = open_lookup(request)
     own = host.settings.jetstream
     if own is not None and not own.allow_direct:
         raise _Status(503, "Direct Get Is Not Allowed")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from acl.rules import OVER_NATS, Operation
+from liftlog.errors import StreamNotFound
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import (
@@ -34,6 +35,8 @@ class Parts:
 
     broker: Broker
     services: PullServices
+    mark: str
+    """Who answers: this daemon, or its cluster."""
     send: Callable[[bytes], Awaitable[None]]
     """Returns when NATS commands are queued, which waits for room. Raises NatsUnavailable."""
     max_payload_bytes: Callable[[], int]
@@ -76,6 +79,14 @@ class Request:
 
     def may_read(self, stream: str) -> bool:
         return self.parts.gate.may(OVER_NATS, "read", stream)
+
+    def check_exists(self) -> None:
+        """Raises StreamNotFound for a stream that was deleted in the cluster, though this node has
+        not closed its copy yet."""
+        streams = self.parts.broker.replicated
+        record = None if streams is None else streams.mirror.records.get(self.stream)
+        if record is not None and record.deleted:
+            raise StreamNotFound(f"there is no stream {self.stream!r}")
 
     def led_stream(self) -> StreamHost:
         """The request's stream, of which this node is the leader. Raises LiftlogError."""

@@ -1,5 +1,8 @@
 """Takes requests from `$JS.API.>`, has them answered, and sends the answers.
 
+In a cluster, NATS gives each request to one of the nodes, as members of one queue group. What only
+the leader of a stream can answer is passed on to it, once, as a NATS message; it then answers.
+
 None of this may delay an ack. What waits is bounded, for each client and altogether; a few requests
 are answered at a time; an answer waits until NATS has taken those before it.
 """
@@ -13,15 +16,17 @@ from collections import deque
 from collections.abc import Sequence
 
 from liftlog.errors import InternalError, LiftlogError, NatsRefused, NatsUnavailable
+from liftlog.names import is_stream_name
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.jetstream_api import consumers, messages, streams
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     answer_text,
+    bad_request,
     command,
-    error_text,
     from_liftlog,
+    refusal,
     too_many_requests,
 )
 from liftlog.server.jetstream_api.consumer_table import Consumers
@@ -38,6 +43,7 @@ from liftlog.server.jetstream_api.methods import (
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
@@ -53,7 +59,8 @@ _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 
 _Message = tuple[bytes, bytes, bytes]
-"""(subject, reply, payload)"""
+"""(subject, reply, payload); the subject of one that another node has passed on is that of this
+node."""
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumers, messages, streams)  # imported for what they register
@@ -133,17 +140,27 @@ class JetStreamApi:
         """Why nothing is answered; empty if requests are."""
         self.answered = self.failed = 0
         cluster = settings.cluster
-        self.name = settings.name if cluster is None else cluster.name
+        self._mark = f"{settings.name} {broker.server_id}"
+        self._own_prefix = b""
+        """Of what other nodes pass on."""
+        if cluster is not None:
+            self._mark = f"cluster {cluster.name}"
+            self._own_prefix = passed_on_prefix(cluster.name, cluster.node)
         self._broker = broker
         self._link = link
         self._services = services
         self._consumers = Consumers(broker, services, _leaf_link(broker))
         self._parts = Parts(
-            broker, services, self.send, lambda: link.max_payload_bytes, self._consumers
+            broker,
+            services,
+            self._mark,
+            self.send,
+            lambda: link.max_payload_bytes,
+            self._consumers,
         )
         self._waiting = Waiting()
         self._presence: Presence | None = None
-        self._subscription: LinkSubscription | None = None
+        self._subscriptions: list[LinkSubscription] = []
         self._checked = -1
         """The connection for which it is known that no one else answers."""
         self._look = asyncio.Event()
@@ -153,7 +170,7 @@ class JetStreamApi:
 
     def start(self) -> None:
         """Call it when the streams are open."""
-        self._presence = Presence(self._link, self.name)
+        self._presence = Presence(self._link, self._mark)
         self._link.on_connected.append(self._look_again)
         self._consumers.start()
         tasks = {"look": self._keep_looking()}
@@ -200,9 +217,11 @@ class JetStreamApi:
             self._pause(f"{rival}: this daemon does not answer beside it")
             await self._unsubscribe()
             return
-        if self._subscription is None:
-            self._subscription = self._link.want(f"{PREFIX}>", f"liftlog.{self.name}", self._take)
-        await self._link.attach(self._subscription)
+        if not self._subscriptions:
+            self._subscribe()
+            self._look.set()  # another daemon may have done the same at the same time
+        for wanted in self._subscriptions:
+            await self._link.attach(wanted)
         if generation != self._link.generation:
             self._look.set()
             return
@@ -220,9 +239,16 @@ class JetStreamApi:
         self._waiting.clear()
         self._looked.set()
 
+    def _subscribe(self) -> None:
+        group = self._mark.replace(" ", ".")
+        self._subscriptions = [self._link.want(f"{PREFIX}>", group, self._take)]
+        if self._own_prefix:
+            own = f"{self._own_prefix.decode()}>"
+            self._subscriptions.append(self._link.want(own, group, self._take))
+
     async def _unsubscribe(self) -> None:
-        wanted, self._subscription = self._subscription, None
-        if wanted is not None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for wanted in subscriptions:
             await self._link.unwant(wanted)
 
     # --- requests ---
@@ -239,7 +265,7 @@ class JetStreamApi:
             self._link.send(
                 b"".join(
                     [
-                        command(reply, error_text(_kind_of(subject), error))
+                        refusal(reply, self._kind_of(subject), error)
                         for subject, reply, _ in refused[:_MAX_OF_PARTY]
                         if self._broker.ack_subjects.allows(reply)
                     ]
@@ -267,7 +293,7 @@ class JetStreamApi:
         subject, reply, payload = message
         if not self._broker.ack_subjects.allows(reply):
             return
-        kind = _kind_of(subject)
+        kind = self._kind_of(subject)
         try:
             body = await self._perform(subject, reply, payload)
             if body is None:
@@ -276,26 +302,56 @@ class JetStreamApi:
             limit = self._link.max_payload_bytes
             if limit and len(text) > limit:
                 raise InternalError(f"the answer is larger than NATS accepts ({limit} bytes)")
+            answer = command(reply, text)
         except JetStreamError as error:
             self.failed += 1
-            text = error_text(kind, error)
+            answer = refusal(reply, kind, error)
         except LiftlogError as error:
             self.failed += 1
-            text = error_text(kind, from_liftlog(error))
+            answer = refusal(reply, kind, from_liftlog(error))
         self.answered += 1
-        await self.send(command(reply, text))
+        await self.send(answer)
 
     async def _perform(
         self, subject: bytes, reply: bytes, payload: bytes
     ) -> dict[str, object] | None:
-        named = subject.decode("utf-8", "replace")
-        found = find_method(named.removeprefix(PREFIX).split("."))
+        found = find_method(self._tokens(subject))
         if found is None:
-            raise unknown_method(named)
+            raise unknown_method(subject.decode("utf-8", "replace"))
         method, arguments = found
         if len(payload) > MAX_REQUEST_BYTES:
-            raise too_many_requests()
-        return await method.perform(Request(self._parts, arguments, reply, payload))
+            raise bad_request(f"the request is larger than {MAX_REQUEST_BYTES} bytes")
+        streams = self._broker.replicated
+        if method.at_leader and streams is not None:
+            node = await _leader_of(streams, arguments[0])
+            if node is not None:
+                if self._is_passed_on(subject):
+                    raise streams.not_leader(arguments[0])
+                await self._pass_on(node, subject, reply, payload)
+                return None
+        request = Request(self._parts, arguments, reply, payload)
+        if method.at_leader:
+            request.check_exists()
+        return await method.perform(request)
+
+    async def _pass_on(self, node: str, subject: bytes, reply: bytes, payload: bytes) -> None:
+        """Have the leader's node answer."""
+        cluster = self._broker.settings.cluster
+        assert cluster is not None, "only a cluster has other nodes"
+        target = passed_on_prefix(cluster.name, node) + subject.removeprefix(PREFIX.encode())
+        await self.send(command(target + b" " + reply, payload))
+
+    def _is_passed_on(self, subject: bytes) -> bool:
+        return bool(self._own_prefix) and subject.startswith(self._own_prefix)
+
+    def _tokens(self, subject: bytes) -> Sequence[str]:
+        """Without the prefix."""
+        prefix = self._own_prefix if self._is_passed_on(subject) else PREFIX.encode()
+        return subject.removeprefix(prefix).decode("utf-8", "replace").split(".")
+
+    def _kind_of(self, subject: bytes) -> str:
+        found = find_method(self._tokens(subject))
+        return "system" if found is None else found[0].kind
 
     # --- answers ---
 
@@ -314,7 +370,15 @@ def _leaf_link(broker: Broker) -> LeafLink | None:
     return LeafLink(nats.leafnode, name=name, user=nats.user or "", password=password)
 
 
-def _kind_of(subject: bytes) -> str:
-    tokens: Sequence[str] = subject.decode("utf-8", "replace").removeprefix(PREFIX).split(".")
-    found = find_method(tokens)
-    return "system" if found is None else found[0].kind
+async def _leader_of(streams: ReplicatedStreams, stream: str) -> str | None:
+    """The other node that leads a stream; None: this one is to answer. A stream that this node does
+    not know may have been created a moment ago, on another node. Raises NotLeader."""
+    if not streams.knows(stream) and is_stream_name(stream):
+        with contextlib.suppress(LiftlogError):
+            await streams.mirror.change(stream, lambda present: None)
+    return streams.answerer(stream)
+
+
+def passed_on_prefix(cluster: str, node: str) -> bytes:
+    """Of the subjects on which a node gets requests that other nodes pass on."""
+    return f"liftlog.{cluster}.jsapi.{node}.".encode()

@@ -38,7 +38,8 @@ from liftlog.server.jetstream_api.answers import (
     time_text,
     to_text,
 )
-from liftlog.server.jetstream_api.methods import Answer, Request, answers, text, whole
+from liftlog.server.jetstream_api.lookups import MAX_HOLES, TooManyResults, open_lookup
+from liftlog.server.jetstream_api.methods import Answer, Request, answers, flag, text, whole
 from liftlog.server.jetstream_api.presence import MARK
 from liftlog.server.jetstream_api.stream_config import (
     changes_from,
@@ -54,6 +55,8 @@ _NAMES_LIMIT, _LIST_LIMIT = 1024, 256
 _PAGE_SHARE = 0.9
 """Of the largest message, what a page of descriptions may take."""
 _DEFAULT_PAYLOAD = 2**20
+_MAX_SUBJECTS = 100_000
+"""Counted for one description, as in JetStream."""
 
 _NO_LIMITS = {
     "max_memory": 0,
@@ -74,7 +77,6 @@ async def _info(request: Request) -> Answer:
     broker = request.broker
     names = [name for name in broker.stream_names() if request.may_read(name)]
     hosts = [broker.hosts[name] for name in names if name in broker.hosts]
-    settings = broker.settings
     return {
         "memory": 0,
         "storage": sum(host.log.size_bytes for host in hosts),
@@ -84,7 +86,7 @@ async def _info(request: Request) -> Answer:
         "consumers": 0,
         "limits": _NO_LIMITS,
         "api": {"level": 0, "total": 0, "errors": 0},
-        MARK: settings.name if settings.cluster is None else settings.cluster.name,
+        MARK: request.parts.mark,
         "liftlog_version": liftlog.__version__,
     }
 
@@ -95,8 +97,41 @@ async def _info(request: Request) -> Answer:
 @answers("STREAM.INFO", "stream_info", arguments=(1, 1), at_leader=True)
 async def _stream_info(request: Request) -> Answer:
     request.authorize("read")
-    request.body()
-    return await _described(request, await _description(request))
+    body = request.body()
+    pattern, wants_holes = text(body, "subjects_filter"), flag(body, "deleted_details")
+    if pattern and why_invalid(pattern) is not None:
+        raise bad_request("invalid subject")
+    described = await _described(request, await _description(request))
+    try:
+        if wants_holes and described["state"]["num_deleted"]:
+            described["state"]["deleted"] = await open_lookup(request)[1].holes(MAX_HOLES)
+        if pattern:
+            offset = whole(body, "offset", least=-(2**63))
+            described |= await _subjects_page(request, described["state"], pattern, offset)
+    except TooManyResults:
+        raise JetStreamError(500, 10117, "subject details would exceed maximum allowed") from None
+    return described
+
+
+async def _subjects_page(
+    request: Request, state: dict[str, Any], pattern: str, offset: int
+) -> dict[str, Any]:
+    """Adds to `state` how many messages each subject has, as many subjects as fit; returns the
+    fields of the page."""
+    counts = await open_lookup(request)[1].subjects(pattern, _MAX_SUBJECTS)
+    names = sorted(counts)
+    offset = max(0, min(offset, len(names)))
+    left = _PAGE_SHARE * (request.parts.max_payload_bytes() or _DEFAULT_PAYLOAD) - len(
+        to_text(state)
+    )
+    page: dict[str, int] = {}
+    for name in names[offset:]:
+        left -= 6 * len(name) + 24  # as long as JSON can make it
+        if page and left < 0:
+            break
+        page[name.decode("utf-8", "replace")] = counts[name]
+    state["subjects"] = page
+    return _page(len(names), offset, _MAX_SUBJECTS)
 
 
 async def _description(request: Request) -> StreamInfo:
@@ -118,10 +153,15 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     host = request.broker.hosts.get(info.name)
     log = host.log if host is not None and host.log.incarnation == info.incarnation else None
     first_ns = await asyncio.to_thread(_first_timestamp, log) if log is not None else 0
+    state = _state(info, first_ns, log.max_timestamp_ns if log is not None else 0)
+    known = host.sequencer.subjects if host is not None else None
+    subjects = known.count() if known is not None else None
+    if subjects is not None:
+        state["num_subjects"] = subjects
     return {
         "config": config_of(info.name, settings),
         "created": own.created if own is not None and own.created else ZERO_TIME,
-        "state": _state(info, first_ns, log.max_timestamp_ns if log is not None else 0),
+        "state": state,
         "ts": time_text(time.time_ns()),
     }
 
@@ -241,6 +281,7 @@ def _wanted(request: Request) -> dict[str, Any]:
 
 async def _existing(request: Request) -> StreamInfo | None:
     try:
+        request.check_exists()
         return await _description(request)
     except StreamNotFound:
         return None
@@ -268,7 +309,7 @@ async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
             raise JetStreamError(400, 10065, "subjects overlap with an existing stream")
 
 
-@answers("STREAM.UPDATE", "stream_update", arguments=(1, 1))
+@answers("STREAM.UPDATE", "stream_update", arguments=(1, 1), at_leader=True)
 async def _update(request: Request) -> Answer:
     settings = _wanted(request)
     request.authorize("create", subject=settings["subject"])
@@ -285,8 +326,9 @@ async def _update(request: Request) -> Answer:
     return await _described(request, StreamInfo.from_wire(answer.stream))
 
 
-@answers("STREAM.DELETE", "stream_delete", arguments=(1, 1))
+@answers("STREAM.DELETE", "stream_delete", arguments=(1, 1), at_leader=True)
 async def _delete(request: Request) -> Answer:
+    # Any node could; but those that do not know of it yet ask the leader, which then does.
     request.authorize("delete")
     _expect_empty(request)
     try:
@@ -301,7 +343,7 @@ def _expect_empty(request: Request) -> None:
         raise JetStreamError(400, 10038, "expected an empty request payload")
 
 
-@answers("STREAM.PURGE", "stream_purge", arguments=(1, 1))
+@answers("STREAM.PURGE", "stream_purge", arguments=(1, 1), at_leader=True)
 async def _purge(request: Request) -> Answer:
     request.authorize("delete")
     body = request.body()
@@ -347,7 +389,7 @@ def _not_purged(why: str) -> JetStreamError:
     return JetStreamError(500, 10110, why)
 
 
-@answers("STREAM.MSG.DELETE", "stream_msg_delete", arguments=(1, 1))
+@answers("STREAM.MSG.DELETE", "stream_msg_delete", arguments=(1, 1), at_leader=True)
 async def _delete_message(request: Request) -> Answer:
     request.authorize("delete")
     whole(request.body(), "seq")

@@ -1,0 +1,111 @@
+"""JetStream's clients before a cluster: exactly one node answers each request, whoever leads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.cluster import Cluster
+from support.ingesting import publish_until_acked, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+SETTINGS = {"nats": {"jetstream_api": True}}
+STREAM = {"name": "js", "subjects": ["js.>"], "num_replicas": 3, "allow_direct": True}
+ASKED = 20
+
+
+@pytest.fixture(scope="module")
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url, settings=SETTINGS) as cluster:
+        for node in cluster.nodes.values():
+            until(lambda node=node: "jetstream-api-answers" in node.log)
+        yield cluster
+        cluster.assert_sound()
+
+
+def asked(raw: RawNats, method: str, body: object = None) -> dict[str, Any]:
+    payload = b"" if body is None else json.dumps(body).encode()
+    answer: dict[str, Any] = json.loads(raw.request(f"$JS.API.{method}", payload).payload)
+    return answer
+
+
+def is_created(raw: RawNats) -> bool:
+    answer = asked(raw, "STREAM.CREATE.js", STREAM)
+    return answer.get("error", {}).get("code") != 503
+
+
+def asked_again(raw: RawNats, method: str, body: object = None) -> dict[str, Any]:
+    """As clients do while a leader is replaced: until there is an answer, and not "temporarily
+    unavailable". What was given to a node that died has no answer."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            payload = b"" if body is None else json.dumps(body).encode()
+            message = raw.request(f"$JS.API.{method}", payload, timeout=2)
+            answer: dict[str, Any] = json.loads(message.payload)
+            if answer.get("error", {}).get("code") != 503:
+                return answer
+
+
+def test_one_node_answers_whoever_is_asked(cluster: Cluster, server: NatsServer) -> None:
+    with RawNats(server.port, timeout=60) as raw:
+        until(lambda: is_created(raw))
+        for number in range(3):
+            publish_until_acked(raw, "js.a", b"%d" % number, str(number))
+        replies = [raw.new_reply() for _ in range(ASKED)]
+        for reply in replies:
+            raw.pub("$JS.API.STREAM.INFO.js", b"", reply=reply)
+            raw.pub("$JS.API.DIRECT.GET.js", b'{"seq": 2}', reply=reply)
+        answers: Counter[bytes] = Counter()
+        states = []
+        for _ in range(2 * ASKED):
+            message = raw.next_message()
+            answers[message.subject] += 1
+            if message.headers:
+                assert message.payload == b"1"
+            else:
+                states.append(json.loads(message.payload)["state"]["last_seq"])
+        assert states == [3] * ASKED
+        assert answers == Counter(dict.fromkeys(replies, 2))
+        assert raw.no_message()
+        assert {one["config"]["name"] for one in asked(raw, "STREAM.LIST")["streams"]} == {"js"}
+
+
+def test_a_new_leader_answers(cluster: Cluster, server: NatsServer) -> None:
+    with RawNats(server.port, timeout=60) as raw:
+        until(lambda: is_created(raw))
+        publish_until_acked(raw, "js.a", b"before", "before")
+        leader = cluster.leader("js")
+        cluster.kill(leader)
+        publish_until_acked(raw, "js.a", b"after", "after")
+        found = asked_again(raw, "STREAM.MSG.GET.js", {"last_by_subj": "js.a"})
+        assert "error" not in found
+        assert cluster.leader("js") != leader
+        cluster.start(leader)
+        cluster.wait_isr("js")
+        assert asked_again(raw, "STREAM.PURGE.js")["success"] is True
+        assert asked_again(raw, "STREAM.DELETE.js")["success"] is True
+        assert asked_again(raw, "STREAM.INFO.js")["error"]["err_code"] == 10059
+
+
+def test_every_node_knows_at_once_what_was_created_and_deleted(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    with RawNats(server.port, timeout=60) as raw:
+        for number in range(8):
+            name = f"short-{number}"
+            created = asked(raw, f"STREAM.CREATE.{name}", {"name": name, "num_replicas": 2})
+            if "error" in created:  # the leader was not ready in time
+                assert created["error"]["code"] == 503
+            until(lambda name=name: "error" not in asked(raw, f"STREAM.INFO.{name}"))
+            for _ in range(6):
+                assert asked_again(raw, f"STREAM.INFO.{name}")["config"]["num_replicas"] == 2
+            assert asked_again(raw, f"STREAM.DELETE.{name}")["success"] is True
+            for _ in range(6):
+                assert asked_again(raw, f"STREAM.INFO.{name}")["error"]["err_code"] == 10059
