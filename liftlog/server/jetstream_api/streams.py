@@ -154,6 +154,7 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     log = host.log if host is not None and host.log.incarnation == info.incarnation else None
     first_ns = await asyncio.to_thread(_first_timestamp, log) if log is not None else 0
     state = _state(info, first_ns, log.max_timestamp_ns if log is not None else 0)
+    state["consumer_count"] = len(request.parts.consumers.of(info.name))
     known = host.sequencer.subjects if host is not None else None
     subjects = known.count() if known is not None else None
     if subjects is not None:
