@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups lint type bench bench-cluster bench-streams bench-spark jetstream-clients jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-spark jetstream-clients jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,6 +102,9 @@ simulate: setup ## Replication under random schedules (RUNS=n STEPS=n SEED=n; 10
 simulate-groups: setup ## Consumer groups under random schedules (RUNS=n SEED=n; 1,000 rounds take ten minutes)
 	SIMULATE_RUNS=$(or $(RUNS),1000) SIMULATE_SEED=$(or $(SEED),0) \
 	  $(BIN)/python -m pytest -o timeout=0 -rP tests/property/test_groups.py -k "order" $(ARGS)
+
+group-torture: setup ## Members of a group, and their daemon, fail as processes (ROUNDS=n; 300 rounds take twenty minutes)
+	TORTURE_ROUNDS=$(or $(ROUNDS),300) $(BIN)/python -m pytest -o timeout=0 -s tests/crash/test_group_members.py $(ARGS)
 
 lint: setup ## Check style, the direction of imports, and that the blocking client is up to date
 	$(BIN)/ruff check

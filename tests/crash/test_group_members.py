@@ -49,8 +49,8 @@ def test_members_and_a_daemon_fail(server: NatsServer, tmp_path: Path) -> None:
         try:
             campaign.join()
             campaign.join()
-            until(lambda: all(one.works for one in campaign.members), 60, "they work")
-            for _ in range(rounds(6)):
+            campaign.wait_until_they_work()
+            for _ in range(rounds(4)):
                 campaign.round([("daemon", kill_daemon)])
             publisher.end()
             with connect_sync(address) as client:
@@ -64,6 +64,7 @@ def test_members_and_a_daemon_fail(server: NatsServer, tmp_path: Path) -> None:
         assert max(campaign.took, default=0.0) < campaign.session + SLOW_SECONDS
 
 
+@pytest.mark.skipif(not is_torture(), reason="takes minutes: make group-torture")
 def test_members_and_the_nodes_of_a_cluster_fail(server: NatsServer, tmp_path: Path) -> None:
     """The coordinator fails over, and no slot moves for it."""
     streams = {STREAM: {"subject": "orders.>", "replicas": 3, "min_isr": 2}}
@@ -101,9 +102,9 @@ def test_members_and_the_nodes_of_a_cluster_fail(server: NatsServer, tmp_path: P
         try:
             campaign.join()
             campaign.join()
-            until(lambda: all(one.works for one in campaign.members), 60, "they work")
+            campaign.wait_until_they_work()
             fail_over()
-            for _ in range(rounds(1) if is_torture() else 0):
+            for _ in range(rounds(1)):
                 campaign.round([("failover", fail_over)])
             publisher.end()
             end = cluster.wait_settled(STREAM)

@@ -37,6 +37,7 @@ WORKER = """
 import asyncio, os, random, signal, sys, time
 from crc32c import crc32c
 from liftlog.client import connect
+from liftlog.errors import ConnectionLost
 
 address, name, path, session, static = sys.argv[1:]
 chance = random.Random(name)
@@ -49,7 +50,13 @@ async def main():
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     global out
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    async with connect(address) as client:
+    while True:
+        try:
+            client = await connect(address)
+            break
+        except ConnectionLost:
+            await asyncio.sleep(0.1)
+    async with client:
         group = client.group(
             "billing", "orders",
             member=name if static == "yes" else None,
@@ -113,7 +120,13 @@ class Member:
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             )  # fmt: skip
         self.paused = False
-        self.killed_at: float | None = None
+        self.works = False
+        """It was given a record."""
+        self.gains: list[tuple[float, set[int]]] = []
+        self.slots: set[int] = set()
+        """What it has."""
+        self._lines: list[list[str]] = []
+        self._read = 0
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -121,7 +134,6 @@ class Member:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         self.process.wait()
-        self.killed_at = time.monotonic()
 
     def end(self) -> None:
         """SIGTERM: it commits and leaves, unless it has not come that far."""
@@ -141,12 +153,24 @@ class Member:
             self.paused = False
 
     def lines(self) -> list[list[str]]:
-        text = self.path.read_text() if self.path.exists() else ""
-        return [line.split() for line in text.splitlines()]
-
-    @property
-    def works(self) -> bool:
-        return any(words[0] == "r" for words in self.lines())
+        """All that it has said, word by word."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            more, end, _ = file.read().rpartition(b"\n")
+        self._read += len(more) + len(end)
+        for line in more.decode().splitlines():
+            words = line.split()
+            self._lines.append(words)
+            if words[0] == "+":
+                gained = set(map(int, words[3:]))
+                self.gains.append((float(words[1]), gained))
+                self.slots |= gained
+            elif words[0] == "-":
+                self.slots -= set(map(int, words[2:]))
+            self.works = self.works or words[0] == "r"
+        return self._lines
 
 
 class Publisher(threading.Thread):
@@ -219,24 +243,29 @@ class Campaign:
         """And wait until others have its slots, if nothing keeps them from it."""
         one = self.members.pop(self.chance.randrange(len(self.members)))
         one.kill()
+        killed_at = time.monotonic()
+        self._hear(one)
+        self._hear(*self.members)
         others = [member for member in self.members if not member.paused and member.works]
-        slots = owned(one.lines())
-        if not others or not slots or one.killed_at is None:
+        if not others or not one.slots or one.paused:
             return
-        killed_at = one.killed_at
-        deadline = time.monotonic() + self.session + 60
+        deadline = killed_at + self.session + 60
         while True:
+            self._hear(*self.members)
             gained: dict[int, float] = {}
             for member in self.members:
-                for words in member.lines():
-                    if words[0] == "+" and float(words[1]) > killed_at:
-                        for slot in map(int, words[3:]):
-                            gained.setdefault(slot, float(words[1]))
-            if slots <= gained.keys():
-                self.took.append(max(gained[slot] for slot in slots) - killed_at)
+                for at, slots in member.gains:
+                    if at > killed_at:
+                        gained |= dict.fromkeys(slots - gained.keys(), at)
+            if one.slots <= gained.keys():
+                self.took.append(max(gained[slot] for slot in one.slots) - killed_at)
                 return
-            assert time.monotonic() < deadline, f"nobody has {sorted(slots - gained.keys())}"
-            time.sleep(0.05)
+            assert time.monotonic() < deadline, f"no one has {sorted(one.slots - gained.keys())}"
+            time.sleep(0.02)
+
+    def _hear(self, *members: Member) -> None:
+        for member in members:
+            member.lines()
 
     def pause(self) -> None:
         running = [one for one in self.members if not one.paused]
@@ -246,6 +275,13 @@ class Campaign:
     def resume(self) -> None:
         for one in self.members:
             one.resume()
+
+    def wait_until_they_work(self) -> None:
+        def all_work() -> bool:
+            self._hear(*self.members)
+            return all(one.works for one in self.members)
+
+        until(all_work, 120, "all members were given records")
 
     def round(self, more: Iterable[tuple[str, Callable[[], None]]] = ()) -> None:
         """`more` are acts on the daemon, by name."""
@@ -339,17 +375,6 @@ class Campaign:
                 numbers = list(map(int, words[2:]))
                 for slot, offset in zip(numbers[::2], numbers[1::2], strict=True):
                     commits[slot].append((at, offset))
-
-
-def owned(lines: Iterable[Sequence[str]]) -> set[int]:
-    """The slots that a member had at the end of these."""
-    found: set[int] = set()
-    for words in lines:
-        if words[0] == "+":
-            found |= set(map(int, words[3:]))
-        elif words[0] == "-":
-            found -= set(map(int, words[2:]))
-    return found
 
 
 def check_slot(

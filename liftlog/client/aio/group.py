@@ -15,8 +15,9 @@ from liftlog.client.beating import Beating
 from liftlog.client.group_member import Lane
 from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
 from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.reconnecting import ReadPatience, is_interruption
 from liftlog.client.requests import fetch_answer, fetch_request, result_of
-from liftlog.errors import GroupFenced, LiftlogError
+from liftlog.errors import GroupFenced, LiftlogError, RequestTimeout
 from liftlog.protocol.groups import AssignmentAnswer
 from liftlog.protocol.messages import Done, Message
 from liftlog.records.decode import Record
@@ -142,9 +143,29 @@ class GroupConsumer(GroupReading):
             await self._close_unread()
         now = time.monotonic()
         if not self._state.may_return(now):
-            await self._join()
+            await self._join_when_possible()
         elif self._commit_is_due(now):
             await self._commit_if_possible()
+
+    async def _join_when_possible(self) -> None:
+        """A daemon that is away is waited for as long as a read waits for it."""
+        patience = ReadPatience(self._session.target.reconnect_for)
+        while True:
+            try:
+                return await self._join()
+            except LiftlogError as error:
+                now = time.monotonic()
+                pause, deadline = patience.interrupted(0, now)
+                over = deadline is not None and now + pause >= deadline
+                if over or not (is_interruption(error) or isinstance(error, RequestTimeout)):
+                    raise
+                logger.warning(
+                    "group-join-failed group=%s stream=%s reason=%s",
+                    self.group,
+                    self.stream,
+                    error,
+                )
+            await asyncio.sleep(pause)
 
     async def _join(self) -> None:
         """Become a member, perhaps again."""

@@ -13,6 +13,7 @@ from liftlog.client.reconnecting import (
     ReadPatience,
     deadline_after,
     is_detour,
+    may_pass,
     may_repeat,
     undecided,
 )
@@ -80,13 +81,24 @@ class Router:
             other.close(reason)
 
     async def another(self) -> Router:
-        """A router with connections of its own, which end with those of this one. Raises what
-        `open` raises."""
+        """A router with connections of its own, which end with those of this one. Waits for the
+        daemon as long as a read does; then raises what `open` raises."""
         other = Router(self.targets)
         self._others = [one for one in self._others if not one._is_closed]
         self._others.append(other)
-        await other.open()
-        return other
+        patience = ReadPatience(self.target.reconnect_for)
+        while True:
+            try:
+                await other.open()
+            except LiftlogError as error:
+                now = time.monotonic()
+                pause, deadline = patience.interrupted(0, now)
+                over = deadline is not None and now + pause >= deadline
+                if over or self._is_closed or not may_pass(error):
+                    raise
+            else:
+                return other
+            await asyncio.sleep(pause)
 
     def route(self, stream: str, replica: str | None) -> ReadRoute:
         """The way of one read."""

@@ -41,11 +41,12 @@ MAX_ANSWER_BYTES = 1 * MIB
 """Encoded for one answer, at most (or one record). Such answers stay in memory until they are sent,
 unlike slices of files."""
 
-_DIVIDED_BYTES = 4 * MIB
+_DIVIDED_BYTES = 8 * MIB
 """Read for one answer to a member of a group: what the members read in turn stays in memory
 meanwhile (`pieces`)."""
 
 _READ_BYTES = 512 * KIB
+_SHARED_READ_BYTES = 2 * MIB  # each piece costs each member some steps of numpy
 
 # Of the batches that are made for an answer:
 _BATCH_BYTES = 256 * KIB
@@ -128,7 +129,8 @@ class _Scanner:
                 return False
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
-                piece = self._known_piece() or log.read(self._reached, min(_READ_BYTES, self._left))
+                most = _READ_BYTES if scan.shared is None else _SHARED_READ_BYTES
+                piece = self._known_piece() or log.read(self._reached, min(most, self._left))
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
                     return True

@@ -22,8 +22,8 @@ from liftlog.records.header import BatchHeader
 from liftlog.records.place import Place
 from liftlog.records.selection import Slots, slots_of
 
-SHARED_BYTES = 16 * MIB
-_LARGEST_SHARED = 2 * MIB
+SHARED_BYTES = 24 * MIB
+_LARGEST_SHARED = 4 * MIB
 """Of one piece: compressed batches may become a thousand times as long."""
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 4096

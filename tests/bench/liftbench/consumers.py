@@ -18,6 +18,9 @@ from typing import Any
 import uvloop
 
 from liftlog.client import Client, Filter, connect
+from liftlog.client.requests import result_of
+from liftlog.protocol.groups import AssignmentAnswer, CommitGroup, JoinGroup
+from liftlog.protocol.messages import Done
 
 Delays = list[tuple[float, int]]
 """Seconds, and how many records waited that long or less."""
@@ -100,7 +103,75 @@ async def filtered(spec: dict[str, Any]) -> dict[str, Any]:
         return {"records": records, "seconds": time.monotonic() - started}
 
 
-MODES = {"tail": tail, "checkpoints": checkpoints, "filtered": filtered}
+async def group(spec: dict[str, Any]) -> dict[str, Any]:
+    """The members of one group read all records, one by one; with `count` 0 a plain reader does."""
+    done = 0
+    total = spec["records"]
+
+    async def work(number: int, client: Client) -> None:
+        nonlocal done
+        async with client.group(spec["group"], spec["stream"], session=60) as member:
+            while len(member.slots) != 64 // spec["count"]:
+                await member._attend()  # all have joined before any of them begins
+                await asyncio.sleep(0.05)
+            async for _ in member:
+                done += 1
+                if done >= total:
+                    all_read.set()
+
+    all_read = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        clients = await _connected(stack, {**spec, "count": spec["count"] or 1})
+        print("ready", flush=True)
+        began = time.process_time()
+        if spec["count"]:
+            tasks = [asyncio.create_task(work(n, one)) for n, one in enumerate(clients)]
+            await asyncio.wait([asyncio.create_task(all_read.wait()), *tasks],
+                               return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+            for task in tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            failures = [repr(one) for one in outcomes if isinstance(one, Exception)]
+        else:
+            async for _ in clients[0].read(spec["stream"], "earliest", "end"):
+                done += 1
+            failures = []
+        return {"records": done, "cpu": time.process_time() - began, "failures": failures}
+
+
+async def group_commits(spec: dict[str, Any]) -> dict[str, Any]:
+    """The member of each of many groups commits all of its slots, again and again."""
+
+    async def commit(number: int, client: Client, end: float) -> int:
+        name, session = f"bench-{number}", client._session
+        join = JoinGroup(spec["stream"], name, "m", "token", 60_000)
+        joined = result_of(await session.ask(join, 60), AssignmentAnswer)
+        done = 0
+        while time.monotonic() < end:
+            done += 1
+            request = CommitGroup(
+                spec["stream"], name, "m", joined.joined, joined.generation, joined.slots,
+                [done % spec["offset"] + 1] * len(joined.slots), spec["incarnation"], spec["epoch"],
+            )  # fmt: skip
+            result_of(await session.ask(request, 60), Done)
+        return done
+
+    async with AsyncExitStack() as stack:
+        clients = await _connected(stack, spec)
+        print("ready", flush=True)
+        started = time.monotonic()
+        end = started + spec["seconds"]
+        done = await asyncio.gather(*(commit(n, one, end) for n, one in enumerate(clients)))
+        return {"commits_per_second": sum(done) / (time.monotonic() - started)}
+
+
+MODES = {
+    "tail": tail,
+    "checkpoints": checkpoints,
+    "filtered": filtered,
+    "group": group,
+    "group_commits": group_commits,
+}
 
 
 def main(argument: str) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 from support.raw_nats import RawNats
 
+from liftlog.client import connect_sync
+
 from .figures import CAT, Measurements
 from .processes import WorkerFailed, run_worker, settle_disk, worker
 from .progress import Progress
@@ -27,6 +29,9 @@ _COLD_BYTES = 2048
 _FILTERED_RECORDS = 400_000
 _SUBJECTS = 100
 _COMMITTERS = 100
+_GROUPED_RECORDS = 400_000
+_GROUPED_BYTES = 256
+_MEMBERS = 16
 
 
 @contextmanager
@@ -248,3 +253,68 @@ def checkpoints(
                 rate = _told(process)["commits_per_second"]
             measured.add(LIFTLOG, "checkpoints", rate)
             progress.say(f"round {number + 1}/{rounds} checkpoints: {rate:,.0f}/s")
+
+
+def groups(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    """A group of 16 members beside one plain reader, both record by record. Each member, the reader
+    and the daemon could have a core of its own: what takes longest there is the throughput."""
+    settings = {"subject": "bench.grouped"}
+    stream = {"name": "grouped", "settings": settings, "count": _GROUPED_RECORDS, "per_batch": 250,
+              "value_bytes": _GROUPED_BYTES, "keys": 5000, "first_is_clean": False}  # fmt: skip
+    data_dir = directory / "grouped" / "liftlog" / "data"
+    run_worker("stored", {"mode": "fill", "data_dir": str(data_dir), "streams": [stream]})
+    with Liftlog(directory / "grouped") as system:
+        for number in range(rounds):
+            plain = _group_seconds(system, "", 0)
+            shared = _group_seconds(system, f"bench-{number}", _MEMBERS)
+            measured.add(LIFTLOG, "grouped-plain", _GROUPED_RECORDS / max(plain) / 1e6)
+            measured.add(LIFTLOG, "grouped", _GROUPED_RECORDS / max(shared) / 1e6)
+            progress.say(
+                f"round {number + 1}/{rounds} {_MEMBERS} members: {_us(shared[0])} us of a core "
+                f"for each record in the daemon, {_us(shared[1])} in each member; a plain reader: "
+                f"{_us(plain[0])} and {_us(plain[1])}"
+            )
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds / _GROUPED_RECORDS * 1e6:.2f}"
+
+
+def _group_seconds(system: Liftlog, group: str, members: int) -> tuple[float, float]:
+    """Processor time of the daemon, and of each member."""
+    spec = {"mode": "group", "address": system.daemon.pull_address, "stream": "grouped",
+            "records": _GROUPED_RECORDS, "group": group, "count": members}  # fmt: skip
+    before = system.daemon.cpu_seconds
+    with _consumers(spec) as process:
+        told = _told(process, timeout=600)
+    if told["failures"] or told["records"] < _GROUPED_RECORDS:
+        raise WorkerFailed(f"{told['records']} records were read; {told['failures'][:3]}")
+    return system.daemon.cpu_seconds - before, told["cpu"] / (members or 1)
+
+
+def group_commits(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
+) -> None:
+    """100 groups with one member each commit, all 64 slots at once."""
+    with Liftlog(directory / "group-commits") as system:
+        system.create("read", "bench.read")
+        fill = {"port": system.port, "subject": "bench.read", "connections": 1, "in_flight": 100,
+                "payload_bytes": _TAILED_BYTES, "count": 10_000}  # fmt: skip
+        run_worker("publisher", fill)
+        with connect_sync(system.daemon.pull_address) as client:
+            info = client.describe_stream("read")
+        for number in range(rounds):
+            settle_disk()
+            spec = {"mode": "group_commits", "address": system.daemon.pull_address,
+                    "stream": "read", "count": _COMMITTERS, "offset": 10_000,
+                    "seconds": seconds, "incarnation": info.incarnation,
+                    "epoch": info.leader_epoch}  # fmt: skip
+            before = system.daemon.cpu_seconds
+            with _consumers(spec) as process:
+                rate = _told(process)["commits_per_second"]
+            used = system.daemon.cpu_seconds - before
+            measured.add(LIFTLOG, "group-commits", rate)
+            progress.say(
+                f"round {number + 1}/{rounds} commits of {_COMMITTERS} groups: {rate:,.0f}/s, "
+                f"{used / rate / seconds * 1e6:.0f} us of a core each in the daemon"
+            )

@@ -400,6 +400,25 @@ ROWS = (
         unit="/s",
     ),
     Row(
+        "group-members",
+        "16 members of a group beside one plain reader, each on a core of its own, 256 B",
+        ((LIFTLOG, "grouped"), (LIFTLOG, "grouped-plain")),
+        lambda measured: (
+            measured.median((LIFTLOG, "grouped")) / measured.median((LIFTLOG, "grouped-plain"))
+        ),
+        1.0,
+        4.0,
+    ),
+    Row(
+        "group-commits",
+        "durable commits of 100 groups, 64 slots each",
+        ((LIFTLOG, "group-commits"),),
+        lambda measured: measured.median((LIFTLOG, "group-commits")),
+        5_000,
+        20_000,
+        unit="/s",
+    ),
+    Row(
         "acl-decision",
         "a decision of the ACL, 100 principals with three roles",
         ((LIFTLOG, "acl-decision"),),

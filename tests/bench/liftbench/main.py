@@ -172,6 +172,10 @@ def _measure_consumers(
         consuming.filtering(directory, measured, progress, rounds=min(rounds, 3))
     if "checkpoints" in wanted:
         consuming.checkpoints(directory, measured, progress, rounds=rounds, seconds=seconds)
+    if "grouped" in wanted:
+        consuming.groups(directory, measured, progress, rounds=min(rounds, 3))
+    if "group-commits" in wanted:
+        consuming.group_commits(directory, measured, progress, rounds=rounds, seconds=seconds)
 
 
 def main(arguments: Sequence[str]) -> int:

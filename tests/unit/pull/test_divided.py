@@ -111,7 +111,7 @@ def test_all_members_together_get_the_log_as_it_is(
     """While records come, are compacted away, cut off, and written again. A member finds in its
     range what is stored there at the time, neither less nor what is gone."""
     chance = random.Random(seed)
-    monkeypatch.setattr(filtering, "_READ_BYTES", chance.choice((1000, 8000, 512 * 1024)))
+    monkeypatch.setattr(filtering, "_SHARED_READ_BYTES", chance.choice((1000, 8000, 1 << 20)))
     monkeypatch.setattr(pieces, "SHARED_BYTES", chance.choice((20_000, 1 << 20)))
     stream = broker.streams["orders"]
     shared = SharedPieces()
@@ -178,7 +178,7 @@ def test_a_piece_is_decoded_once_for_all_members(
         going = [member for member in going if member.scan(stream, 1 << 20)]
     assert sum(len(member.found) for member in members) > 4900
     size = sum(segment.size_bytes for segment in stream.real_log.segments)
-    assert sum(decoded) < 1.1 * size + 512 * 1024
+    assert sum(decoded) < 1.2 * size
 
 
 def test_damage_is_told_to_the_member_that_meets_it(broker: LogBroker) -> None:
@@ -277,7 +277,7 @@ async def test_at_the_end_members_wait_for_records_to_come_together(
             stream.append([b"v"], keys=[key])
             await asyncio.sleep(0.001)
         answer = await peer.receive()
-        assert "b" not in answer
+        assert answer.get("b", 0) == 0
         assert answer["n"] > 101
         gaps = [later - one for one, later in pairwise(scans)]
         assert len(scans) > 2
