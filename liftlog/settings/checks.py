@@ -106,6 +106,8 @@ def _reserved(subject: str) -> str | None:
         return "_INBOX.>"
     if overlaps(subject, "liftlog.>"):
         return "liftlog.>"
+    if subject.startswith("$KV."):
+        return None  # the keys of a bucket, for those who keep one here
     if first in ("*", ">") or first.startswith("$"):
         return "$*.>"
     return None

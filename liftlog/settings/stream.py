@@ -18,6 +18,8 @@ MAX_SUBJECTS = 10_000_000
 # nats-server refuses a larger max_payload.
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_REPLICAS = 7
+# Of a key-value bucket, as in JetStream.
+MAX_HISTORY = 64
 # As in JetStream.
 MAX_DESCRIPTION_BYTES = 4 * 1024
 MAX_METADATA_BYTES = 128 * 1024
@@ -201,6 +203,13 @@ class JetStreamSettings(SettingsModel):
     )
     deny_purge: Flag = Field(default=False, description="`true`: refuse to purge over NATS.")
     allow_direct: Flag = Field(default=True, description="`true`: answer direct gets.")
+    max_msgs_per_subject: Annotated[Count, _at_most(MAX_HISTORY, "64")] | None = Field(
+        default=None,
+        description="Clients of JetStream see only so many of the newest records of each subject "
+        "(1 to 64), and a key-value bucket can be kept in the stream: `Nats-Rollup: sub` is taken, "
+        "and a record without a key has its subject for one, by which compaction keeps the newest. "
+        "`null`: all records.",
+    )
     max_consumers: Count | None = Field(
         default=None,
         description="Maximum number of consumers over NATS. `null`: only the daemon's own limit.",

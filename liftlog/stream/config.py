@@ -13,7 +13,11 @@ class SequencerConfig:
 
     With `is_replicated` others hold copies: acks under the policy `leader` leave when a message is
     durable here, those under `all` when it is committed, and answers to our envelope name the
-    policy and `leader_epoch`. `ack_policy` is that of messages that name none."""
+    policy and `leader_epoch`. `ack_policy` is that of messages that name none.
+
+    With `is_bucket` the newest record of a subject stands for those before it, as in a key-value
+    bucket of JetStream: a record without a key has its subject for one, and a message may roll up
+    its subject."""
 
     stream: str
     acks: str = "on"
@@ -26,3 +30,4 @@ class SequencerConfig:
     is_replicated: bool = False
     ack_policy: AckPolicy = "all"
     leader_epoch: int = 0
+    is_bucket: bool = False

@@ -10,6 +10,7 @@ from liftlog.records.message_headers import first_value
 from liftlog.stream.refusals import (
     BAD_TOMBSTONE,
     MESSAGE_ID_TOO_LONG,
+    ROLLUP,
     UNSUPPORTED_FAMILIES,
     UNSUPPORTED_HEADERS,
     RefusalReason,
@@ -22,6 +23,7 @@ _EXPECTED_LAST_SEQUENCE = message_headers.EXPECTED_LAST_SEQUENCE.encode()
 _EXPECTED_LAST_MESSAGE_ID = message_headers.EXPECTED_LAST_MESSAGE_ID.encode()
 _EXPECTED_SUBJECT_SEQUENCE = message_headers.EXPECTED_SUBJECT_SEQUENCE.encode()
 _EXPECTED_SUBJECT = message_headers.EXPECTED_SUBJECT.encode()
+_ROLLUP = message_headers.ROLLUP.encode()
 _KEY = message_headers.KEY.encode()
 _TOMBSTONE = message_headers.TOMBSTONE.encode()
 
@@ -57,6 +59,8 @@ class Control(NamedTuple):
     expected_subject_sequence: int | None = None
     expected_subject: bytes = b""
     names_subject_sequence: bool = False
+    rollup: bytes = b""
+    """What the message is to replace: `sub`, the records of its subject, or `all` of the stream."""
 
 
 NO_CONTROL = Control()
@@ -97,11 +101,14 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
             subject_sequence = first_value(block, _EXPECTED_SUBJECT_SEQUENCE)
             subject = first_value(block, _EXPECTED_SUBJECT)
             names_subject_sequence = not (subject_sequence is None and subject is None)
+    rollup = first_value(block, _ROLLUP) if b"\r\nNats-Rollup" in block else None
     unsupported = _UNSUPPORTED.search(block)
     if unsupported is not None:
         refusal = _why_unsupported(unsupported[1])
     elif len(message_id) > MAX_MESSAGE_ID_BYTES:
         refusal = MESSAGE_ID_TOO_LONG
+    elif rollup is not None:
+        refusal = ROLLUP  # a bucket takes it nevertheless
     return Control(
         message_id,
         expected_stream,
@@ -113,6 +120,7 @@ def parse_control(block: bytes, *, own_only: bool = False) -> Control:
         expected_subject_sequence=_sequence(subject_sequence),
         expected_subject=subject or b"",
         names_subject_sequence=names_subject_sequence,
+        rollup=rollup or b"",
     )
 
 

@@ -105,6 +105,11 @@ class CommitGroup:
         self.headers += [b""] * (len(self.values) - len(self.headers))
         return self.headers
 
+    def key_by_subject(self) -> None:
+        """Let the subject be the key of each record without one."""
+        pairs = zip(self.pad_keys(), self.subjects, strict=True)
+        self.keys = [subject if key is None else key for key, subject in pairs]
+
     def pad_keys(self) -> list[bytes | None]:
         if self.keys is None:
             self.keys = []

@@ -22,6 +22,7 @@ from liftlog.stream.refusals import (
     EXPECTED_SUBJECT_WITHOUT_SEQUENCE,
     HEADERS_TOO_LARGE,
     LAST_SEQUENCE_UNKNOWN,
+    ROLLUP,
     SUBJECT_SEQUENCES_ARE_OFF,
     TOMBSTONE_WITHOUT_KEY,
     TOO_LARGE,
@@ -102,7 +103,8 @@ def why_refused(
         return WRONG_STREAM
     if too_large:
         return TOO_LARGE
-    if control.refusal is not None:
+    rolls_up = config.is_bucket and control.rollup == b"sub"
+    if control.refusal is not None and not (rolls_up and control.refusal is ROLLUP):
         return control.refusal
     return TOMBSTONE_WITHOUT_KEY if value is None and control.key is None else None
 

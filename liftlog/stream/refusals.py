@@ -61,6 +61,7 @@ BAD_ENVELOPE = RefusalReason(
 _SCHEDULES = RefusalReason("unsupported_header", 400, 10188, "message schedules is disabled")
 _BATCHES = RefusalReason("unsupported_header", 400, 10174, "atomic publish is disabled")
 
+ROLLUP = RefusalReason("unsupported_header", 500, 10111, "rollup not permitted")
 SUBJECT_SEQUENCES_ARE_OFF = RefusalReason(
     # 10003 and not a code of wrong sequences: who gets one of those reads again and repeats.
     "unsupported_header",
@@ -90,7 +91,6 @@ LAST_SEQUENCE_UNKNOWN = RefusalReason(
 
 UNSUPPORTED_HEADERS: dict[bytes, RefusalReason] = {
     b"Nats-TTL": RefusalReason("unsupported_header", 400, 10166, "per-message TTL is disabled"),
-    b"Nats-Rollup": RefusalReason("unsupported_header", 500, 10111, "rollup not permitted"),
     b"Nats-Incr": RefusalReason("unsupported_header", 400, 10168, "message counters is disabled"),
     b"Nats-Required-Api-Level": RefusalReason(
         "unsupported_header", 412, 10185, "JetStream minimum api level required"

@@ -158,6 +158,8 @@ class Tail:
             if not group.received:
                 return None
             self._open = self._new_group()
+        if self.config.is_bucket:
+            group.key_by_subject()
         self._out.append(group)
         return group
 

@@ -12,7 +12,7 @@ import nats
 import pytest
 from nats.js import JetStreamContext
 from nats.js.api import DeliverPolicy
-from nats.js.errors import BadRequestError
+from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
@@ -324,3 +324,58 @@ async def test_durable_consumers_and_acks_are_refused_with_what_to_use(
     with pytest.raises(BadRequestError) as refusal:
         await js.pull_subscribe(f"{stream}.>", stream=stream)
     assert "consumer groups" in str(refusal.value.description)
+
+
+# --- key-value buckets ---
+
+
+async def test_a_bucket_works_as_clients_expect(js: JetStreamContext, raw: RawNats) -> None:
+    bucket = await js.create_key_value(bucket=f"b{secrets.token_hex(4)}", history=1)
+    first = await bucket.put("a.b", b"1")
+    assert (await bucket.get("a.b")).value == b"1"
+    with pytest.raises(KeyWrongLastSequenceError):
+        await bucket.create("a.b", b"again")
+    second = await bucket.update("a.b", b"2", last=first)
+    with pytest.raises(KeyWrongLastSequenceError):
+        await bucket.update("a.b", b"3", last=first)
+    assert second > first
+    await bucket.delete("a.b")
+    with pytest.raises(KeyNotFoundError):
+        await bucket.get("a.b")
+    await bucket.create("a.b", b"4")
+    await bucket.put("c", b"5")
+    await bucket.purge("c")
+    await bucket.put("d", b"6")
+    assert sorted(await bucket.keys()) == ["a.b", "d"]
+
+
+async def test_a_watcher_sees_the_newest_values_and_then_changes(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    bucket = await js.create_key_value(bucket=f"b{secrets.token_hex(4)}", history=1)
+    for number in range(5):
+        await bucket.put("a", b"%d" % number)
+    await bucket.put("b", b"")
+    watcher = await bucket.watchall()
+    seen = [await watcher.updates(timeout=60) for _ in range(3)]
+    assert [one and (one.key, one.value) for one in seen] == [("a", b"4"), ("b", b""), None]
+    await bucket.delete("a")
+    change = await watcher.updates(timeout=60)
+    assert change is not None
+    assert (change.key, change.operation) == ("a", "DEL")
+    await watcher.stop()
+
+
+@pytest.mark.parametrize("history", [1, 3])
+async def test_the_history_of_a_key_has_as_many_values_as_were_asked_for(
+    js: JetStreamContext, raw: RawNats, history: int
+) -> None:
+    bucket = await js.create_key_value(bucket=f"b{secrets.token_hex(4)}", history=history)
+    for number in range(6):
+        await bucket.put("a", b"%d" % number)
+    values = [one.value for one in await bucket.history("a")]
+    assert values == [b"%d" % number for number in range(6)][-history:]
+    await bucket.purge("a")
+    await bucket.put("a", b"new")
+    found = [(one.operation, one.value) for one in await bucket.history("a")]
+    assert found == [("PURGE", b""), (None, b"new")][-history:]

@@ -28,6 +28,7 @@ def window_ns(settings: StreamSettings) -> int:
 
 
 def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> SequencerConfig:
+    own = settings.jetstream
     return SequencerConfig(
         stream=name,
         acks=settings.acks,
@@ -39,4 +40,5 @@ def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> 
         is_replicated=settings.replicas > 1,
         ack_policy=settings.ack_policy,
         leader_epoch=leader_epoch,
+        is_bucket=own is not None and own.max_msgs_per_subject is not None,
     )

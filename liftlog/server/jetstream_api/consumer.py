@@ -111,12 +111,15 @@ class Consumer:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        await self._say_end(status)
+
+    async def _say_end(self, status: bytes) -> None:
+        requests, self._requests = self._requests, deque()
+        replies = [request.reply for request in requests]
+        if self.spec.deliver_subject:
+            replies = [self.spec.deliver_subject.encode()]
         if status:
-            replies = [request.reply for request in self._requests]
-            if self.spec.deliver_subject and not replies:
-                replies = [self.spec.deliver_subject.encode()]
             await self._try_send(b"".join([_status(reply, status) for reply in replies]))
-        self._requests.clear()
 
     async def info(self) -> dict[str, Any]:
         """What JetStream says of a consumer."""
@@ -166,7 +169,7 @@ class Consumer:
     async def _step(self) -> str:
         """Deliver something, or wait; returns why it ends, if it does."""
         if not self.is_there():
-            await self.close(b"409 Leadership Change")
+            await self._say_end(b"409 Leadership Change")
             return "the stream is not led here"
         now = self._loop.time()
         await self._expire(now)

@@ -147,4 +147,4 @@ async def _place(cursor: Cursor, spec: ConsumerSpec, host: StreamHost) -> None:
 def newest_per_subject(host: StreamHost) -> int | None:
     """How many records of each subject clients of JetStream see; None: all."""
     own = host.settings.jetstream
-    return getattr(own, "max_msgs_per_subject", None)
+    return None if own is None else own.max_msgs_per_subject

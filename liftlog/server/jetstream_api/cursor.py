@@ -19,7 +19,8 @@ from typing import NamedTuple, TypeVar
 from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
 from liftlog.log import Log
 from liftlog.records.decode import iter_batches
-from liftlog.records.selection import OFFSET, SUBJECT, Selection
+from liftlog.records.message_headers import ROLLUP
+from liftlog.records.selection import HEADERS, OFFSET, SUBJECT, Selection
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.services import PullServices
@@ -33,6 +34,9 @@ _SEARCH_SECONDS = 4.5
 MAX_SUBJECTS = 1_000_000
 _CLOSE = 512
 """Wanted records that are not further apart are read in one piece."""
+
+_ROLLUP = b"\r\n%b:" % ROLLUP.encode()
+"""A record with this header stands for all before it of its subject."""
 
 Result = TypeVar("Result")
 
@@ -118,7 +122,8 @@ class Cursor:
 
     async def _newest(self, count: int, end: int) -> list[int]:
         """The offsets of the newest `count` records of each subject below `end`, ascending."""
-        selection = replace(self._selection, columns=frozenset((OFFSET, SUBJECT)))
+        columns = (OFFSET, SUBJECT) if count == 1 else (OFFSET, SUBJECT, HEADERS)
+        selection = replace(self._selection, columns=frozenset(columns))
         found: dict[bytes, deque[int]] = {}
         last: dict[bytes, int] = {}
         at, deadline = self.log.log_start_offset, time.monotonic() + _SEARCH_SECONDS
@@ -220,9 +225,10 @@ def _note_last(last: dict[bytes, int], body: bytes) -> None:
 
 def _note(found: dict[bytes, deque[int]], count: int, body: bytes) -> None:
     for batch in iter_batches(body, verify=False):
-        for subject, offset in zip(batch.raw_subjects(), batch.offsets(), strict=True):
+        columns = (batch.raw_subjects(), batch.offsets(), batch.headers())
+        for subject, offset, headers in zip(*columns, strict=True):
             some = found.get(subject)
-            if some is None:
+            if some is None or _ROLLUP in headers:
                 some = found[subject] = deque(maxlen=count)
             some.append(offset)
 

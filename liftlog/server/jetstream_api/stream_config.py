@@ -19,7 +19,7 @@ from liftlog.server.jetstream_api.answers import (
     is_utf8,
 )
 from liftlog.settings import StreamSettings
-from liftlog.settings.stream import MAX_MESSAGE_BYTES, JetStreamSettings
+from liftlog.settings.stream import MAX_HISTORY, MAX_MESSAGE_BYTES, JetStreamSettings
 
 _NS = 1_000_000_000
 _DUPLICATE_WINDOW_NS = 120 * _NS
@@ -46,7 +46,6 @@ _REFUSED = {
     "allow_atomic": "atomic batch publishing is not supported",
     "allow_msg_schedules": "message schedules are not supported",
     "allow_batched": "fast batch publishing is not supported",
-    "allow_rollup_hdrs": "roll-ups are not supported",
 }
 """Refused with a value other than the empty one of its type."""
 
@@ -65,7 +64,7 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
         "max_msgs": limits.max_messages or -1,
         "max_bytes": limits.max_bytes or -1,
         "max_age": _to_ns(limits.max_age_seconds or 0),
-        "max_msgs_per_subject": -1,
+        "max_msgs_per_subject": own.max_msgs_per_subject or -1,
         "max_msg_size": _shown_size(settings.max_message_bytes),
         "discard": own.discard,
         "storage": "file",
@@ -77,7 +76,7 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
         "sealed": settings.read_only,
         "deny_delete": own.deny_delete,
         "deny_purge": own.deny_purge,
-        "allow_rollup_hdrs": False,
+        "allow_rollup_hdrs": own.max_msgs_per_subject is not None,
         "consumer_limits": {},
         "allow_msg_ttl": False,
     }
@@ -115,6 +114,8 @@ def changes_from(
     `want` are what `config_of` says before and after: what is the same there stays as it is here,
     and so does what was derived when the stream was created."""
     changes = {key: settings[key] for key in ("retention", "jetstream")}
+    if have.get("max_msgs_per_subject") != want.get("max_msgs_per_subject"):
+        changes["compaction"] = settings["compaction"]
     for key, field in _CHANGEABLE.items():
         if have.get(field) != want.get(field):
             changes[key] = settings[key]
@@ -131,6 +132,11 @@ def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None
                 f"stream configuration update can not change {key}: a stream records what it was "
                 "created for; create another one"
             )
+    if (have["max_msgs_per_subject"] > 0) != (want["max_msgs_per_subject"] > 0):
+        raise invalid_config(
+            "stream configuration update can not add or remove max_msgs_per_subject: the records "
+            "have their subjects for keys, or have not"
+        )
     if have["sealed"] and not want["sealed"]:
         raise invalid_config("stream configuration update can not unseal a sealed stream")
 
@@ -149,6 +155,7 @@ class _Reader:
         max_messages = self._limit("max_msgs")
         self._check_policies(has_limits=max_bytes is not None or max_messages is not None)
         no_ack = self._flag("no_ack")
+        own = self._own()
         settings: dict[str, Any] = {
             "subject": self._subject(),
             "acks": "off" if no_ack else "on",
@@ -165,7 +172,8 @@ class _Reader:
             "initial_offset": self._whole("first_seq") or 1,
             "read_only": self._flag("sealed"),
             "replicas": self._replicas(),
-            "jetstream": self._own(),
+            "jetstream": own,
+            "compaction": {} if own["max_msgs_per_subject"] == 1 else None,
         }
         self._refuse_unknown()
         return settings
@@ -173,12 +181,13 @@ class _Reader:
     # --- what is refused ---
 
     def _refuse_what_is_not_promised(self) -> None:
+        if self._left.get("max_msgs_per_subject") not in (None, 0, -1):
+            # Some clients ask for it with each bucket. The answer says that it is off, and a
+            # message with a TTL is refused.
+            self._left.pop("allow_msg_ttl", None)
         for key, why in _REFUSED.items():
             if self._left.pop(key, None) not in (None, False, 0, "", [], {}):
                 raise invalid_config(f"{key}: {why}")
-        limit = self._limit("max_msgs_per_subject")
-        if limit is not None:
-            raise invalid_config("max_msgs_per_subject: a limit per subject is not supported")
 
     def _check_policies(self, *, has_limits: bool) -> None:
         if self._choice("retention", ("limits", "interest", "workqueue")) != "limits":
@@ -259,8 +268,20 @@ class _Reader:
             "deny_delete": self._flag("deny_delete"),
             "deny_purge": self._flag("deny_purge"),
             "allow_direct": bool(direct),
+            "max_msgs_per_subject": self._history(),
             "max_consumers": self._limit("max_consumers"),
         }
+
+    def _history(self) -> int | None:
+        """Of a key-value bucket, to which roll-ups belong."""
+        limit = self._limit("max_msgs_per_subject")
+        if limit is not None and limit > MAX_HISTORY:
+            raise invalid_config(f"max_msgs_per_subject: expected at most {MAX_HISTORY}")
+        if self._flag("allow_rollup_hdrs") and limit is None:
+            raise invalid_config(
+                "allow_rollup_hdrs: roll-ups are supported only with max_msgs_per_subject"
+            )
+        return limit
 
     # --- one field ---
 

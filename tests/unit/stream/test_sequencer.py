@@ -318,3 +318,33 @@ def test_acks_by_policy(policy: AckPolicy, columns_from_rows: int) -> None:
             assert bool(answer.get("duplicate")) == (reply == b"again" or reply.endswith(b"1"))
             assert answer.get("policy", "all") == names[reply]
             assert ("epoch" in answer) == ("correlation_id" in answer) == (b"." in reply)
+
+
+# --- buckets ---
+
+
+def test_a_bucket_has_subjects_for_keys_and_takes_roll_ups() -> None:
+    sequencer = make(is_bucket=True)
+    blocks = [
+        block("Liftlog-Key: own"),
+        block("X: y"),
+        block("Nats-Rollup: sub"),
+        block("Nats-Rollup: all"),
+        block("Nats-Rollup:"),
+        block("Nats-Rollup: sub", "Nats-TTL: 1s"),
+    ]
+    values = [b"%d" % number for number in range(len(blocks))]
+    sequencer.judge(run_of([b"plain"]), T0)
+    sequencer.judge(run_of(values, headers=blocks), T0)
+    group = sequencer.take_group()
+    assert group is not None
+    assert group.values == [b"plain", b"0", b"1", b"2"]
+    assert group.keys == [b"orders.a", b"own", b"orders.a", b"orders.a"]
+    answers = bodies(sequencer.committed(group))
+    codes = [answer["error"]["err_code"] for answer in answers if "error" in answer]  # type: ignore[index]
+    assert codes == [10111, 10111, 10166]
+
+
+def test_no_other_stream_takes_roll_ups() -> None:
+    [answer] = answered(make(), run_of([b"v"], headers=[block("Nats-Rollup: sub")]))
+    assert answer["error"]["err_code"] == 10111  # type: ignore[index]
