@@ -54,7 +54,7 @@ CONFIGS = st.fixed_dictionaries(
         "max_msgs": limits(1),
         "max_bytes": limits(1),
         "max_age": st.integers(1, 10**6).map(lambda count: count * SECOND // 10),
-        "max_msg_size": st.sampled_from([-1]) | st.integers(1, 2**26),
+        "max_msg_size": st.sampled_from([-1]) | st.integers(1, 2**26 - 1),
         "max_consumers": st.sampled_from([-1]) | st.integers(1, 1000),
         "no_ack": st.booleans(),
         "deny_delete": st.booleans(),
@@ -222,3 +222,7 @@ def test_no_json_raises_anything_else(fields: dict[str, Any]) -> None:
     config = {"name": "orders", **fields}
     with contextlib.suppress(JetStreamError):
         json.dumps(settings_from("orders", config))
+
+
+def test_the_largest_message_of_nats_is_no_limit() -> None:
+    assert config_of("orders", settings_of(max_msg_size=2**26))["max_msg_size"] == -1
