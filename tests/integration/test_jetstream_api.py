@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -12,13 +14,14 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError, BadRequestError, NotFoundError, ServerError
 from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
+from support.ingesting import assert_no_traceback, publish, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
 pytestmark = pytest.mark.integration
 
-SETTINGS = {
+FLOOD = 20_000
+SETTINGS: dict[str, Any] = {
     "nats": {"jetstream_api": True},
     "streams": {"configured": {"subject": "configured.>"}},
 }
@@ -183,6 +186,82 @@ def test_what_is_wrong_is_refused(
         answer = json.loads(raw.request(f"$JS.API.{subject}".encode("latin-1"), payload).payload)
     assert answer["type"].startswith("io.nats.jetstream.api.v1.")
     assert answer["error"]["err_code"] == err_code
+
+
+def test_one_client_that_floods_delays_no_ack(server: NatsServer, daemon: Daemon) -> None:
+    disconnects = daemon.metric("liftlog_nats_disconnects_total")
+    with RawNats(server.port, timeout=60) as flooder, RawNats(server.port, timeout=60) as calm:
+        publish(calm, "configured.a", b"x")
+        daemon.reset_peak_rss()
+        before = daemon.rss_bytes
+        requests = [
+            b"PUB $JS.API.STREAM.LIST _INBOX.flood.%d 0\r\n\r\n" % number for number in range(FLOOD)
+        ]
+        flooder.sub("_INBOX.flood.*")
+        flooder.send(b"".join(requests))
+        for _ in range(50):
+            assert "error" not in publish(calm, "configured.a", b"x")
+        until(lambda: b"account_info" in calm.request("$JS.API.INFO", b"").payload)
+    assert daemon.peak_rss_bytes - before < 64 << 20
+    assert daemon.metric("liftlog_nats_disconnects_total") == disconnects
+
+
+def test_nothing_that_is_sent_stops_the_answers(server: NatsServer, daemon: Daemon) -> None:
+    """Random subjects and payloads; then an ordinary question."""
+    chance = random.Random(7)
+    methods = [
+        *("INFO", "STREAM.NAMES", "STREAM.LIST", "STREAM.INFO.configured", "STREAM.CREATE.new"),
+        *("STREAM.UPDATE.configured", "STREAM.PURGE.missing", "STREAM.MSG.GET.configured"),
+        *("STREAM.MSG.DELETE.configured", "DIRECT.GET.configured", "DIRECT.GET.configured.a.>"),
+        *("CONSUMER.CREATE.configured", "CONSUMER.MSG.NEXT.configured.x", "STREAM", "A..B"),
+    ]
+    fields = [
+        *("name", "subjects", "seq", "batch", "last_by_subj", "next_by_subj", "multi_last"),
+        *("start_time", "up_to_time", "max_bytes", "filter", "keep", "offset", "subject"),
+        *("subjects_filter", "deleted_details", "metadata", "max_age", "storage", "config"),
+    ]
+    values = [
+        *(
+            None,
+            True,
+            -1,
+            0,
+            1,
+            2**63,
+            2**64,
+            1.5,
+            1e300,
+            "",
+            "a",
+            "a.>",
+            ">",
+            "\ud800",
+            "\0",
+            "*.*",
+        ),
+        *(
+            [],
+            [[]],
+            [1],
+            ["a.>", ">"],
+            {},
+            {"a": {}},
+            "2020-01-01T00:00:00Z",
+            "9" * 5000,
+            "x" * 9000,
+        ),
+    ]
+    with RawNats(server.port, timeout=60) as raw:
+        for _ in range(400):
+            body = {
+                chance.choice(fields): chance.choice(values) for _ in range(chance.randrange(4))
+            }
+            payload = json.dumps(body).encode()
+            if chance.random() < 0.2:
+                payload = payload[: chance.randrange(len(payload) + 1)] + chance.randbytes(3)
+            answer = raw.request(f"$JS.API.{chance.choice(methods)}", payload)
+            assert answer.payload or answer.headers.startswith(b"NATS/1.0")
+        assert b"account_info" in raw.request("$JS.API.INFO", b"").payload
 
 
 def test_where_jetstream_is_on_the_daemon_is_silent() -> None:

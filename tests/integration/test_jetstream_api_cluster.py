@@ -77,6 +77,20 @@ def test_one_node_answers_whoever_is_asked(cluster: Cluster, server: NatsServer)
         assert {one["config"]["name"] for one in asked(raw, "STREAM.LIST")["streams"]} == {"js"}
 
 
+def test_the_nodes_do_not_take_each_other_for_jetstream(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    with RawNats(server.port, timeout=60) as raw:
+        until(lambda: is_created(raw))
+        # A node looks for JetStream after each new subscription.
+        created = asked_again(raw, "STREAM.CREATE.later", {"name": "later", "num_replicas": 3})
+        assert "error" not in created
+        asked_again(raw, "STREAM.DELETE.later")
+    for node in cluster.nodes.values():
+        assert "jetstream-on-the-same-subject" not in node.log
+        assert "jetstream-api-silent" not in node.log
+
+
 def test_a_new_leader_answers(cluster: Cluster, server: NatsServer) -> None:
     with RawNats(server.port, timeout=60) as raw:
         until(lambda: is_created(raw))

@@ -19,6 +19,9 @@ from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
 
+MARK = "liftlog"
+"""The key in answers on JetStream's API by which liftlog is told from JetStream."""
+
 _API_PREFIX = "$JS.API."
 _NAMES = f"{_API_PREFIX}STREAM.NAMES"
 _ANSWER_SECONDS = 2.0
@@ -133,7 +136,8 @@ class _Look:
                 number = int(subject.rpartition(b".")[2])
                 # Without JetStream, NATS answers "no responders" with an empty payload.
                 found = json.loads(payload) if payload else {}
-                names = found.get("streams") or []
+                # Another node of the cluster may answer in the place of JetStream.
+                names = [] if MARK in found else found.get("streams") or []
             except (ValueError, AttributeError):
                 continue
             if isinstance(names, list):

@@ -12,16 +12,13 @@ import logging
 import secrets
 
 from liftlog.errors import NatsRefused, NatsUnavailable
+from liftlog.server.ingest.jetstream import MARK
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.jetstream_api.answers import command
 from liftlog.server.jetstream_api.methods import PREFIX
 from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
-
-MARK = "liftlog"
-"""The key in the answer to INFO that tells liftlog from JetStream; its value names the daemon, or
-the cluster."""
 
 _QUESTION = f"{PREFIX}INFO"
 _ANSWER_SECONDS = 2.0

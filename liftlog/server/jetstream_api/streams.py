@@ -29,6 +29,7 @@ from liftlog.protocol.messages import (
     StreamsAnswer,
 )
 from liftlog.records.decode import decode_batch
+from liftlog.server.ingest.jetstream import MARK
 from liftlog.server.jetstream_api.answers import (
     ZERO_TIME,
     JetStreamError,
@@ -40,7 +41,6 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.lookups import MAX_HOLES, TooManyResults, open_lookup
 from liftlog.server.jetstream_api.methods import Answer, Request, answers, flag, text, whole
-from liftlog.server.jetstream_api.presence import MARK
 from liftlog.server.jetstream_api.stream_config import (
     changes_from,
     check_unchangeable,
@@ -215,7 +215,10 @@ async def _names(request: Request) -> Answer:
     found = [one.name for one in await _listed(request, body)]
     offset = min(whole(body, "offset", least=-(2**63)), len(found))
     page = found[max(offset, 0) :][:_NAMES_LIMIT]
-    return _page(len(found), max(offset, 0), _NAMES_LIMIT) | {"streams": page or None}
+    return _page(len(found), max(offset, 0), _NAMES_LIMIT) | {
+        "streams": page or None,
+        MARK: request.parts.mark,
+    }
 
 
 @answers("STREAM.LIST", "stream_list")
