@@ -106,7 +106,7 @@ def _emphasised(found: re.Match[str]) -> str:
 
 def _headers_of(record: Record) -> str:
     """All but those that another column shows."""
-    if not record.headers:
+    if not record.raw_headers:
         return ""
     shown = [
         f"{name}: {text}"

@@ -242,9 +242,10 @@ def find_problems(expected: Iterable[Expected], records: Sequence[Record]) -> li
             wanted, got = getattr(one, name), getattr(record, name)
             if wanted != got:
                 problems.append(f"offset {one.offset} has the {name} {got!r}, not {wanted!r}")
+        headers = record.headers
         for name, text in (one.headers or {}).items():
-            if record.headers.get(name) != text:
-                got = record.headers.get(name)
+            if headers.get(name) != text:
+                got = headers.get(name)
                 problems.append(f"offset {one.offset} has the header {name}: {got}, not {text}")
     return problems
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise, repeat
 from operator import lt
@@ -23,7 +23,6 @@ from liftlog.records.format import (
     CODEC_MASK,
     ESCAPED_SUBJECTS,
     HEADER_SIZE,
-    HEADERS,
     OFFSET_DELTAS,
     SUBJECT_IDS,
     TIMESTAMP_DELTAS,
@@ -53,17 +52,24 @@ Entry = TypeVar("Entry", str, bytes)
 
 
 class Record(NamedTuple):
-    """One stored message. `value` is None for a tombstone, `key` is None without one."""
+    """One stored message. `value` is None for a tombstone, `key` is None without one.
+    `raw_headers` is the header block as it is stored, b"" without one; `headers` has them by name,
+    and is made at each access."""
 
     offset: int
     timestamp_ns: int
     subject: str
     key: bytes | None
     value: bytes | None
-    headers: Mapping[str, str]
+    raw_headers: bytes
+
+    @property
+    def headers(self) -> MessageHeaders:
+        """By name; the first of several equal names wins."""
+        # Made when asked for: for each record it would take as long as all other fields together.
+        return MessageHeaders(self.raw_headers)
 
 
-NO_HEADERS = MessageHeaders(b"")
 _new_tuple: Callable[[type[Record], Iterable[Any]], Record] = tuple.__new__
 
 
@@ -239,18 +245,13 @@ class RecordBatch:
 
     def records(self) -> list[Record]:
         """One object per record: convenient, but the slowest way to read."""
-        headers: Iterable[MessageHeaders]
-        if self.header.attributes & HEADERS:
-            headers = map(MessageHeaders, self.headers())
-        else:
-            headers = repeat(NO_HEADERS, len(self))
         fields = zip(
             self.offsets(),
             self.timestamps_ns(),
             self.subjects(),
             self.keys(),
             self.values(),
-            headers,
+            self.headers(),
             strict=True,
         )
         # Like `Record._make`, without a Python call per record.

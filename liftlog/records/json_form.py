@@ -58,13 +58,8 @@ def _put_bytes(fields: dict[str, Any], name: str, raw: bytes | None, encoding: E
 
 
 def _headers(record: Record) -> dict[str, Any]:
-    headers = record.headers
-    raw = getattr(headers, "raw", None)
     found: HeaderValues = {}
-    if raw is None:
-        found.update(headers)
-    else:
-        group_headers(found, header_lines(raw))
+    group_headers(found, header_lines(record.raw_headers))
     return found
 
 

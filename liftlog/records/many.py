@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
 from liftlog.records.column_set import BinaryColumn, Columns, Flags
-from liftlog.records.decode import NO_HEADERS, Record, RecordBatch
+from liftlog.records.decode import Record, RecordBatch
 from liftlog.records.format import (
     ESCAPED_SUBJECTS,
     HEADERS,
@@ -26,7 +26,6 @@ from liftlog.records.format import (
     TOMBSTONES,
 )
 from liftlog.records.layout import Binary
-from liftlog.records.message_headers import MessageHeaders
 from liftlog.records.positions import AnyArray, Batches, cut, locate
 from liftlog.records.small_batches import Numbers, SmallBatches
 
@@ -53,7 +52,7 @@ def _fields_of(found: ManyBatches) -> list[list[Any]]:
         [names[i] for i in places.tolist()],
         _nullable(found.keys()),
         _nullable(found.values()),
-        [MessageHeaders(raw) if raw else NO_HEADERS for raw in found.headers().items()],
+        found.headers().items(),
     ]
 
 

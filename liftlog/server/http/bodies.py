@@ -76,7 +76,7 @@ def record_json(stream: str, record: Record, encoding: Encoding) -> Iterator[str
         ) from None
     text = json.dumps(fields, ensure_ascii=False)
     yield text.removesuffix("}}")
-    lines = header_lines(getattr(record.headers, "raw", b""))
+    lines = header_lines(record.raw_headers)
     headers: HeaderValues = {}
     for some in _pieces(lines):
         group_headers(headers, some)

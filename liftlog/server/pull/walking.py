@@ -210,4 +210,4 @@ def _begin_of(item: Item) -> int:
 def _size_of(item: Item) -> int:
     if isinstance(item, Damage):
         return 0
-    return len(item.value or b"") + len(item.key or b"") + len(getattr(item.headers, "raw", b""))
+    return len(item.value or b"") + len(item.key or b"") + len(item.raw_headers)

@@ -22,7 +22,6 @@ from liftlog.cli.output import (
 )
 from liftlog.cli.record_lines import RecordLines, record_writer
 from liftlog.client import Checkpoint
-from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record
 from liftlog.records.json_form import record_object
 
@@ -34,7 +33,7 @@ def record(offset: int, value: bytes | None, **fields: object) -> Record:
         "timestamp_ns": 1_767_225_600_000_000_000,
         "subject": "orders.new",
         "key": None,
-        "headers": MessageHeaders(b""),
+        "raw_headers": b"",
     } | fields
     return Record(offset=offset, value=value, **whole)  # type: ignore[arg-type]
 
@@ -111,7 +110,7 @@ def test_an_interrupted_array_is_closed(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_record_as_json() -> None:
-    found = record_object(record(7, b"h\xc3\xa9", key=b"k", headers=MessageHeaders(BLOCK)))
+    found = record_object(record(7, b"h\xc3\xa9", key=b"k", raw_headers=BLOCK))
     assert found == {
         "offset": 7,
         "timestamp": "2026-01-01T00:00:00.000000Z",
@@ -159,7 +158,7 @@ def test_wide_lines_leave_subjects_and_keys_whole(capsys: pytest.CaptureFixture[
 def test_records_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with record_writer("table") as write:
         write([record(1, b"a" * 300), record(2, None, key=b"customer")])
-        write([record(3, b"x\ny", headers=MessageHeaders(BLOCK))])
+        write([record(3, b"x\ny", raw_headers=BLOCK)])
         write([])
     heading, first, second, again, third = capsys.readouterr().out.splitlines()
     assert heading.split() == ["OFFSET", "TIME", "SUBJECT", "KEY", "VALUE"]
@@ -205,7 +204,7 @@ def test_nothing_of_a_record_moves_the_cursor(
     block = f"NATS/1.0\r\nx{HOSTILE}: {HOSTILE}\r\n\r\n".encode()
     raw = HOSTILE.encode()
     with record_writer(style) as write:
-        write([record(1, raw, key=raw, headers=MessageHeaders(block))])
+        write([record(1, raw, key=raw, raw_headers=block)])
     assert all(line.isprintable() for line in capsys.readouterr().out.split("\n"))
 
 
@@ -227,14 +226,14 @@ def test_checkpoints_are_listed_with_their_owners_where_there_are_any() -> None:
 
 def test_headers_that_another_column_shows_are_left_out() -> None:
     block = b"NATS/1.0\r\nLiftlog-Key: k\r\nliftlog-tombstone: true\r\n\r\n"
-    only = record(1, None, key=b"k", headers=MessageHeaders(block))
+    only = record(1, None, key=b"k", raw_headers=block)
     heading, _ = RecordLines(None).lines([only])
     assert "HEADERS" not in heading
 
 
 @pytest.mark.parametrize("width", [30, 60, 80, 109])
 def test_a_narrow_terminal_shows_something_of_the_value(width: int) -> None:
-    long = record(1, b"value", subject="s" * 90, key=b"k" * 90, headers=MessageHeaders(BLOCK))
+    long = record(1, b"value", subject="s" * 90, key=b"k" * 90, raw_headers=BLOCK)
     heading, line = RecordLines(width).lines([long])
     assert max(len(heading), len(line)) <= width
     assert "01-01 00:00:00" in line

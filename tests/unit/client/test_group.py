@@ -172,7 +172,7 @@ async def test_slots_that_are_far_behind_are_read_beside_the_others(
 
 
 def records_of(keys: list[bytes]) -> list[Record]:
-    return [Record(1, 0, "s", key, b"", {}) for key in keys]
+    return [Record(1, 0, "s", key, b"", b"") for key in keys]
 
 
 async def test_the_same_name_again_continues_and_fences_the_first(
@@ -296,9 +296,9 @@ def make(**options: Any) -> GroupReading:
 def test_slots() -> None:
     """Other clients compute the same ones: CRC-32C of the key, else of the subject."""
     records = [
-        Record(1, 0, "orders.eu", b"key 1", b"", {}),
-        Record(2, 0, "orders.eu", None, b"", {}),
-        Record(3, 0, "orders.eu", b"", b"", {}),
+        Record(1, 0, "orders.eu", b"key 1", b"", b""),
+        Record(2, 0, "orders.eu", None, b"", b""),
+        Record(3, 0, "orders.eu", b"", b"", b""),
     ]
     assert slots_of(records, 1 << 32) == [crc32c(b"key 1"), crc32c(b"orders.eu"), 0]
     assert slots_of(records, 64) == [one >> 26 for one in slots_of(records, 1 << 32)]

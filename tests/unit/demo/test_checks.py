@@ -14,10 +14,9 @@ from liftlog.demo.publishing import (
     summarise,
 )
 from liftlog.demo.running import DemoDaemon, Story, conclude
-from liftlog.records import MessageHeaders
 from liftlog.records.decode import Record
 
-HEADERS = MessageHeaders(b"NATS/1.0\r\nTrace: 1\r\n\r\n")
+HEADERS = b"NATS/1.0\r\nTrace: 1\r\n\r\n"
 
 
 def record(offset: int, value: bytes, key: bytes | None = None) -> Record:
@@ -47,7 +46,7 @@ def test_a_missing_message_is_named() -> None:
         (record(2, b"B", b"k"), "the value b'B', not b'b'"),
         (record(2, b"b"), "the key None, not b'k'"),
         (record(2, b"b", b"k")._replace(subject="x"), "the subject 'x', not 'orders.new'"),
-        (record(2, b"b", b"k")._replace(headers={}), "the header Trace: None, not 1"),
+        (record(2, b"b", b"k")._replace(raw_headers=b""), "the header Trace: None, not 1"),
     ],
 )
 def test_a_changed_message_is_named(stored: Record, complaint: str) -> None:

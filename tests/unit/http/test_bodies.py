@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 from liftlog.errors import InvalidArgument
 from liftlog.records.decode import Record
 from liftlog.records.json_form import Encoding, record_object
-from liftlog.records.message_headers import MessageHeaders, build_block
+from liftlog.records.message_headers import build_block
 from liftlog.server.http import bodies
 from liftlog.server.http.failures import NotRepresentable
 
@@ -23,7 +23,7 @@ names = st.text("abcXYZ-", min_size=1, max_size=8)
 
 
 def made(value: bytes | None, key: bytes | None, subject: str, block: bytes) -> Record:
-    return Record(7, 1_767_225_600_123_456_000, subject, key, value, MessageHeaders(block))
+    return Record(7, 1_767_225_600_123_456_000, subject, key, value, block)
 
 
 @given(

@@ -105,7 +105,7 @@ def rows_of(found: pa.RecordBatch) -> list[tuple[Any, ...]]:
 
 def rows_expected(batch: RecordBatch) -> list[tuple[Any, ...]]:
     return [
-        (r.offset, r.subject, r.key, r.headers.raw, r.value, r.timestamp_ns)  # type: ignore[attr-defined]
+        (r.offset, r.subject, r.key, r.headers.raw, r.value, r.timestamp_ns)
         for r in batch.records()
     ]
 

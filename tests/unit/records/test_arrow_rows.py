@@ -80,7 +80,7 @@ def test_rows_are_those_of_the_batches(batches: list[RecordBatch], small: bool) 
     found.validate(full=True)
     assert found.schema.equals(ROWS_SCHEMA)
     expected = [
-        (r.offset, r.timestamp_ns, r.subject, r.key, r.headers.raw, r.value)  # type: ignore[attr-defined]
+        (r.offset, r.timestamp_ns, r.subject, r.key, r.headers.raw, r.value)
         for batch in batches
         for r in batch.records()
     ]
@@ -95,7 +95,7 @@ def tuples(batch: RecordBatch) -> list[tuple[Any, ...]] | None:
     """From the pure codec; None if it finds that the batch is damaged."""
     try:
         return [
-            (r.offset, r.timestamp_ns, r.subject, r.key, r.headers.raw, r.value)  # type: ignore[attr-defined]
+            (r.offset, r.timestamp_ns, r.subject, r.key, r.headers.raw, r.value)
             for r in batch.records()
         ]
     except CorruptBatch:

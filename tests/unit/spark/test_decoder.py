@@ -73,7 +73,7 @@ def expected_rows(batches: list[RecordBatch], pattern: str | None) -> list[dict[
             "key": one.key,
             "headers": [
                 {"key": name.decode("utf-8", "replace"), "value": value}
-                for name, value in header_lines(one.headers.raw)  # type: ignore[attr-defined]
+                for name, value in header_lines(one.headers.raw)
             ],
             "value": one.value,
             "stream": "orders",

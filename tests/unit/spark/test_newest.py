@@ -115,7 +115,7 @@ def test_only_the_newest_of_each_key(
         if name in columns:
             assert [row[name] for row in rows] == [getattr(one, name) for one in expected]
     if "headers" in columns:
-        raw = [one.headers.raw for one in expected]  # type: ignore[attr-defined]
+        raw = [one.headers.raw for one in expected]
         assert [len(row["headers"]) for row in rows] == [bool(block) for block in raw]
 
 

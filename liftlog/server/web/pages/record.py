@@ -30,7 +30,7 @@ async def record(asked: Asked) -> Shown:
     shown = await spread.run(content.show, found.value, view)
     headers = await spread.run(_header_values, found)
     whole = await spread.run(_whole, found, headers)
-    lines = count_lines(_block(found))
+    lines = count_lines(found.raw_headers)
     data = {
         "stream": stream,
         **limits,
@@ -56,14 +56,10 @@ async def record(asked: Asked) -> Shown:
     return Shown(f"Record {found.offset:,} of {stream}", data, extra)
 
 
-def _block(record: Record) -> bytes:
-    return bytes(getattr(record.headers, "raw", b""))
-
-
 def _header_values(record: Record) -> HeaderValues:
     """The first headers: a record may have hundreds of thousands."""
     found: HeaderValues = {}
-    group_headers(found, header_lines(_block(record), _MAX_HEADERS))
+    group_headers(found, header_lines(record.raw_headers, _MAX_HEADERS))
     return found
 
 

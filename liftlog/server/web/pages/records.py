@@ -183,7 +183,7 @@ class _Rows:
         if self._left > 0:
             whole = content.expanded(item.value, self._view)
             self._left -= len(whole.text)
-        key, block = item.key, bytes(getattr(item.headers, "raw", b""))
+        key, block = item.key, item.raw_headers
         return {
             "kind": "record",
             "offset": item.offset,
