@@ -44,10 +44,11 @@ def _which_daemon(command: Decorated) -> Decorated:
 @output_option
 @debug_option
 def reload(config: Path | None, overrides: tuple[str, ...], data_dir: Path | None) -> None:
-    """Make the daemon on this machine read its ACL and certificates again.
+    """Make the daemon here read its files again.
 
-    It is SIGHUP. A bad file is refused as a whole, and the previous one stays in use: `liftlog
-    health` and the daemon's log report that, and which changed settings need a restart.
+    It is SIGHUP to the daemon on this machine: for its ACL, certificates and NATS logins. A bad
+    file is refused as a whole, and the previous one stays in use: `liftlog health` and the daemon's
+    log report that, and which changed settings need a restart.
 
     \b
     Examples:
@@ -76,11 +77,12 @@ def reload(config: Path | None, overrides: tuple[str, ...], data_dir: Path | Non
 def drain(
     config: Path | None, overrides: tuple[str, ...], data_dir: Path | None, timeout: float
 ) -> ExitCode:
-    """Stop the daemon on this machine, and wait until it has ended.
+    """Stop the daemon here, and wait until it has ended.
 
-    It is SIGTERM: the daemon takes no more messages, hands over the streams that it leads in a
-    cluster, commits and acks what it has, and exits. Exit code 11 if it still runs after --timeout.
-    To empty a node of a cluster that keeps running, use `liftlog cluster drain`.
+    It is SIGTERM to the daemon on this machine: it takes no more messages, hands over the streams
+    that it leads in a cluster, commits and acks what it has, and exits. Exit code 11 if it still
+    runs after --timeout. To empty a node of a cluster that keeps running, use `liftlog cluster
+    drain`.
 
     \b
     Examples:

@@ -30,11 +30,12 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 @server_options
 @debug_option
 def import_commands() -> None:
-    """Copy messages from JetStream and from files into a stream, each once and in order.
+    """Copy messages from JetStream or files into a stream.
 
-    A run that was interrupted continues when it is started again: records say in Copied-From and
-    Copied-Sequence where they come from, and nothing is stored twice. No other client can publish
-    on the stream meanwhile. Subscribers to the subjects see the copies.
+    Each is stored once, and in order. A run that was interrupted continues when it is started
+    again: records say in Copied-From and Copied-Sequence where they come from, and nothing is
+    stored twice. No other client can publish on the stream meanwhile. Subscribers to the subjects
+    see the copies.
 
     For NATS Streaming and Liftbridge, a program prints the messages as lines for `jsonl --form
     copied`: docs/how-to/migrate-from-nats-streaming.md, docs/how-to/migrate-from-liftbridge.md.
@@ -112,7 +113,9 @@ def jetstream(
     strip: str,
     **target: Any,
 ) -> None:
-    """Copy the JetStream stream NAME into STREAM, up to its present end.
+    """Copy the JetStream stream NAME into STREAM.
+
+    It ends at the end that NAME has when it begins.
 
     Let JetStream record nothing more on these subjects first: it would store the copies, too.
     docs/how-to/migrate-from-jetstream.md shows the whole way.
@@ -157,15 +160,15 @@ def jsonl(
     value: str | None,
     **target: Any,
 ) -> None:
-    """Copy lines of JSON from FILEs into STREAM; - is standard input.
+    """Copy lines of JSON from FILEs into STREAM.
 
-    Each line is one message, and its number the place where a later run continues, so a file can
-    grow between runs but not change.
+    FILE - is standard input. Each line is one message, and its number the place where a later run
+    continues, so a file can grow between runs but not change.
 
     \b
     Examples:
       liftlog import jsonl orders old.jsonl -s 'orders.{{.country}}' --key id
-      liftlog consume orders --until-end -o jsonl | liftlog import jsonl copy - --form records
+      liftlog import jsonl copy - --form records < records.jsonl
     """
     from liftlog.cli.import_sources import Lines
 

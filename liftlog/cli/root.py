@@ -35,7 +35,7 @@ _SECTIONS = {
         "tail": ("cli.consume:tail", "Print the last records of STREAM."),
         "import": (
             "cli.import_records:import_commands",
-            "Copy messages from JetStream and files into a stream.",
+            "Copy messages from JetStream or files into a stream.",
         ),
         "export": ("cli.export:export", "Export a stream as a table."),
     },
@@ -53,11 +53,11 @@ _SECTIONS = {
         "top": ("cli.top:top", "Watch rates, sizes and lags of the streams."),
         "reload": (
             "cli.daemon_signals:reload",
-            "Make the daemon on this machine read its ACL and certificates again.",
+            "Make the daemon here read its files again.",
         ),
         "drain": (
             "cli.daemon_signals:drain",
-            "Stop the daemon on this machine, and wait until it has ended.",
+            "Stop the daemon here, and wait until it has ended.",
         ),
         "cluster": (
             "cli.cluster:cluster_commands",
