@@ -153,6 +153,10 @@ class _Reply:
         self._answers = answers
         self._request_id = request_id
 
+    @property
+    def may_copy(self) -> bool:
+        return self._answers.may_encode
+
     def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
         self._answers.replicated(self._request_id, header, body)
 

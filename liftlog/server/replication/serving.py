@@ -42,7 +42,12 @@ uncopied."""
 
 
 class Reply(Protocol):
-    """Where the answer to one request goes. Exactly one of the two is called, once."""
+    """Where the answer to one request goes. Either `replica` or `refuse` is called, once."""
+
+    @property
+    def may_copy(self) -> bool:
+        """False while much waits to be sent there: what is sent next stays in its file."""
+        ...
 
     def replica(self, header: Replica, body: LogSlice | bytes | None) -> None:
         """Send the answer at once; takes over `body`."""
@@ -310,7 +315,7 @@ class ServedStream:
         self, request: Replicate, reply: Reply, *, looked: bool = False, is_paced: bool = False
     ) -> None:
         max_bytes = max(1, min(request.max_bytes, _MAX_BODY_BYTES))
-        body = self._newest.read(request.offset, max_bytes)
+        body = self._newest.read(request.offset, max_bytes) if reply.may_copy else None
         if body:
             if is_paced:
                 self._pace.sent(len(body), self._loop.time())

@@ -27,7 +27,8 @@ PACE = 1000.0
 class Replies:
     """The answers to the requests of one follower."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_copy: bool = True) -> None:
+        self.may_copy = may_copy
         self.replicas: list[Replica] = []
         self.bodies: list[bytes] = []
         """Those that did not come from a file."""
@@ -67,8 +68,8 @@ async def led(log: Log) -> Iterator[ServedStream]:
     led.close()
 
 
-def ask(led: ServedStream, log: Log, node: str, offset: int) -> Replies:
-    replies = Replies()
+def ask(led: ServedStream, log: Log, node: str, offset: int, *, may_copy: bool = True) -> Replies:
+    replies = Replies(may_copy=may_copy)
     last_epoch = EPOCH if offset > 1 else 0
     request = Replicate("s", log.incarnation, EPOCH, offset, last_epoch, 1 << 20, 0)
     led.fetch(node, START, request, replies)
@@ -178,6 +179,15 @@ async def test_a_group_that_was_not_seen_is_read_from_the_files(
     assert answers.bodies == []
     assert answers.replicas[0].body_length == len(in_files(log, before))
     assert ask(led, log, "b", after).bodies == [in_files(log, after)]
+
+
+async def test_what_waits_to_be_sent_stays_in_its_file(led: ServedStream, log: Log) -> None:
+    """A follower that takes no answers, and follows many streams, costs no memory for each."""
+    first = write(led, log, 3)[0].base_offset
+    answers = ask(led, log, "b", first, may_copy=False)
+    assert answers.bodies == []
+    assert answers.replicas[0].body_length == len(in_files(log, first))
+    assert ask(led, log, "b", first).bodies == [in_files(log, first)]
 
 
 async def test_what_is_kept_in_memory_is_bounded(led: ServedStream, log: Log) -> None:

@@ -108,6 +108,8 @@ class Node:
 class Ignored:
     """What the follower is answered."""
 
+    may_copy = True
+
     def replica(self, header: Any, body: Any) -> None:
         if body is not None and not isinstance(body, bytes):
             body.release()
