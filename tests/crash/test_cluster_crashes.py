@@ -255,13 +255,14 @@ def test_nodes_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
 # --- disks ----------------------------------------------------------------------------
 
 
-def power_is_cut(campaign: Campaign) -> None:
+def power_is_cut(campaign: Campaign, most_operations: int = 150) -> None:
     """Of the machine that all share: each disk forgets what was not synced."""
     cluster, disk, reboots = campaign.cluster, campaign.disk, campaign.reboots
     assert disk is not None
     assert reboots is not None
-    disk.cut_after(campaign.chance.randint(1, 150))
+    disk.cut_after(campaign.chance.randint(1, most_operations))
     disk.wait_cut()
+    disk.heal()
     seed = campaign.chance.randrange(1 << 30)
     disk.cut("none" if seed % 4 == 0 else "some", seed)
     cluster.kill()
@@ -290,8 +291,27 @@ def failing(operation: str, error: int, times: int, *, leads: bool) -> Fault:
     return fault
 
 
+def followers_cannot_sync(campaign: Campaign) -> None:
+    """Nor begin a segment without what they lost: a confirmation of it would be an ack that no disk
+    but the leader's stands for. Power fails while they try."""
+    cluster, disk, chance = campaign.cluster, campaign.disk, campaign.chance
+    assert disk is not None
+    stream = campaign.any_stream()
+    for follower in cluster.followers(stream):
+        path = f"{follower}/streams/{stream}/*.log"
+        disk.fail("fsync", path=path, times=chance.randint(1, 3))
+        disk.fail("create", path=path, error=errno.EROFS, times=chance.randint(1, 4))
+    until(lambda: disk.status["hits"] >= 2, PATIENCE, f"failing syncs of {stream}")
+    if chance.random() < 0.8:
+        power_is_cut(campaign, most_operations=40)
+    disk.heal()
+    campaign.start()
+    assert disk.status["retried"] == 0, "a file whose fsync failed was synced again"
+
+
 OF_DISKS: dict[str, Fault] = {
     "power is cut": power_is_cut,
+    "followers cannot sync": followers_cannot_sync,
     **{
         f"{what} on a {'leader' if leads else 'follower'}": failing(*how, leads=leads)
         for leads in (True, False)
