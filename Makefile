@@ -102,7 +102,8 @@ kv-torture: setup ## Kill, stop and cut off the NATS servers under the metadata 
 cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds of each fault (ROUNDS=n, ARGS="-k power")
 	TORTURE_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
 	  tests/crash/test_cluster_crashes.py tests/crash/test_failovers.py \
-	  tests/crash/test_rolling_restarts.py tests/crash/test_partitions.py $(ARGS)
+	  tests/crash/test_rolling_restarts.py tests/crash/test_partitions.py \
+	  tests/crash/test_everything_fails.py $(ARGS)
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \

@@ -266,9 +266,7 @@ def power_is_cut(campaign: Campaign, most_operations: int = 150) -> None:
     seed = campaign.chance.randrange(1 << 30)
     disk.cut("none" if seed % 4 == 0 else "some", seed)
     cluster.kill()
-    for name, daemon in cluster.nodes.items():
-        # No one hears what is logged without power; kept for debugging.
-        daemon.log_path.rename(campaign.directory / f"{name}.{campaign.rounds}.log")
+    cluster.put_logs_aside(campaign.directory, str(campaign.rounds))
     reboots.reboot()
     disk.mount()
     campaign.start()

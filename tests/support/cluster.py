@@ -187,6 +187,12 @@ class Cluster:
         """The node does not run; it comes back with an empty disk."""
         shutil.rmtree(self.nodes[name].data_dir)
 
+    def put_logs_aside(self, directory: Path, name: str) -> None:
+        """What nodes logged without power or a disk is for who looks for a fault; `assert_sound`
+        does not count it."""
+        for node, daemon in self.nodes.items():
+            daemon.log_path.rename(directory / f"{node}.{name}.log")
+
     # --- what it says -----------------------------------------------------------
 
     def up(self) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -90,6 +92,24 @@ class NatsCluster:
             server.kill()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+
+def wait_replicated(servers: Sequence[NatsServer], stream: str, timeout: float = 120.0) -> None:
+    """Until this stream of JetStream has a leader, and its replicas have what the leader has."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found: dict[str, Any] = {}
+        with (
+            suppress(OSError, ValueError),
+            RawNats(servers[0].port, host=servers[0].host) as client,
+        ):
+            found = client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=3.0).json()
+        group = found.get("cluster", {})
+        replicas = group.get("replicas", ())
+        if group.get("leader") and all(one["current"] for one in replicas) and replicas:
+            return
+        assert time.monotonic() < deadline, f"{stream} is replicated? {found}"
+        time.sleep(0.1)
 
 
 def _free_ports(count: int) -> list[int]:

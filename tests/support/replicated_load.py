@@ -179,7 +179,13 @@ class LibraryPublisher(LoadPublisher):
 
     async def _publish(self) -> None:
         urls = [server.url for server in self._servers]
-        client = await nats.connect(urls, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+
+        async def ignore(_: Exception) -> None:
+            """Servers are down now and then; nats-py would print a traceback each time."""
+
+        client = await nats.connect(
+            urls, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=ignore
+        )
         stream = client.jetstream(timeout=1.0)
         while not self._stop_asked.is_set():
             number, self._next = self._next, self._next + 1

@@ -1,0 +1,160 @@
+"""NATS servers fail in turn, and nodes and servers fail at once: the servers are killed, and so are
+the nodes, or their disks forget what was not synced. The metadata are in a bucket of the servers.
+
+The servers' own files are on a disk that keeps everything: nats-server does not sync directories
+that it makes, so a disk of our kind would forget the whole bucket.
+
+How long it took until all streams were acked again is printed:
+`make cluster-torture ARGS="-k everything"`. On a free machine that is below 15 s.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support.cluster import Cluster
+from support.losefs import LoseFsHandle, Reboots, losefs
+from support.nats_cluster import NatsCluster, wait_replicated
+from support.replicated_load import NODE_SETTINGS, Load
+from support.rounds import rounds
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(36000),
+    # nats-py does not close a connection that a server ends before it has answered.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture"),
+]
+
+STORE = {"store": "nats", "session": "15s", "name": "everything"}
+BUCKET = "KV_liftlog_everything"
+NATS = {"jetstream": True, "sync_always": True}
+
+
+@dataclass
+class Site:
+    """All that there is."""
+
+    cluster: Cluster
+    servers: NatsCluster
+    load: Load
+    chance: random.Random
+    directory: Path
+    disk: LoseFsHandle | None = None
+    reboots: Reboots | None = None
+    seconds: list[float] = field(default_factory=list)
+    """Each round's, until all streams were acked again."""
+
+    def start(self) -> None:
+        """Servers first, as `how-to/cluster-faults` tells to."""
+        began = time.monotonic()
+        for server in self.servers.servers:
+            server.start()
+        self.cluster.start()
+        self.load.wait_acked(1)
+        self.seconds.append(time.monotonic() - began)
+        self.cluster.wait_all_in_sync()
+        self.load.wait_each_acked()
+
+
+def kill_everything(site: Site) -> None:
+    site.cluster.kill()
+    for server in site.servers.servers:
+        server.kill()
+    site.start()
+
+
+def cut_power(site: Site) -> None:
+    disk, reboots = site.disk, site.reboots
+    assert disk is not None
+    assert reboots is not None
+    disk.cut_after(site.chance.randint(1, 300))
+    disk.wait_cut()
+    seed = site.chance.randrange(1 << 30)
+    disk.cut("none" if seed % 4 == 0 else "some", seed)
+    site.cluster.kill()
+    for server in site.servers.servers:
+        server.kill()
+    site.cluster.put_logs_aside(site.directory, str(len(site.seconds)))
+    reboots.reboot()
+    disk.mount()
+    site.start()
+
+
+def kill_servers_in_turn(site: Site) -> None:
+    """Leaders lead on: their followers hear them, and need no metadata."""
+    before = leads(site)
+    for server in site.servers.servers:
+        wait_replicated(site.servers.servers, BUCKET)
+        began = time.monotonic()
+        server.kill()
+        site.load.wait_each_acked()
+        site.seconds.append(time.monotonic() - began)
+        time.sleep(site.chance.choice([0, 1, 5, 12]))
+        assert leads(site) == before
+        server.start()
+        site.load.wait_each_acked()
+    assert leads(site) == before
+
+
+def leads(site: Site) -> dict[str, tuple[str | None, int]]:
+    found = {name: site.cluster.stream(name) for name in site.load.settings}
+    return {name: (one.leader, one.leader_epoch) for name, one in found.items()}
+
+
+@contextmanager
+def site_on(directory: Path, chance: random.Random, *, lossy: bool) -> Iterator[Site]:
+    """On a disk that forgets, or on the one that is there."""
+    if not lossy:
+        with NatsCluster(3, directory / "servers", **NATS) as servers:
+            load, urls = Load(servers.servers, "all"), [one.url for one in servers.servers]
+            with Cluster(
+                urls, load.settings, settings=NODE_SETTINGS, cluster=STORE, directory=directory
+            ) as cluster:
+                yield Site(cluster, servers, load, chance, directory)
+        return
+    with losefs(directory / "disk") as disk, NatsCluster(3, directory / "nats", **NATS) as servers:
+        reboots = Reboots(directory)
+        load, urls = Load(servers.servers, "all"), [one.url for one in servers.servers]
+        with Cluster(
+            urls,
+            load.settings,
+            settings=NODE_SETTINGS,
+            cluster=STORE,
+            directory=directory / "nodes",
+            disks=dict.fromkeys("abc", disk.path),
+            wrapper=reboots.wrapper,
+            boot_id=reboots.boot_id,
+        ) as cluster:
+            yield Site(cluster, servers, load, chance, directory, disk, reboots)
+
+
+FAULTS: dict[str, Callable[[Site], None]] = {
+    "everything is killed": kill_everything,
+    "power is cut and servers are killed": cut_power,
+    "servers are killed in turn": kill_servers_in_turn,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_everything_fails(name: str, tmp_path: Path) -> None:
+    lossy = FAULTS[name] is cut_power
+    with site_on(tmp_path, random.Random(name), lossy=lossy) as site:
+        site.cluster.wait_all_in_sync()
+        site.load.start(site.cluster)
+        for number in range(1, rounds(0) + 1):
+            site.load.wait_acked(site.chance.randint(10, 60))
+            FAULTS[name](site)
+            site.load.check(site.cluster, whole=number % 40 == 0, refused_may_be_stored=lossy)
+            print(f"round {number}: acks after {site.seconds[-1]:.1f} s", flush=True)
+        site.load.finish()
+        site.load.check_all(site.cluster, refused_may_be_stored=lossy)
+    found = sorted(site.seconds)
+    p50, p99 = (found[int(share * (len(found) - 1))] for share in (0.5, 0.99))
+    print(f"{rounds(0)} rounds: acks after p50 {p50:.1f}, p99 {p99:.1f}, most {found[-1]:.1f} s")
