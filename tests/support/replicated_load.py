@@ -2,13 +2,13 @@
 
 A load lives through many rounds of faults. After each round every copy is read from where the last
 check ended, now and then from its begin, and compared with the books (`support.history`). Beside
-that each node is read all the time, as consumers of copies do: what they got once must stay.
+that copies are read all the time, and so are streams by an application with checkpoints: what they
+got once must stay (`support.replicated_readers`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import threading
 import time
@@ -19,19 +19,16 @@ from typing import Any
 
 import nats
 from nats.errors import Error as NatsError
-from support.cluster import NODES, PATIENCE, Cluster, as_stored
-from support.history import History, Reading, Stored
+from support.cluster import NODES, PATIENCE, Cluster
+from support.history import History
 from support.ingesting import numbered, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame, pub_frame
-
-from liftlog.client import SyncClient, connect_sync
-from liftlog.errors import CorruptRange, Diverged, LiftlogError, OffsetOutOfRange
+from support.replicated_readers import CampaignReader, CheckpointReader, CopyReader, stored_of
 
 _VOLLEY_SECONDS = 0.15
 _EASY_VOLLEY_SECONDS = 1.0
 _REPEAT_SECONDS = 1.0
-_LOOK_SECONDS = 0.2
 _KEYS = 40
 _SMALL: dict[str, Any] = {"replicas": 3, "min_isr": 2, "segment": {"max_bytes": "32KiB"}}
 STREAMS: dict[str, dict[str, Any]] = {
@@ -243,83 +240,6 @@ def large(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
     return subject, {}, numbered(number, _LARGE_BYTES if number % 4 == 0 else 2000)
 
 
-class CopyReader(threading.Thread):
-    """Reads every copy on from where it was, all the time, and notes what it gets."""
-
-    def __init__(self, cluster: Cluster, streams: Iterable[str]) -> None:
-        super().__init__(name="copy-reader", daemon=True)
-        self.got: dict[str, deque[tuple[str, Stored]]] = {name: deque() for name in streams}
-        self.error: BaseException | None = None
-        self._cluster = cluster
-        self._clients: dict[str, SyncClient] = {}
-        self._places: dict[tuple[str, str], int] = {}
-        self._stop_asked = threading.Event()
-
-    def finish(self) -> None:
-        self._stop_asked.set()
-        self.join(PATIENCE)
-        assert not self.is_alive()
-        if self.error is not None:
-            raise self.error
-
-    def run(self) -> None:
-        while not self._stop_asked.wait(_LOOK_SECONDS):
-            for node in NODES:
-                try:
-                    self._read_node(node)
-                except Diverged as error:
-                    self.error = error  # what was read is not there any more
-                    return
-                except (LiftlogError, OSError, KeyError, IndexError):
-                    self._drop(node)  # it is down, or going down
-        for node in list(self._clients):
-            self._drop(node)
-
-    def _read_node(self, node: str) -> None:
-        daemon = self._cluster.nodes[node]
-        if node not in self._cluster.up():
-            return
-        if node not in self._clients:
-            self._clients[node] = connect_sync(daemon.pull_address)
-        for stream, got in self.got.items():
-            place = self._places.get((stream, node), 1)
-            try:
-                for record in self._clients[node].read(
-                    stream, start=place, until="end", replica=node
-                ):
-                    got.append((node, stored_of(record)))
-                    place = record.offset + 1
-            except CorruptRange as damage:
-                place = damage.next_offset
-            except OffsetOutOfRange as behind:
-                place = max(place, int(behind.details["log_start_offset"]))
-            self._places[stream, node] = place
-
-    def _drop(self, node: str) -> None:
-        client = self._clients.pop(node, None)
-        if client is not None:
-            with suppress(LiftlogError, OSError):
-                client.close()
-
-    def take(self, stream: str) -> list[tuple[str, Stored]]:
-        got = self.got[stream]
-        return [got.popleft() for _ in range(len(got))]
-
-
-def stored_of(record: Any) -> Stored:
-    """A record under the name of its message, with a digest of what replicas must agree on."""
-    publisher, _, last = record.subject.rpartition(".")
-    if record.headers.get("Number"):
-        message = (record.subject, int(record.headers["Number"]))
-    elif record.value == b"" and last.isdigit():
-        message = (publisher, int(last))
-    else:
-        message = as_stored(record).message
-    around = repr((record.timestamp_ns, record.subject, [*record.headers.items()]))
-    digest = hashlib.blake2b((record.value or b"") + around.encode(), digest_size=8).digest()
-    return Stored(record.offset, message, digest, record.key, record.value is None)
-
-
 class Load:
     """Publishers and books of some streams on one cluster, on subjects below `prefix`. They are
     spread over the `servers`."""
@@ -342,12 +262,15 @@ class Load:
         }
         self.publishers = made
         self._ends = dict.fromkeys(subjects, 1)
-        self._reader: CopyReader | None = None
+        self._readers: list[CampaignReader] = []
         self.checks = 0
 
     def start(self, cluster: Cluster) -> None:
-        self._reader = CopyReader(cluster, self.settings)
-        self._reader.start()
+        # A reader that takes long may miss a tombstone of what it has read before: not this one.
+        kept = [name for name in self.settings if name != "keyed"]
+        self._readers = [CopyReader(cluster, self.settings), CheckpointReader(cluster, kept)]
+        for reader in self._readers:
+            reader.start()
         for publishers in self.publishers.values():
             for publisher in publishers:
                 publisher.start()
@@ -406,8 +329,8 @@ class Load:
 
     def check_all(self, cluster: Cluster, *, refused_may_be_stored: bool = False) -> None:
         """When no one publishes any more: all copies end at one place, and are equal."""
-        assert self._reader is not None
-        self._reader.finish()
+        for reader in self._readers:
+            reader.finish()
         for stream in self.settings:
             cluster.wait_settled(stream)
             self._check(cluster, stream, True, is_last=True, lenient=refused_may_be_stored)
@@ -423,12 +346,8 @@ class Load:
         readings = [
             cluster.read(stream, node, start, is_last=is_last, convert=stored_of) for node in NODES
         ]
-        assert self._reader is not None
-        seen: dict[str, list[Stored]] = {}
-        for node, record in self._reader.take(stream):
-            seen.setdefault(node, []).append(record)
-        for node, records in seen.items():
-            readings += [_partial(node, piece) for piece in _ascending(records)]
+        for reader in self._readers:
+            readings += reader.take(stream)
         # Read before the publishers are asked: what is read was sent.
         for publisher in self.publishers[stream]:
             _tell(publisher, history)
@@ -474,19 +393,3 @@ def _tell(publisher: LoadPublisher, history: History) -> None:
             history.acked(message, offset, at, promised=promised)
         else:
             history.refused(message, more)
-
-
-def _ascending(records: list[Stored]) -> list[list[Stored]]:
-    """In pieces that do not go back: a reader begins again after some errors."""
-    pieces: list[list[Stored]] = []
-    for record in records:
-        if not pieces or record.offset <= pieces[-1][-1].offset:
-            pieces.append([])
-        pieces[-1].append(record)
-    return pieces
-
-
-def _partial(node: str, records: list[Stored]) -> Reading:
-    """What a consumer got on its way: it counts for what it holds, not for what it lacks."""
-    start, end = records[0].offset, records[-1].offset + 1
-    return Reading(f"a consumer of {node}", start, end, records, damaged=[(start, end)])
