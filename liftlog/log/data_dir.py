@@ -218,6 +218,13 @@ class DataDir:
         except OSError as error:
             logger.warning("leftover-not-removed name=%r error=%s", name, error)
 
+    def remove_unfinished(self, name: str) -> None:
+        """Remove what a creation has left that failed. No other one of this name may be under way.
+        Raises StorageError."""
+        with storage_errors(f"removing what was left of {name}"):
+            if self.environment.fs.exists(self.stream_path(name)) and self._is_unfinished(name):
+                self._remove_directory(name)
+
     def _is_unfinished(self, name: str) -> bool:
         """Whether it holds nothing but what a creation makes before the manifest is there. Anything
         else may be worth keeping."""

@@ -81,6 +81,7 @@ class ClusterNode:
             catch_up_bytes_per_second=cluster.catch_up_rate_bytes,
         )
         await streams.remember()
+        await streams.find_copies()
         broker.replicated = streams
         await asyncio.to_thread(own_offsets.set_aside, self._data_dir)
         interval = cluster.balance_interval_seconds

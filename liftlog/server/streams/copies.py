@@ -7,7 +7,7 @@ Blocking; for threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import Conflict, LiftlogError
@@ -28,6 +28,7 @@ def open_copy(data_dir: DataDir, record: StreamRecord) -> tuple[Log, bool]:
     Conflict if it does not, StorageError and what opening a log raises."""
     name, settings = record.name, settings_of(record)
     config = log_config(settings, replicated=True)
+    data_dir.remove_unfinished(name)  # a try before this one failed: the disk was full
     found = _incarnation_of_copy(data_dir, name)
     if found == record.incarnation:
         log, report = data_dir.open_log(name, config)
@@ -73,22 +74,25 @@ def _remove(data_dir: DataDir, record: StreamRecord, incarnation: str) -> None:
 
 
 def unknown_streams(
-    data_dir: DataDir, records: Mapping[str, StreamRecord], node: str
+    data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamRecord], node: str
 ) -> dict[str, str]:
-    """Why streams on disk are not served, by name: those of which `node` has no copy, as the
-    records say."""
+    """Why those of the streams `names` that are on disk are not served, by name: those of which
+    `node` has no copy, as the records say."""
     found = {}
-    for name in filter(is_stream_name, data_dir.stream_names()):
+    for name in filter(is_stream_name, names):
         record = records.get(name)
-        if record is None or not (record.concerns(node) or record.deleted):
-            found[name] = _why_unknown(data_dir, name)
-            logger.warning("stream-unknown stream=%s reason=%s", name, found[name])
+        is_accounted_for = record is not None and (record.concerns(node) or record.deleted)
+        if not is_accounted_for and (reason := _why_unknown(data_dir, name)):
+            found[name] = reason
+            logger.warning("stream-unknown stream=%s reason=%s", name, reason)
     return found
 
 
 def _why_unknown(data_dir: DataDir, name: str) -> str:
+    """Empty if it was removed meanwhile."""
     try:
-        _incarnation_of_copy(data_dir, name)
+        if _incarnation_of_copy(data_dir, name) is None:
+            return ""
     except LiftlogError as error:
         return str(error)
     return (

@@ -123,18 +123,20 @@ class Replica:
     async def run(self) -> bool:
         """Follow the record. Returns True when the stream has left this node; False when the node
         leaves its streams, or after a defect, which `hosts.broken` tells."""
-        pause = _FIRST_PAUSE_SECONDS
+        pause, broken, told = _FIRST_PAUSE_SECONDS, self._node.hosts.broken, ""
         while not self._is_leaving:
             self._wake.clear()
             try:
                 if await self._follow_record():
                     return True
                 pause = _FIRST_PAUSE_SECONDS
+                if told and broken.get(self.name) == told:
+                    del broken[self.name]
             except LiftlogError as error:
                 logger.error("role-not-taken stream=%s error=%s", self.name, error)  # noqa: TRY400
                 self._note_opened()
                 if not isinstance(error, MetadataUnavailable):
-                    self._node.hosts.broken[self.name] = str(error)
+                    broken[self.name] = told = str(error)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
@@ -142,7 +144,7 @@ class Replica:
                 continue
             except Exception as error:  # a supervisor: the other streams continue
                 logger.exception("role-failed stream=%s", self.name)
-                self._node.hosts.broken[self.name] = f"internal error: {error!r}"
+                broken[self.name] = f"internal error: {error!r}"
                 self._note_opened()
                 return False
             if self.led is not None or self.followed is not None:

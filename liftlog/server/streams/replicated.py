@@ -73,6 +73,7 @@ class ReplicatedStreams:
         self.member = member
         self._tasks: set[asyncio.Task[None]] = set()
         self._known = KnownRecords(data_dir.environment.fs, data_dir.path)
+        self._on_disk: list[str] = []
         self.mirror = Mirror(
             store,
             on_record=self.record_changed,
@@ -307,11 +308,21 @@ class ReplicatedStreams:
         self.mirror.remember(await asyncio.to_thread(self._known.read))
         self._spawn(self._known.run())
 
+    async def find_copies(self) -> None:
+        """Which copies are on the disk. Call it before anything is read from the metadata store: it
+        removes what was not created to the end, and later on that may be a copy that is just being
+        created. Its files would be gone, and what it confirms with them."""
+        self._on_disk = await asyncio.to_thread(self._node.data_dir.stream_names)
+
     async def open_streams(self) -> None:
         """Read the records, and open the streams that this node has a copy of."""
         await self.mirror.load()
         unknown = await asyncio.to_thread(
-            copies.unknown_streams, self._node.data_dir, self.mirror.records, self.member.name
+            copies.unknown_streams,
+            self._node.data_dir,
+            self._on_disk,
+            self.mirror.records,
+            self.member.name,
         )
         unknown |= dict.fromkeys(self.mirror.doubtful & unknown.keys(), _SET_BACK)
         self._node.hosts.broken.update(unknown)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ingesting import until
 from support.local_broker import Running
 
 from liftlog.cli.cluster import _state
@@ -18,6 +21,8 @@ from liftlog.cluster.election import Patience
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import Entry, StoreUnavailable
 from liftlog.errors import Conflict, NotLeader
+from liftlog.log import DataDir, FileSystem
+from liftlog.log.manifest import Manifest
 from liftlog.protocol.described import StreamInfo
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, to_bytes, value_of
@@ -170,8 +175,53 @@ async def change(store: Store, step: Callable[[StreamRecord], StreamRecord | Non
 
 async def started(directory: Path, store: Store) -> Node:
     node = Node(directory, store, start=2)
+    await node.streams.find_copies()
     await node.streams.open_streams()
     return node
+
+
+async def test_a_copy_that_is_created_at_the_start_is_not_taken_for_an_unfinished_one(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start removes directories that a creation has left without a manifest: of earlier starts,
+    not of its own. The stream was created while the node was away; its manifest takes long."""
+    mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+    await mirror.create(new_record("s", leader="b"))
+    judged = threading.Event()
+
+    def stream_names(data_dir: DataDir) -> list[str]:
+        if "s" in node.streams.mirror.records:  # it is being created then
+            until(copy_of(tmp_path / "a").exists, PATIENCE_SECONDS)
+        found = list_streams(data_dir)
+        judged.set()
+        return found
+
+    def is_unfinished(data_dir: DataDir, name: str) -> bool:
+        found = judge(data_dir, name)
+        if name == "s":
+            judged.set()
+            until((copy_of(tmp_path / "a") / "manifest").exists, PATIENCE_SECONDS)
+        return found
+
+    def write(manifest: Manifest, fs: FileSystem, directory: Path) -> None:
+        assert judged.wait(PATIENCE_SECONDS)
+        write_manifest(manifest, fs, directory)
+
+    list_streams, judge = DataDir.stream_names, DataDir._is_unfinished
+    write_manifest = Manifest.write
+    monkeypatch.setattr(DataDir, "stream_names", stream_names)
+    monkeypatch.setattr(DataDir, "_is_unfinished", is_unfinished)
+    monkeypatch.setattr(Manifest, "write", write)
+    left = copy_of(tmp_path / "a", "left")
+    left.mkdir(parents=True)
+    node = Node(tmp_path / "a", store, start=2)
+    await node.streams.find_copies()
+    await node.streams.open_streams()
+    await wait(lambda: "s" in node.streams.followed)
+    assert {path.name for path in copy_of(tmp_path / "a").iterdir()} >= {"manifest", "acked"}
+    assert not left.exists()
+    assert node.running.broker.broken == {}
+    await node.close()
 
 
 async def test_a_node_that_was_away_removes_the_copy_of_a_deleted_stream(
@@ -577,4 +627,24 @@ async def test_a_leader_that_is_heard_leads_on_though_the_store_has_forgotten_it
         succession.look()
         await asyncio.sleep(0.01)
     assert node.streams.mirror.records["s"].leader == "b"
+
+
+async def test_a_copy_that_could_not_be_created_is_created_when_the_disk_has_room(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first try has left is no stream of someone else."""
+    left = [OSError(errno.ENOSPC, "full")] * 2
+
+    def write(manifest: Manifest, fs: FileSystem, directory: Path) -> None:
+        if left:
+            raise left.pop()
+        write_manifest(manifest, fs, directory)
+
+    write_manifest = Manifest.write
+    monkeypatch.setattr(Manifest, "write", write)
+    node = Node(tmp_path / "a", store, start=1)
+    await node.streams.mirror.create(new_record("s", leader="b"))
+    await wait(lambda: "s" in node.streams.followed)
+    assert not left
+    await wait(lambda: not node.running.broker.broken)
     await node.close()
