@@ -64,12 +64,6 @@ class LogSlice:
         assert self._pooled is not None, "the slice was released"
         return self._pooled.file.fileno()
 
-    @property
-    def source(self) -> object:
-        """Another slice of the same `source`, position and length has the same bytes. Valid until
-        `release`; may be kept."""
-        return self._pooled
-
     def pread(self) -> bytes:
         """The bytes themselves, for readers in the same process; every batch is still to be
         checked. Pages that the disk does not give are zeros, and were quarantined on return.

@@ -68,10 +68,6 @@ class CountedSlice:
     def fd(self) -> int:
         return self._piece.fd
 
-    @property
-    def source(self) -> object:
-        return self._piece.source
-
     def pread(self) -> bytes:
         return self._piece.pread()
 

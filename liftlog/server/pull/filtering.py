@@ -28,7 +28,7 @@ from liftlog.records.header import BatchHeader
 from liftlog.records.place import Place
 from liftlog.records.selection import Selection, Slots
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
-from liftlog.server.pull.pieces import SharedPieces, chunks_in
+from liftlog.server.pull.pieces import Piece, SharedPieces, chunks_in
 
 SCAN_BYTES = 16 * MIB
 """Read of the log for one answer, at most (or one batch, if that is larger)."""
@@ -130,7 +130,12 @@ class _Scanner:
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
                 most = _READ_BYTES if scan.shared is None else _SHARED_READ_BYTES
-                piece = self._known_piece() or log.read(self._reached, min(most, self._left))
+                known = self._known_piece()
+                if known is not None:
+                    if not self._take_known(known):
+                        return False
+                    continue
+                piece = log.read(self._reached, min(most, self._left))
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
                     return True
@@ -146,24 +151,21 @@ class _Scanner:
                 self._take_one_batch()
         return False
 
-    def _known_piece(self) -> LogSlice | None:
-        """A piece that another member has read, if it is still the same in the log."""
-        shared, selection = self._scan.shared, self._scan.selection
-        if shared is None or selection.slots is None:
+    def _known_piece(self) -> Piece | None:
+        """What another member has read, if the log is still the same there."""
+        shared, wanted = self._scan.shared, self._scan.selection.slots
+        if shared is None or wanted is None:
             return None
-        known = shared.covering(self._log, selection.slots.slot_count, self._reached)
-        if known is None:
-            return None
-        try:
-            piece = self._log.read(known.first_offset, known.length)
-        except (OffsetOutOfRange, CorruptRange):
-            piece = None  # what the scan needs of it may be there still
-        if piece is not None and not known.is_of(piece):
-            piece.release()
-            piece = None
-        if piece is None:
-            shared.forget(known)
-        return piece
+        return shared.covering(self._log, wanted.slot_count, self._reached)
+
+    def _take_known(self, known: Piece) -> bool:
+        """Scan what was decoded already; False when the answer is full."""
+        self._left -= known.length
+        for header, records, slots in known.parts:
+            if not self._take_records(header, records, slots):
+                return False
+        self._reached = max(self._reached, known.next_offset)
+        return True
 
     def _take_one_batch(self) -> None:
         """The first bytes are damaged. The log, which has the index, knows how far the damage
@@ -186,22 +188,17 @@ class _Scanner:
     def _take(self, piece: LogSlice) -> bool:
         """Scan these batches; False when the answer is full, or late. Raises _Damaged."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
-        known = None
+        manifest = self._log.view.manifest  # before reading: what changes it is not in the piece
         try:
             self._left -= piece.length
-            if shared is not None and wanted is not None:
-                known = shared.recall(self._log, wanted.slot_count, piece)
-            raw = b"" if known is not None else piece.pread()
-            if shared is not None and wanted is not None and known is None:
-                known = shared.add(self._log, wanted.slot_count, piece, raw)
+            raw = piece.pread()
         finally:
             piece.release()
-        if known is not None:
-            for header, records, slots in known.parts:
-                if not self._take_records(header, records, slots):
-                    return False
-            self._reached = max(self._reached, piece.next_offset)
-            return True
+        if shared is not None and wanted is not None:
+            known = shared.add(manifest, wanted.slot_count, piece, raw)
+            if known is not None:
+                self._left += known.length
+                return self._take_known(known)
         try:
             place = Place(piece.first_offset, piece.next_offset)
             for chunk in chunks_in(raw, place):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log import Log, LogSlice
+from liftlog.log.manifest import Manifest
 from liftlog.log.rewrite.batches import Chunk, chunks_of, with_range
 from liftlog.protocol.limits import MIB
 from liftlog.records.column_set import Columns, concat
@@ -63,28 +64,20 @@ class Part(NamedTuple):
     slots: Slots | None
 
 
-_Source = tuple[str, str, int]
-"""Incarnation and lineage of the log, and how many slots the group has."""
-
-
 class Piece:
-    """A piece of the log that was read, checked and decoded."""
+    """A piece of the log that was read, checked and decoded, for groups with so many slots. It is
+    good as long as the log has this manifest: whatever is cut off, compacted away or found to be
+    damaged changes that first."""
 
-    def __init__(self, source: _Source, piece: LogSlice, parts: list[Part], size: int) -> None:
-        self.source = source
+    def __init__(
+        self, manifest: Manifest, slot_count: int, piece: LogSlice, parts: list[Part], size: int
+    ) -> None:
+        self.manifest = manifest
+        self.slot_count = slot_count
         self.first_offset, self.next_offset = piece.first_offset, piece.next_offset
         self.length = piece.length
         self.parts = parts
         self.size_bytes = size
-        self._file, self._position = piece.source, piece.position
-
-    def is_of(self, piece: LogSlice) -> bool:
-        """Whether these are the bytes that the log has now: it may have been cut, or compacted."""
-        return (
-            self._file is piece.source
-            and (self._position, self.length) == (piece.position, piece.length)
-            and (self.first_offset, self.next_offset) == (piece.first_offset, piece.next_offset)
-        )
 
 
 class SharedPieces:
@@ -98,22 +91,23 @@ class SharedPieces:
     def covering(self, log: Log, slot_count: int, offset: int) -> Piece | None:
         """The piece with that offset, if there is one. So members that began at different places
         read the same pieces from then on."""
-        source = (log.incarnation, log.lineage, slot_count)
+        manifest = log.view.manifest
+        if offset < manifest.log_start_offset:
+            return None
         with self._lock:
             for piece in reversed(self._pieces):
-                if piece.first_offset <= offset < piece.next_offset and piece.source == source:
+                if (
+                    piece.first_offset <= offset < piece.next_offset
+                    and piece.manifest is manifest
+                    and piece.slot_count == slot_count
+                ):
                     self._pieces.move_to_end(piece)
                     return piece
         return None
 
-    def recall(self, log: Log, slot_count: int, piece: LogSlice) -> Piece | None:
-        """Exactly this one."""
-        known = self.covering(log, slot_count, piece.first_offset)
-        return known if known is not None and known.is_of(piece) else None
-
-    def add(self, log: Log, slot_count: int, piece: LogSlice, raw: bytes) -> Piece | None:
-        """`raw` is what the piece holds. None if it is damaged or cannot be kept: then it is for
-        its reader to look at."""
+    def add(self, manifest: Manifest, slot_count: int, piece: LogSlice, raw: bytes) -> Piece | None:
+        """`raw` is what the piece holds, and `manifest` that of the log before it was read. None if
+        it is damaged or cannot be kept: then it is for its reader to look at."""
         size = 0
         found: list[tuple[BatchHeader, list[Columns]]] = []
         subjects = 0  # of the newest part
@@ -142,7 +136,7 @@ class SharedPieces:
             parts = [_joined(header, some, slot_count) for header, some in found]
         except (CorruptBatch, UnsupportedFormat):
             return None
-        known = Piece((log.incarnation, log.lineage, slot_count), piece, parts, size)
+        known = Piece(manifest, slot_count, piece, parts, size)
         with self._lock:
             self._pieces[known] = None
             self._size += size
@@ -150,12 +144,6 @@ class SharedPieces:
                 oldest, _ = self._pieces.popitem(last=False)
                 self._size -= oldest.size_bytes
         return known
-
-    def forget(self, piece: Piece) -> None:
-        with self._lock:
-            if piece in self._pieces:
-                del self._pieces[piece]
-                self._size -= piece.size_bytes
 
 
 def _joined(header: BatchHeader, found: list[Columns], slot_count: int) -> Part:
