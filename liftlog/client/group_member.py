@@ -27,6 +27,8 @@ class Lane:
         self.slots = slots
         self.done = self.end = min(slots.values(), default=0)
         self.in_hand: frozenset[int] = frozenset()
+        self.epoch = 0
+        """The stream's leader epoch up to `done`; 0 if it is not known."""
 
     def returns(self, slot: int, offset: int) -> bool:
         """Whether the caller is to get this record."""
@@ -155,6 +157,7 @@ class GroupMember:
         if one.done != other.done or one.in_hand or other.in_hand or one is other:
             return False
         one.slots |= other.slots
+        one.epoch = max(one.epoch, other.epoch)
         for leaving in self._leaving.values():
             if leaving.lane is other:
                 leaving.lane = one

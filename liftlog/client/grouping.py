@@ -238,7 +238,11 @@ class GroupReading:
         slots = zip(answer.slots, answer.since, answer.offsets, strict=True)
         if answer.incarnation and not self._incarnation:
             self._incarnation, self._epoch = answer.incarnation, answer.epoch
+        lanes = set(self._state.lanes)
         gained, revoked = self._state.told(answer.joined, answer.generation, slots, sent)
+        if answer.incarnation == self._incarnation:
+            for lane in set(self._state.lanes) - lanes:
+                lane.epoch = answer.epoch  # others have read so far, perhaps in a newer one than we
         if revoked:
             for lane, arrived in self._arrived.items():
                 arrived.keep(lane, self._slot_count)
@@ -284,12 +288,14 @@ class GroupReading:
         if lane.done == 0:
             return "earliest", options
         if self._incarnation:
-            options["incarnation"], options["epoch"] = self._incarnation, self._epoch
+            options["incarnation"] = self._incarnation
+            if lane.epoch:
+                options["epoch"] = lane.epoch
         return lane.done, options
 
     def _arrive(self, lane: Lane, reader: Any, batch: Batches) -> None:
         """A batch for this lane; what is not its own is left out. Raises CorruptBatch."""
-        self._incarnation, self._epoch = reader.incarnation, reader.epoch
+        self._know(lane, reader)
         records: list[Record] = []
         waiting = [batch]
         while waiting:
@@ -309,6 +315,14 @@ class GroupReading:
                 records = [records[place] for place in kept]
                 slots = [slots[place] for place in kept]
         self._arrived[lane] = _Arrived(records, slots, reader.position)
+
+    def _know(self, lane: Lane, reader: Any) -> None:
+        """Which stream it reads, and in which epoch: commits state the newest that any lane knows,
+        since they tell how far all of them are."""
+        lane.epoch = reader.epoch
+        is_same = reader.incarnation == self._incarnation
+        self._epoch = max(self._epoch, reader.epoch) if is_same else reader.epoch
+        self._incarnation = reader.incarnation
 
     def _next_at_once(self) -> Record | None:
         """The record that follows the last one in its batch, if nothing is to be done before. It

@@ -212,6 +212,29 @@ def test_what_was_asked_as_an_earlier_member_says_nothing_of_this_one() -> None:
         reading._take_news()
 
 
+class Read:
+    """As a reader that has had an answer in this epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.incarnation, self.epoch = "i", epoch
+
+
+def test_slots_that_others_have_read_in_a_newer_epoch() -> None:
+    """A daemon that was restarted counts another epoch. A member that has read nothing in it gets
+    slots that others have read there: it must not state that its own epoch reaches so far."""
+    reading = make()
+    reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [101], "i", 2), 0.0)
+    (first,) = reading._state.lanes
+    reading._know(first, Read(2))
+    reading._told(AssignmentAnswer(7, 8, 64, [0, 1], [7, 8], [101, 300], "i", 3), 0.0)
+    second = reading._state.lanes[1]
+    assert reading._start_of(first) == (101, {"incarnation": "i", "epoch": 2})
+    assert reading._start_of(second) == (300, {"incarnation": "i", "epoch": 3})
+    reading._know(second, Read(3))
+    reading._know(first, Read(2))  # an answer that was late
+    assert reading._commit_request({0: 250, 1: 310}).epoch == 3
+
+
 async def test_batches_and_what_counts(client: Opened, broker: LogBroker) -> None:
     publish(broker, 3)
     group = client.client.group("billing", "orders", start=101)
