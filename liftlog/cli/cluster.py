@@ -64,8 +64,16 @@ def cluster_commands() -> None:
     help="Make the data directory of a daemon that has run on its own, and is stopped now, that of "
     "the first node, with its streams, checkpoints and leases.",
 )
+@click.option(
+    "--again",
+    is_flag=True,
+    help="The metadata store of an existing cluster was lost: make an empty one for the cluster "
+    "that the data directory belongs to.",
+)
 @debug_option
-def init(config: Path | None, overrides: tuple[str, ...], replicas: int, adopt: bool) -> ExitCode:
+def init(
+    config: Path | None, overrides: tuple[str, ...], replicas: int, adopt: bool, again: bool
+) -> ExitCode:
     """Prepare the metadata store of a new cluster.
 
     With `cluster.store: nats` it is a key-value bucket in JetStream.
@@ -74,20 +82,30 @@ def init(config: Path | None, overrides: tuple[str, ...], replicas: int, adopt: 
     exists is left as it is, so it can be run again. A daemon never makes the store by itself: an
     empty one in the place of one that was lost would make it forget the streams.
 
+    If the store was lost, and there is no backup of it, run it with --again on the machine of a
+    node, and start all nodes: they store again what they have seen. If some of them are lost as
+    well, `liftlog cluster restore-metadata` does without these.
+
     \b
     Examples:
       liftlog cluster init -c /etc/liftlog/liftlog.yaml
       liftlog cluster init -c test.yaml --replicas 1
       liftlog cluster init -c /etc/liftlog/liftlog.yaml --adopt
+      liftlog cluster init -c /etc/liftlog/liftlog.yaml --again
     """
     from liftlog.settings import load_settings
+
+    if again and adopt:
+        raise click.UsageError("--again is for a cluster that exists, --adopt for a new one")
 
     settings = load_settings(config, dict(os.environ), overrides)
     if settings.cluster is None:
         raise ConfigError(
             "the configuration has no section cluster", hint="name the file of a node with -c FILE"
         )
-    if settings.cluster.store != "nats":
+    if again:
+        _make_again(settings, replicas)
+    elif settings.cluster.store != "nats":
         if not adopt:
             store = settings.cluster.store
             note(f"{store} needs no preparation: the first node that starts makes it.")
@@ -96,6 +114,18 @@ def init(config: Path | None, overrides: tuple[str, ...], replicas: int, adopt: 
     if adopt:
         _adopt(settings)
     return ExitCode.OK
+
+
+def _make_again(settings: Settings, replicas: int) -> None:
+    from liftlog.server.streams.clustered import make_again
+
+    assert settings.cluster is not None
+    made = asyncio.run(make_again(settings, settings.cluster, replicas))
+    note(
+        "The metadata store is ready for the nodes: start all of them."
+        if made
+        else "The metadata store of the cluster exists, and is left as it is."
+    )
 
 
 def _adopt(settings: Settings) -> None:

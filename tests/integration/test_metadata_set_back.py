@@ -4,10 +4,12 @@ nothing acked is lost."""
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
+from support.command_line import COMMAND
 from support.ingesting import until
 from support.nats_server import NatsServer
 
@@ -89,6 +91,30 @@ def test_an_operator_restores_what_the_nodes_do_not(cluster: Cluster, server: Na
     assert done.returncode == 0, done.stderr
     cluster.start()
     cluster.wait_isr("in")
+    assert_kept([publisher], cluster.read_all("in"))
+
+
+def test_a_store_that_was_lost_while_no_node_runs_is_made_again(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    publisher = RetryingPublisher(server.port, "in.p", pad=100)
+    publisher.start()
+    wait_acked(publisher, 50)
+    before = cluster.stream("in")
+    cluster.kill()
+    (cluster.store / "records").unlink()
+    init = ("cluster", "init", "--again", "-c", str(cluster.nodes["b"].config_path))
+    for said in ("ready for the nodes", "left as it is"):
+        done = subprocess.run(
+            [*COMMAND, *init], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, said in done.stderr) == (0, True), done.stderr
+    cluster.start()
+    until(lambda: cluster.stream("in").leader_epoch > before.leader_epoch, 60, "restored")
+    wait_acked(publisher, 50)
+    cluster.wait_isr("in")
+    assert cluster.stream("in").replicas == before.replicas
+    publisher.finish()
     assert_kept([publisher], cluster.read_all("in"))
 
 

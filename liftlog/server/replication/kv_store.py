@@ -152,7 +152,7 @@ class NatsKvMetaStore:
                 f"there is no bucket {bucket.name} in JetStream",
                 hint="`liftlog cluster init -c FILE` makes it, once, for a new cluster. If the "
                 "cluster exists, its metadata is gone: restore the JetStream stream "
-                f"{bucket.stream} from a backup",
+                f"{bucket.stream} from a backup, or see `liftlog cluster init --again`",
             ) from error
         except NotAllowed as error:
             raise ConfigError(str(error), hint=_permissions(bucket)) from error
@@ -172,9 +172,10 @@ class NatsKvMetaStore:
                 "keep it on three, or the loss of one is the loss of the metadata",
             )
 
-    async def create(self, replicas: int) -> bool:
+    async def create(self, replicas: int, cluster_id: str = "") -> bool:
         """Make the bucket and the record of the cluster, for `liftlog cluster init`; False if both
-        are there. Instead of `open`. Raises ConfigError, CasUnknown, StoreUnavailable."""
+        are there. Instead of `open`; `cluster_id` is that of a cluster whose bucket was lost.
+        Raises ConfigError, CasUnknown, StoreUnavailable."""
         bucket = self.bucket
         self._link.start()
         until = time.monotonic() + _CREATE_SECONDS
@@ -182,7 +183,7 @@ class NatsKvMetaStore:
         while True:
             try:
                 made = await self._create_bucket(replicas)
-                return await create_cluster(self) or made
+                return await create_cluster(self, cluster_id) or made
             except NotAllowed as error:
                 raise ConfigError(str(error), hint=_permissions(bucket)) from error
             except NobodyAnswers as error:
@@ -522,12 +523,14 @@ class NatsKvMetaStore:
         return self._view.highest >= sequence and not self._view.has_missed
 
 
-async def make_store(settings: NatsSettings, cluster: str, replicas: int) -> bool:
-    """Make the bucket of a cluster and its first record; False if both are there. Raises
-    ConfigError, and MetadataUnavailable when JetStream does not answer."""
+async def make_store(
+    settings: NatsSettings, cluster: str, replicas: int, cluster_id: str = ""
+) -> bool:
+    """See `NatsKvMetaStore.create`. Raises ConfigError, and MetadataUnavailable when JetStream does
+    not answer."""
     store = NatsKvMetaStore(settings, settings.servers, cluster, "init")
     try:
-        return await store.create(replicas)
+        return await store.create(replicas, cluster_id)
     except (CasUnknown, StoreUnavailable) as error:
         raise MetadataUnavailable(
             str(error), hint="check nats.servers and the servers, and run the command again"

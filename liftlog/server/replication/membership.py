@@ -161,6 +161,13 @@ class Member:
     born: int = 0
     record: Mapping[str, Any] = field(default_factory=dict)
     """What this start has stored as `node.<name>`."""
+    known_start: int = 0
+    """The last start before this one that the directory knows of."""
+
+    def had(self, start: int) -> bool:
+        """Whether the directory has what this node confirmed in the life that began with `start`,
+        if recovery finds it."""
+        return self.born <= start <= self.known_start or start == self.start
 
 
 async def join(
@@ -202,7 +209,8 @@ async def join(
             ),
             hint="for a new cluster, `liftlog cluster init -c FILE` prepares it"
             if file is None
-            else "the metadata was lost: restore it from a backup, or check cluster.store",
+            else "the metadata was lost: restore it from a backup, or check cluster.store. Without "
+            "a backup, `liftlog cluster init -c FILE --again` has the nodes store what they know",
         )
     if file is not None and (file.cluster_id, file.node) != (cluster_id, node):
         raise ConfigError(
@@ -220,13 +228,18 @@ async def join(
             raise CorruptMetadata(f"the record of node {node} has the start {registered!r}")
         # A store that was set back knows of fewer starts than the directory; one that knows of more
         # was used by another directory.
-        is_same = value.get("data_id") == file.data_id and (
-            registered in (file.start, file.claimed) or registered < file.start
+        # One that knows of no start at all was made again; then the records of the streams tell
+        # whether the directory was set back (`Member.had`).
+        is_same = (entry is None and file.start > 0) or (
+            value.get("data_id") == file.data_id
+            and (registered in (file.start, file.claimed) or registered < file.start)
         )
+        known_start = max(file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
         # The claim comes first: whatever is then in the store, this directory knows of it.
         born = file.born if is_same else start
-        claim = NodeFile(cluster_id, node, file.data_id, registered if is_same else 0, start, born)
+        stored = (file.start if entry is None else registered) if is_same else 0
+        claim = NodeFile(cluster_id, node, file.data_id, stored, start, born)
         with storage_errors("writing the node file"):
             write_node_file(fs, data_dir, claim)
         described = {
@@ -254,7 +267,7 @@ async def join(
             write_node_file(fs, data_dir, joined)
         if not is_same and registered:
             logger.warning("node-directory-is-another node=%s start=%d", node, start)
-        return Member(cluster_id, node, start, is_same, born, described)
+        return Member(cluster_id, node, start, is_same, born, described, known_start)
     raise Conflict(
         f"node {node} cannot register itself: the record changes all the time",
         hint="two daemons may run as the same node: give each its own cluster.node",
@@ -283,14 +296,29 @@ async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
         raise CorruptMetadata("the record of the cluster lacks its id") from error
 
 
-async def create_cluster(store: MetaStore) -> bool:
-    """Draw the id of a new cluster; False if there is one. Raises CasUnknown, StoreUnavailable."""
-    drawn = {"v": 1, "cluster_id": secrets.token_hex(16), "created_ns": time.time_ns()}
+async def create_cluster(store: MetaStore, cluster_id: str = "") -> bool:
+    """Store the id of a cluster, drawn if none is given; False if there is one. Raises CasUnknown,
+    StoreUnavailable."""
+    cluster_id = cluster_id or secrets.token_hex(16)
+    drawn = {"v": 1, "cluster_id": cluster_id, "created_ns": time.time_ns()}
     try:
         await store.cas("cluster", to_bytes(drawn), 0)
     except CasLost:
         return False
     return True
+
+
+def cluster_of(fs: FileSystem, data_dir: Path, node: str) -> str:
+    """The id of the cluster that the directory of this node belongs to. Blocking. Raises
+    ConfigError when it belongs to none, or to another node; CorruptMetadata, StorageError."""
+    with storage_errors("reading the node file"):
+        file = read_node_file(fs, data_dir)
+    if file is None or file.node != node:
+        raise ConfigError(
+            f"the data directory {data_dir} does not belong to node {node} of a cluster",
+            hint="name the configuration of a node that was in the cluster, on its machine",
+        )
+    return file.cluster_id
 
 
 async def begin_session(store: MetaStore, member: Member, ttl_seconds: int) -> NodeSession:

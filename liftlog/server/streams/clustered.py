@@ -12,14 +12,21 @@ from typing import Any
 from liftlog.client.target import Address, Target
 from liftlog.cluster.election import Patience
 from liftlog.cluster.store import MetaStore, MetaStoreError, NodeSession
-from liftlog.errors import ConfigError
+from liftlog.errors import ConfigError, MetadataUnavailable
 from liftlog.log import DataDir
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.log.filesystem import FileSystem
+from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.protocol.replication import Peer
 from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.kv_store import NatsKvMetaStore
-from liftlog.server.replication.membership import Member, begin_session, join
+from liftlog.server.replication.kv_store import NatsKvMetaStore, make_store
+from liftlog.server.replication.membership import (
+    Member,
+    begin_session,
+    cluster_of,
+    create_cluster,
+    join,
+    value_of,
+)
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams import own_offsets
 from liftlog.server.streams.broker import Broker
@@ -224,6 +231,32 @@ async def open_store(
     await asyncio.to_thread(make_durable_directory, fs, directory)
     file = FileMetaStore(directory / _RECORDS_NAME, shared=True, fs=fs)
     return file, partial(asyncio.to_thread, file.close)
+
+
+async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
+    """An empty metadata store for the cluster of this node's data directory; False if it has one.
+    Raises ConfigError, MetadataUnavailable, StorageError."""
+    fs = OsFileSystem()
+    cluster_id = await asyncio.to_thread(cluster_of, fs, Path(settings.data_dir), cluster.node)
+    if cluster.store == NATS_STORE:
+        made = await make_store(settings.nats, cluster.name, replicas, cluster_id)
+    store, close = await open_store(settings, cluster, fs)
+    try:
+        if cluster.store != NATS_STORE:
+            made = await create_cluster(store, cluster_id)
+        entry = await store.get_newest("cluster")
+    except MetaStoreError as error:
+        raise MetadataUnavailable(str(error)) from error
+    finally:
+        await close()
+    found = "" if entry is None else str(value_of(entry).get("cluster_id"))
+    if found != cluster_id:
+        raise ConfigError(
+            f"the metadata store is that of cluster {found}, and the data directory belongs to "
+            f"{cluster_id}",
+            hint="check cluster.store, cluster.name and nats.servers",
+        )
+    return made
 
 
 def _read_token(path: Path) -> str:

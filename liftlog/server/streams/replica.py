@@ -226,7 +226,7 @@ class Replica:
                 member.start,
                 clean=is_whole
                 and not log.incomplete
-                and present.starts.get(self._me, 0) >= member.born,
+                and member.had(present.starts.get(self._me, 0)),
             ),
         )
         if log.incomplete:

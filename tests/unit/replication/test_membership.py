@@ -52,7 +52,7 @@ async def test_each_start_is_higher_and_the_directory_is_known_again() -> None:
 async def test_an_empty_directory_and_one_that_was_set_back_are_others() -> None:
     fs = machine()
     await joined(fs)
-    old = fs.kill()
+    old = fs.power_cut("all")  # a copy
     await joined(fs)
     await joined(fs)
     empty = await joined(fs, data=Path("/other"))
@@ -61,6 +61,31 @@ async def test_an_empty_directory_and_one_that_was_set_back_are_others() -> None
     assert (back.start, back.is_same) == (5, False)
     again = await joined(old, store=fs)
     assert (again.start, again.is_same) == (6, True)
+
+
+async def test_a_store_that_was_made_again_takes_the_directory_at_its_word() -> None:
+    """What was confirmed in lives that the directory does not know of is not there."""
+    fs = machine()
+    first = await joined(fs)
+    old = fs.power_cut("all")  # a copy
+    await joined(fs)
+    lost = machine()
+    await again(lost, first.cluster_id)
+    member = await joined(fs, store=lost)
+    assert (member.start, member.is_same) == (3, True)
+    assert [member.had(start) for start in range(5)] == [False, True, True, True, False]
+    lost = machine()
+    await again(lost, first.cluster_id)
+    member = await joined(old, store=lost)
+    assert (member.start, member.is_same) == (2, True)
+    assert not member.had(3)
+    assert member.had(1)
+
+
+async def again(fs: SimFileSystem, cluster_id: str) -> None:
+    meta = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    assert await create_cluster(meta, cluster_id)
+    meta.close()
 
 
 @pytest.mark.parametrize("store_survives", [True, False])

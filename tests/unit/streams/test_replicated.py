@@ -74,7 +74,7 @@ class Node:
     def __init__(self, directory: Path, store: Store, start: int, lag_max: float = 10.0) -> None:
         self.running = Running(directory)
         self.streams = ReplicatedStreams(
-            Member("c0ffee", "a", start, is_same=True, record=described(start)),
+            Member("c0ffee", "a", start, True, record=described(start), known_start=start - 1),
             store,
             self.running.broker,
             self.running.data_dir,
