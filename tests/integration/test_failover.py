@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
 from support.ingesting import until
+from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
 from support.networks import Network
 
@@ -138,6 +140,34 @@ def test_a_leader_that_is_cut_off_from_the_others_is_replaced() -> None:
         )
         wait_acked(publisher, 50)
         network.heal()
+        cluster.wait_isr(STREAM)
+        publisher.finish()
+        assert_kept([publisher], cluster.read_all(STREAM))
+        cluster.assert_sound()
+
+
+def test_a_leader_without_nats_has_another_node_take_over() -> None:
+    """The others and the metadata still reach it, so no one takes it for dead."""
+    with ExitStack() as stack:
+        nats = stack.enter_context(NatsCluster(3, advertised=False))
+        cluster = Cluster(nats.servers[0].url, STREAMS, cluster={"suspect_after": "20s"})
+        for node, server in zip(NODES, nats.servers, strict=True):
+            cluster.nodes[node].settings["nats"]["servers"] = [server.url]
+        stack.enter_context(cluster)
+        cluster.wait_isr(STREAM)
+        cluster.wait_recorded(STREAM)
+        leader = cluster.leader(STREAM)
+        of_leader = nats.servers[NODES.index(leader)]
+        of_client = next(one for one in nats.servers if one is not of_leader)
+        publisher = RetryingPublisher(of_client.port, "in.p", pad=100)
+        publisher.start()
+        wait_acked(publisher, 50)
+        of_leader.kill()
+        replaced(cluster, leader)
+        wait_acked(publisher, 50)
+        assert "hands-over" in cluster.nodes[leader].log
+        assert leader in cluster.stream(STREAM).isr, "it follows, and has not been away"
+        of_leader.restart()
         cluster.wait_isr(STREAM)
         publisher.finish()
         assert_kept([publisher], cluster.read_all(STREAM))

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class NatsCluster:
     """Use as a context manager; `servers` are started and know each other. Their files lie below
     `directory`, which stays, or in a temporary one. `links` are between them if given. Each is on
-    a machine of the `network` if there is one."""
+    a machine of the `network` if there is one. Clients of one server are told of the others if they
+    are `advertised`."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class NatsCluster:
         *,
         links: NatsLinks | None = None,
         network: Network | None = None,
+        advertised: bool = True,
         **config: Any,
     ) -> None:
         self._temporary = None
@@ -49,7 +51,8 @@ class NatsCluster:
         def routes(number: int) -> dict[str, Any]:
             if links is None:
                 pairs = zip(hosts, ports, strict=True)
-                return {"routes": [f"nats://{host}:{port}" for host, port in pairs]}
+                found = [f"nats://{host}:{port}" for host, port in pairs]
+                return {"routes": found, "no_advertise": not advertised}
             others = [other for other in range(size) if other != number]
             through = [f"nats://127.0.0.1:{links.ports[number, other]}" for other in others]
             return {"routes": through, "no_advertise": True}
