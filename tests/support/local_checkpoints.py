@@ -52,3 +52,13 @@ def serve_checkpoints(broker: Any) -> LocalOffsets:
         now_ns=time.time_ns,
     )
     return offsets
+
+
+class NoGroups:
+    """What pages are told of a daemon without consumer groups."""
+
+    def page(self, may_read: Any, **_: Any) -> tuple[list[Any], None]:
+        return [], None
+
+    def describe(self, key: tuple[str, str]) -> None:
+        return None

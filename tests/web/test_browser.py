@@ -80,7 +80,24 @@ def _packed(text: str) -> bytes:
 def daemon(server: NatsServer) -> Iterator[Daemon]:
     with Daemon(server.url, {"streams": STREAMS}) as daemon:
         fill(server, daemon)
+        share(daemon)
         yield daemon
+
+
+def share(daemon: Daemon) -> None:
+    """A group of two members, which stay members for their sessions, and one without."""
+    address = daemon.pull_address
+    with connect_sync(address) as client, connect_sync(address) as other:
+        one = client.group("billing", "orders", member="worker-1", session=3600, slots=24)
+        next(one)
+        deadline = time.monotonic() + 60
+        with other.group("billing", "orders", member=LONG, session=3600):
+            while len(one.slots) != 12:
+                assert time.monotonic() < deadline
+                next(one)  # gives up what it has too much
+        one.commit()
+        one.close()
+        client.seek_group("idle", "orders", 301)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +121,7 @@ def fill_orders_only(server: NatsServer, daemon: Daemon) -> None:
 
 PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
          "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/consumers", "/ui/access",
+         "/ui/streams/orders/groups/billing",
          "/ui/charts", "/ui/streams/orders/charts",
          "/ui/health",         "/ui/streams/absent", "/ui/login")  # fmt: skip
 
@@ -331,7 +349,7 @@ def test_consumers_of_all_streams(daemon: Daemon, server: NatsServer, window: Ne
     page = window(daemon).page
     page.goto("/ui/streams")
     page.get_by_role("link", name="Consumers").click()
-    page.get_by_label("Consumer or stream").fill("slow")
+    page.get_by_label("Consumer, group or stream").fill("slow")
     page.get_by_role("button", name="Find").click()
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(2)
@@ -342,6 +360,29 @@ def test_consumers_of_all_streams(daemon: Daemon, server: NatsServer, window: Ne
     expect(rows.filter(has_text="orders").locator("[data-duration]")).to_have_text(
         re.compile(r"\d (s|min|h)")
     )
+
+
+def test_the_picture_of_a_group(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon).page
+    page.goto("/ui/consumers")
+    page.get_by_role("link", name="billing", exact=True).click()
+    strips = page.locator("td svg.slots")
+    expect(strips).to_have_count(2)
+    owned = [strips.nth(number).locator(".owned") for number in range(2)]
+    for blocks in owned:
+        expect(blocks).to_have_count(12)
+    # Each slot is a block of one of them, at its own place.
+    places = [
+        box["x"]
+        for blocks in owned
+        for box in blocks.evaluate_all("all => all.map(one => one.getBoundingClientRect())")
+    ]
+    assert len({round(place) for place in places}) == 24
+    page.goto("/ui/streams/orders/groups/idle")
+    expect(page.get_by_text("no owner")).to_be_visible()
+    images = page.get_by_role("img", name=re.compile("^slots 0 to 63; farthest"))
+    expect(images).to_have_count(2)  # of the whole, and of what has no owner
+    expect(images.first).to_be_visible()
 
 
 def test_charts_are_read_with_pointer_and_keys(

@@ -19,6 +19,7 @@ from liftlog.server.web.pages.access import access
 from liftlog.server.web.pages.charts import daemon_charts, stream_charts
 from liftlog.server.web.pages.cluster import cluster
 from liftlog.server.web.pages.consumers import consumers, move, moving
+from liftlog.server.web.pages.groups import group
 from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.record import record, value
 from liftlog.server.web.pages.records import records
@@ -52,6 +53,7 @@ PAGES = (
     # Before the stream's own page: routes are tried in this order.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
     Page(f"{_STREAM}/consumers/{{consumer}}", "moving.html", moving),
+    Page(f"{_STREAM}/groups/{{group}}", "group.html", group, is_live=True),
     Page(f"{_STREAM}/charts", "charts.html", stream_charts, is_live=True),
     Page(f"{_STREAM}/records", "records.html", records),
     *(Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm) for name in actions.ACTIONS),

@@ -203,6 +203,7 @@ async def every_route(server: HttpServer, base: str) -> None:
         for method, path in routes:
             where = path.replace("{stream}", SECRET).replace("{offset}", "1")
             where = where.replace("{file}", "live.js").replace("{consumer}", "c")
+            where = where.replace("{group}", "g")
             assert "{" not in where, "say what stands for this part of the path"
             async with session.request(
                 method, base + where, params={"before": "1"}, json={"value": "x"}

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.http_port import http_port
+from support.local_checkpoints import NoGroups
 from support.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
@@ -49,6 +50,8 @@ class Administration:
 
 
 class NoCheckpoints:
+    groups = NoGroups()
+
     def page(self, may_read: Any, **_: Any) -> tuple[list[Any], None]:
         return [], None
 

@@ -9,6 +9,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from support.local_checkpoints import NoGroups
 
 from liftlog.errors import CheckpointMoved, LiftlogError
 from liftlog.protocol.checkpoints import Checkpoint
@@ -23,6 +24,7 @@ class Kept:
         self.present: Checkpoint | None = Checkpoint("billing", "orders", 4, lag=3, metadata="m")
         self.committed: list[Any] = []
         self.error: LiftlogError | None = None
+        self.groups = NoGroups()
 
     def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
         assert not check

@@ -21,7 +21,7 @@ BAD = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 async def test_every_page_and_its_twin(site: Any, orders: Any) -> None:
     pages = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
              "/ui/streams/orders/records/1", "/ui/streams/orders/charts", "/ui/consumers",
-             "/ui/charts", "/ui/access",
+             "/ui/streams/orders/groups/billing", "/ui/charts", "/ui/access",
              "/ui/health", "/ui/cluster")  # fmt: skip
     async with site() as browser:
         for page in pages:
@@ -330,5 +330,5 @@ def test_every_page_is_in_the_documentation() -> None:
     for page in web_site.PAGES:
         if page.template != "confirm.html":
             shown = page.path.replace("{stream}", "NAME").replace("{offset}", "OFFSET")
-            shown = shown.replace("{consumer}", "CONSUMER")
+            shown = shown.replace("{consumer}", "CONSUMER").replace("{group}", "GROUP")
             assert f"| `{shown}` |" in document

@@ -26,6 +26,7 @@ from liftlog.server.web import answers
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.entering import check_form, read_form
 from liftlog.server.web.formats import parse_moment
+from liftlog.server.web.pages.groups import groups
 from liftlog.server.web.pages.stream import PROBLEMS
 
 PER_PAGE = 50
@@ -45,6 +46,7 @@ async def consumers(asked: Asked) -> Shown:
     number = min(number, pages)
     shown = rows[(number - 1) * PER_PAGE : number * PER_PAGE]
     await _add_seconds(asked, shown)
+    shared = await groups(asked, wanted)
     # Checked again after the await: the ACL may have changed.
     shown = [row for row in shown if asked.may("read", row["stream"])]
     data = {
@@ -57,7 +59,11 @@ async def consumers(asked: Asked) -> Shown:
         "page": number,
         "pages": pages,
         "consumers": shown,
-        "shape": [[row["id"], row["problem"], row["lag_seconds"] is None] for row in shown],
+        **shared,
+        "shape": [
+            [[row["id"], row["problem"], row["lag_seconds"] is None] for row in shown],
+            [[row["id"], row["lag"] is None] for row in shared["groups"]],
+        ],
     }
     query = {"q": wanted} if wanted else {}
     paging = {**query, "sort": sort}
