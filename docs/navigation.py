@@ -1,4 +1,5 @@
-"""MkDocs hook: the site's menu follows index.md, and a page that is not in it stands at the end."""
+"""MkDocs hook: the site's menu follows index.md, and a page that is not in it stands at the end.
+Decisions are folded below the explanations, and the search shows guides first."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ PARTS = {
     "explanation": "Explanation",
     "adr": "Decisions",
 }
+BELOW, FOLDED = "explanation", "adr"
+BOOSTS = {"tutorial": 4, "how-to": 4, "reference": 1, "explanation": 1, "adr": 0.25}
 _LINE = re.compile(r"^### (.+)$|\]\(([\w./-]+\.md)\)", re.MULTILINE)
 
 
@@ -23,9 +26,19 @@ def on_config(config: Any) -> Any:
     for folder, title in PARTS.items():
         pages = sorted(page.relative_to(docs).as_posix() for page in (docs / folder).rglob("*.md"))
         [part] = re.findall(rf"^## {title}$(.*?)(?=^## |\Z)", index, re.M | re.S) or [""]
-        menu.append({title: entries(part, pages)})
+        if folder == FOLDED:
+            menu[-1][PARTS[BELOW]].append({title: entries(part, pages)})
+        else:
+            menu.append({title: entries(part, pages)})
     config["nav"] = menu
     return config
+
+
+def on_page_markdown(markdown: str, page: Any, **rest: Any) -> str:
+    """How much a page counts in the search, which Material reads from its metadata."""
+    folder = page.file.src_uri.partition("/")[0]
+    page.meta.setdefault("search", {}).setdefault("boost", BOOSTS.get(folder, 1))
+    return markdown
 
 
 def entries(part: str, pages: list[str]) -> list[Any]:

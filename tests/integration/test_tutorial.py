@@ -61,10 +61,8 @@ def values(printed: str) -> list[str]:
 
 
 def test_the_short_start_of_the_readme(tmp_path: Path) -> None:
-    _, start, publish_and_read = blocks("../README.md", "")
+    serve, publish_and_read, _ = blocks("../README.md", "")
     [program] = blocks("../README.md", "python")
-    install, serve = start.splitlines()
-    assert install.startswith("pip install '.[embedded]'")
     with first_terminal(serve, tmp_path) as (_, given):
         # The second command would wait for more.
         printed = run_shell(publish_and_read.rstrip() + " -n 1\n", tmp_path, given)

@@ -39,6 +39,14 @@ def test_figures_in_the_text_stand_on_the_page_on_performance(figure: str) -> No
     assert figure in PERFORMANCE
 
 
+def test_the_figures_of_the_readme_stand_on_the_page_on_performance() -> None:
+    readme = (ROOT / "README.md").read_text()
+    figures = re.findall(r"^\*\*([\d.x to]+)\*\*|\. \*\*([\d.x to]+)\*\*", readme, re.MULTILINE)
+    assert ["".join(one) for one in figures] == ["1.1x to 1.5x", "29x"]
+    assert "| durable 64x100 / JetStream that does not fsync | 1.1x to 1.5x |" in PERFORMANCE
+    assert "| read 256 B / JetStream ordered | 29x |" in PERFORMANCE
+
+
 @pytest.mark.parametrize("count", [1000, 4096])
 @pytest.mark.parametrize("subjects", [1, 7])
 @pytest.mark.parametrize("key", [b"", b"order-17"])
