@@ -271,6 +271,28 @@ def test_where_jetstream_is_on_the_daemon_is_silent() -> None:
             assert b"liftlog" not in raw.request("$JS.API.INFO", b"").payload
 
 
+def test_when_jetstream_is_switched_on_the_daemon_falls_silent(tmp_path: Path) -> None:
+    with NatsServer() as server, Daemon(server.url, SETTINGS) as daemon:
+        until(lambda: "jetstream-api-answers" in daemon.log)
+        server.configure(jetstream={"store_dir": str(tmp_path)})
+        server.restart()
+        until(lambda: "jetstream-api-silent" in daemon.log)
+        with RawNats(server.port) as raw:
+            for _ in range(20):
+                answer = json.loads(raw.request("$JS.API.STREAM.INFO.configured", b"").payload)
+                assert answer["error"]["err_code"] == 10059  # JetStream has no such stream
+        until(lambda: "jetstream_api" in json.loads(daemon.get("/readyz")[1])["warnings"])
+
+
+def test_of_two_daemons_one_answers(server: NatsServer, daemon: Daemon) -> None:
+    with Daemon(server.url, SETTINGS | {"streams": {}}) as other:
+        until(lambda: "jetstream-api-silent" in other.log)
+        with RawNats(server.port) as raw:
+            for _ in range(20):
+                answer = json.loads(raw.request("$JS.API.STREAM.INFO.configured", b"").payload)
+                assert "error" not in answer
+
+
 ACL = """
 principals: {local: {unix_uid: 0}}
 nats: {allow: [create, read], streams: ["mine*"], attach: ["mine.>"]}

@@ -40,6 +40,7 @@ from liftlog.server.jetstream_api.methods import (
     party_of,
     unknown_method,
 )
+from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -159,6 +160,7 @@ class JetStreamApi:
             self._consumers,
         )
         self._waiting = Waiting()
+        self._pace = Pace(lambda: broker.intake.ingested().size_bytes)
         self._presence: Presence | None = None
         self._subscriptions: list[LinkSubscription] = []
         self._checked = -1
@@ -278,8 +280,9 @@ class JetStreamApi:
             try:
                 # While a new connection is looked at, requests wait.
                 await self._looked.wait()
+                await self._pace.turn()
                 if not self.problem and self._checked == self._link.generation:
-                    await self._answer(message)
+                    await self._pace.run(self._answer(message))
             except NatsUnavailable:
                 pass  # the client asks again
             except Exception as error:  # a supervisor: the other requests are answered
@@ -287,7 +290,6 @@ class JetStreamApi:
                 logger.exception("jetstream-api-failed error=%r", error)
             finally:
                 self._waiting.done(message)
-            await asyncio.sleep(0)
 
     async def _answer(self, message: _Message) -> None:
         subject, reply, payload = message

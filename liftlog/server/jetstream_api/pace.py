@@ -1,0 +1,78 @@
+"""How much of the event loop the answers may take.
+
+A message that is stored passes through the loop two or three times before its ack leaves. Between
+any two of these turns, all answers together get a bounded time; and while messages come, the loop
+is left to them for as long again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from time import perf_counter
+from typing import Any, TypeVar
+
+TURN_SECONDS = 0.001
+
+Result = TypeVar("Result")
+
+
+class Pace:
+    """Belongs to the event loop."""
+
+    def __init__(self, ingested_bytes: Callable[[], int]) -> None:
+        """`ingested_bytes`: the size of all messages that came for streams so far."""
+        self._ingested_bytes = ingested_bytes
+        self._seen_bytes = ingested_bytes()
+        self._spent = 0.0
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def turn(self) -> None:
+        """Returns when there is time to begin something."""
+        while not self._open.is_set():
+            await self._open.wait()
+
+    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await `work`, and count the time that it takes from the loop; not what it waits."""
+        result: Result = await _Timed(work, self._count)
+        return result
+
+    def _count(self, seconds: float) -> None:
+        self._spent += seconds
+        if self._spent < TURN_SECONDS or not self._open.is_set():
+            return
+        seen, self._seen_bytes = self._seen_bytes, self._ingested_bytes()
+        # What was spent beyond the turn is a debt.
+        pause = self._spent if self._seen_bytes != seen else 0.0
+        self._spent = 0.0
+        self._open.clear()
+        asyncio.get_running_loop().call_later(pause, self._open.set)
+
+
+class _Timed(Generator[Any, Any, Any]):
+    """Awaits a coroutine, and tells how long each of its steps ran."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], count: Callable[[float], None]) -> None:
+        self._work = work
+        self._count = count
+
+    def __await__(self) -> _Timed:
+        return self
+
+    def send(self, value: Any) -> Any:
+        began = perf_counter()
+        try:
+            return self._work.send(value)
+        finally:
+            self._count(perf_counter() - began)
+
+    def throw(self, *error: Any) -> Any:
+        began = perf_counter()
+        try:
+            return self._work.throw(*error)
+        finally:
+            self._count(perf_counter() - began)
+
+    def close(self) -> None:
+        self._work.close()

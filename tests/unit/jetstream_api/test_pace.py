@@ -1,0 +1,89 @@
+"""What answers take of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from liftlog.server.jetstream_api import pace as pace_module
+from liftlog.server.jetstream_api.pace import TURN_SECONDS, Pace
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(pace_module, "perf_counter", clock)
+    return clock
+
+
+async def test_what_waits_costs_nothing_and_what_runs_ends_the_turn(clock: Clock) -> None:
+    pace = Pace(lambda: 0)
+
+    async def waits() -> str:
+        asyncio.get_running_loop().call_soon(clock.pass_, 5 * TURN_SECONDS)
+        await asyncio.sleep(0)
+        return "answer"
+
+    assert await pace.run(waits()) == "answer"
+    assert pace._open.is_set()
+
+    async def runs() -> None:
+        clock.pass_(2 * TURN_SECONDS)
+
+    await pace.run(runs())
+    assert not pace._open.is_set()
+    await asyncio.wait_for(pace.turn(), 10)
+
+
+async def test_while_messages_come_the_loop_is_left_to_them(clock: Clock) -> None:
+    received = 0
+    pace = Pace(lambda: received)
+
+    async def runs() -> None:
+        clock.pass_(20 * TURN_SECONDS)
+
+    received = 1
+    await pace.run(runs())
+    ended = time.perf_counter()
+    await pace.turn()
+    assert time.perf_counter() - ended >= 19 * TURN_SECONDS
+
+
+async def test_errors_and_cancellation_pass_through() -> None:
+    pace = Pace(lambda: 0)
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("as it is")
+
+    with pytest.raises(ValueError, match="as it is"):
+        await pace.run(fails())
+
+    ends: list[str] = []
+
+    async def is_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    task = asyncio.ensure_future(pace.run(is_cancelled()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ends == ["cancelled"]
