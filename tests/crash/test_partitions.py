@@ -155,7 +155,7 @@ def test_partitions(name: str, network: Network, servers: NatsCluster, tmp_path:
     with Cluster(
         urls,
         load.settings,
-        settings=NODE_SETTINGS,
+        settings={**NODE_SETTINGS, "nats": {**NODE_SETTINGS["nats"], "ping_interval": "2s"}},
         cluster=store,
         directory=tmp_path,
         network=network,
