@@ -142,7 +142,7 @@ bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help
 	$(BIN)/python tests/bench/spark.py $(ARGS)
 
 jetstream-clients: setup ## Run the tests of JetStream's clients against liftlog (ARGS="--help"; half an hour, needs Go)
-	$(BIN)/python -m tools.jetstream_clients $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m jetstream_clients $(ARGS)
 
 jar: setup ## Compile the Spark connector into liftlog/spark/jars, for wheels (needs a JDK)
 	$(BIN)/python -m tools.spark_jar

@@ -306,6 +306,15 @@ def test_a_consumer_ends_with_its_stream(raw: RawNats) -> None:
     until(lambda: asked(raw, f"CONSUMER.NAMES.{stream}")["total"] == 0)
 
 
+def test_the_name_may_be_in_the_subject_alone(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    body = {"stream_name": stream, "config": {"ack_policy": "none", "filter_subject": "a.b"}}
+    made = asked(raw, f"CONSUMER.CREATE.{stream}.mine.a.b", body)
+    assert (made["name"], made["config"]["filter_subject"]) == ("mine", "a.b")
+    other = asked(raw, f"CONSUMER.CREATE.{stream}.other.a.c", body)
+    assert other["error"]["err_code"] == 10131
+
+
 def test_a_consumer_is_deleted(raw: RawNats) -> None:
     stream = new_stream(raw)
     name = new_consumer(raw, stream, name="mine")["name"]

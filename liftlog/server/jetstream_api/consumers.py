@@ -38,7 +38,7 @@ async def _create(request: Request) -> Answer:
         raise invalid_json("config: expected an object")
     if text(body, "stream_name") != request.stream:
         raise JetStreamError(400, 10056, "stream name in subject does not match request")
-    _check_subject(request.arguments[1:], config)
+    config = _named(request.arguments[1:], config)
     return await _made(request, config, text(body, "action"))
 
 
@@ -70,16 +70,21 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
     return await consumer.info()
 
 
-def _check_subject(rest: Sequence[str], config: dict[str, Any]) -> None:
-    """The subject of the request may repeat the name and the filter."""
-    if rest and rest[0] != (config.get("name") or config.get("durable_name")):
-        raise JetStreamError(
-            400, 10017, "consumer name in subject does not match the one in the request"
-        )
+def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the name that the request's subject has. The subject may repeat the
+    filter, too."""
+    if not rest:
+        return config
+    for key in ("name", "durable_name"):
+        if config.get(key) not in (None, "", rest[0]):
+            raise JetStreamError(
+                400, 10017, "consumer name in subject does not match the one in the request"
+            )
     if len(rest) > 1 and ".".join(rest[1:]) != config.get("filter_subject"):
         raise JetStreamError(
             400, 10131, "consumer create request did not match filtered subject from create subject"
         )
+    return {**config, "name": rest[0]}
 
 
 @answers("CONSUMER.INFO", "consumer_info", arguments=(2, 2), at_leader=True)

@@ -6,6 +6,7 @@ other one counts as *failed*.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from tools.jetstream_clients.suites import REPOSITORY, SUITES, Outcome
+from jetstream_clients.suites import BUILD, REPOSITORY, SUITES, Outcome, Suite
 
 PAGE = REPOSITORY / "docs/reference/jetstream-clients.md"
 _REFUSED = Path(__file__).with_name("refused.yaml")
@@ -49,7 +50,27 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return {word: found[word] for word in WORDS}
 
 
-def write(outcomes: Sequence[Outcome]) -> None:
+def keep(suite: Suite, outcomes: Sequence[Outcome]) -> None:
+    """For the next table, in the place of what these tests brought before."""
+    again = {one.test.partition("/")[0] for one in outcomes}
+    kept = [one for one in _last(suite.name) if one.test.partition("/")[0] not in again]
+    content = [tuple(one) for one in (*kept, *outcomes)]
+    _kept(suite.name).write_text(json.dumps(content, indent=1))
+
+
+def _last(name: str) -> list[Outcome]:
+    if not _kept(name).exists():
+        return []
+    return [Outcome(*one) for one in json.loads(_kept(name).read_text())]
+
+
+def _kept(name: str) -> Path:
+    return BUILD / f"{name}.outcomes.json"
+
+
+def write() -> None:
+    """Write the page from the last outcomes of each suite."""
+    outcomes = [one for suite in SUITES for one in _last(suite.name)]
     PAGE.write_text(page(outcomes))
 
 
@@ -60,8 +81,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "The clients' own tests, unchanged, against a core nats-server and a daemon with",
         "`nats.jetstream_api: true`. `make jetstream-clients` gets the suites, runs them and",
         "writes this page. *Refused* means refused by design, for the reason below; *failed* is a",
-        "difference that has no such reason. Not run: object stores, acks per message,",
-        "clusters, domains and accounts of JetStream.",
+        "difference that has no such reason. A test with subtests counts once for each of them.",
+        "Not run: object stores, consumers that are not ordered, clusters, domains, accounts.",
         "",
         "| client | version | from | passed | refused | failed |",
         "|---|---|---|---|---|---|",

@@ -4,17 +4,15 @@ tests/test_js.py imports from there."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
+import socket
 import unittest
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-PORT, HTTP_PORT = 4222, 8222
+PORT = 4222
 
 
 class SingleJetStreamServerTestCase(unittest.TestCase):
@@ -22,22 +20,17 @@ class SingleJetStreamServerTestCase(unittest.TestCase):
 
     def setUp(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._directory = tempfile.mkdtemp(prefix="jetstream-clients-")
-        command = [sys.executable, "-m", "tools.jetstream_clients.server"]
-        command += [f"--port={PORT}", f"--http-port={HTTP_PORT}", f"--store-dir={self._directory}"]
-        self._server = subprocess.Popen(
-            command, cwd=os.environ["LIFTLOG_REPOSITORY"], stdout=subprocess.PIPE
-        )
-        assert self._server.stdout is not None
-        if not self._server.stdout.readline().startswith(b"ready"):
-            raise RuntimeError(f"the servers did not start: see {self._directory}")
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(os.environ["JETSTREAM_CLIENTS_SERVERS"])
+        self._server.sendall(json.dumps({"port": PORT}).encode() + b"\n")
+        if not self._server.recv(256).startswith(b"ready"):
+            raise RuntimeError("the servers did not start")
 
     def tearDown(self) -> None:
-        self._server.terminate()
-        self._server.wait()
-        assert self._server.stdout is not None
-        self._server.stdout.close()
-        shutil.rmtree(self._directory)
+        self._server.shutdown(socket.SHUT_WR)
+        while self._server.recv(256):
+            pass
+        self._server.close()
         self.loop.close()
 
 
