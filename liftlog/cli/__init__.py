@@ -16,7 +16,7 @@ stream              create, ls, info, update, truncate and others; lease has the
 consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed;
                     consume_group: consume as a member of a group
 pub                 publish; pub_run does the work, nats_server finds the server
-info, top, health   the daemon as it is
+info, top, health   the daemon as it is. top_view: what top shows, and what keys change
 cluster             its cluster: init, status; cluster_moves: move, drain, undrain, forget
 doctor/             what on this machine would keep the daemon from its work
 log_files           `log`. log_reading: the work of verify and dump, log_repair: of repair and

@@ -8,17 +8,18 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
-from liftlog.cli.output import is_terminal, make_console, print_table, write_objects
-from liftlog.cli.text import printable, show_size
+from liftlog.cli.output import colour_of, is_terminal, make_console, print_table, write_objects
+from liftlog.cli.text import printable, shorten
+from liftlog.cli.top_view import COLUMNS, END, KEYS_HELP, ORDERS, Row, View, spark
 from liftlog.errors import Forbidden, StreamUnavailable
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("STREAM", "STATE", "RECORDS/S", "BYTES/S", "RECORDS", "SIZE", "LAG", "SLOWEST")
 _RIGHT = (2, 3, 4, 5, 6)
-_SORTS = ("rate", "name", "size", "lag")
+_LINES_AROUND = 4  # title, headings, keys, and the one that rich leaves free
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +39,6 @@ class Sample:
     time: float
     streams: list[StreamInfo]
     checkpoints: list[Checkpoint]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """`lag` and `slowest` are of the consumer that has most left to read; None, "" without one."""
-
-    name: str
-    state: str
-    records_per_second: float
-    bytes_per_second: float
-    records: int
-    size_bytes: int
-    lag: int | None
-    slowest: str
-
-    def cells(self) -> tuple[str, ...]:
-        return (
-            printable(self.name),
-            printable(self.state),
-            f"{self.records_per_second:,.0f}",
-            show_size(int(self.bytes_per_second)),
-            f"{self.records:,}",
-            show_size(self.size_bytes),
-            "" if self.lag is None else f"{self.lag:,}",
-            printable(self.slowest),
-        )
 
 
 @click.command(cls=Command)
@@ -76,37 +51,46 @@ class Row:
 )
 @click.option(
     "--sort",
-    type=click.Choice(_SORTS),
+    type=click.Choice(tuple(ORDERS)),
     default="rate",
     help="The column to sort by. Default: rate.",
+)
+@click.option(
+    "--filter",
+    "wanted",
+    default="",
+    metavar="TEXT",
+    help="Only streams with this in their name or in that of the slowest consumer.",
 )
 @click.option("--once", is_flag=True, help="Measure over one interval, print once, and exit.")
 @server_options
 @debug_option
-def top(interval: float, sort: str, once: bool) -> None:
+def top(interval: float, sort: str, wanted: str, once: bool) -> None:
     """Watch rates, sizes and lags of the streams.
 
-    q or Ctrl-C ends it. Behind a pipe, with --once, or with an --output for programs, it measures
-    over one interval and prints once. Records are counted as offsets, bytes as the size of the
-    stream on disk.
+    Keys: r, n, s and l sort by rate, name, size and lag; / filters, arrows and page keys scroll; q
+    or Ctrl-C ends it. TREND shows the rate of the last looks. Behind a pipe, with --once, or with
+    an --output for programs, it measures over one interval and prints once. Records are counted as
+    offsets, bytes as the size of the stream on disk.
 
     \b
     Examples:
       liftlog top
-      liftlog top --sort lag
+      liftlog top --sort lag --filter billing
     """
-    style = output_format()
+    style, view = output_format(), View(sort, wanted)
     with connect_to_server() as client:
         if style != "table" or once or not is_terminal():
             before = _look(client)
             time.sleep(interval)
-            rows = rows_of(before, _look(client), sort)
+            view.take(rows_of(before, _look(client), sort))
+            rows = view.rows
             if style != "table":
                 write_objects([asdict(row) for row in rows], style)
             else:
                 print_table(_HEADINGS, [row.cells() for row in rows], right=_RIGHT)
         else:
-            _watch(client, interval, sort)
+            _watch(client, interval, view)
 
 
 def _look(client: SyncClient) -> Sample:
@@ -141,46 +125,58 @@ def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
                 slowest.consumer if slowest else "",
             )
         )
-    orders = {
-        "rate": lambda row: (-row.records_per_second, row.name),
-        "name": lambda row: row.name,
-        "size": lambda row: (-row.size_bytes, row.name),
-        "lag": lambda row: (-(row.lag or 0), row.name),
-    }
-    return sorted(rows, key=orders[sort])
+    return sorted(rows, key=ORDERS[sort])
 
 
-def _watch(client: SyncClient, interval: float, sort: str) -> None:
+def _watch(client: SyncClient, interval: float, view: View) -> None:
     from rich.live import Live
 
-    with _single_keys() as quit_within:
+    with _single_keys() as read_keys:
         before = after = _look(client)
-        with Live(console=make_console(), screen=True, auto_refresh=False) as live:
+        console = make_console()
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_table(rows_of(before, after, sort), client.address), refresh=True)
-                if quit_within(interval):
-                    return
+                view.take(rows_of(before, after, view.sort))
+                following = time.monotonic() + interval
+                while (left := following - time.monotonic()) > 0:
+                    live.update(_table(view, client.address, *console.size), refresh=True)
+                    if view.press(read_keys(left)):
+                        return
                 before, after = after, _look(client)
 
 
-def _table(rows: list[Row], address: str) -> Table:
+def _table(view: View, address: str, width: int, height: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    total = sum(row.records_per_second for row in rows)
-    title = f"{address}  {time.strftime('%H:%M:%S')}  {total:,.0f} records/s  q: quit"
-    table = Table(box=None, title=Text(printable(title)), title_justify="left", expand=True)
-    for number, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="right" if number in _RIGHT else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row.cells()))
+    page = view.page(max(height - _LINES_AROUND, 1))
+    total = sum(row.records_per_second for row in view.rows)
+    moment = time.strftime("%H:%M:%S")
+    title = printable(f"{address}  {moment}  {total:,.0f} records/s  {view.described()}")
+    table = Table(box=None, title=Text(shorten(title, width)), title_justify="left", expand=True)
+    table.caption, table.caption_justify = Text(shorten(KEYS_HELP, width)), "left"
+    columns = [column for column in COLUMNS if width >= column.from_width]
+    for column in columns:
+        heading = f"{column.heading} v" if column.sort == view.sort else column.heading
+        table.add_column(heading, justify="right" if column.right else "left", no_wrap=True)
+    is_utf8 = "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    for row in page:
+        cells = row.cells()
+        shown = []
+        for column in columns:
+            if column.cell is None:
+                shown.append(Text(spark(view.trend(row), is_utf8=is_utf8), style="cyan"))
+            else:
+                text = cells[column.cell]
+                shown.append(Text(text, style=colour_of(column.heading, text) or ""))
+        table.add_row(*shown)
     return table
 
 
 @contextmanager
-def _single_keys() -> Iterator[Any]:
-    """A function that waits so many seconds and says whether q was pressed meanwhile. Keys come
-    without Enter; the terminal is as before at the end."""
+def _single_keys() -> Iterator[Callable[[float], bytes]]:
+    """A function that waits so many seconds for keys and returns them; none came if it is empty.
+    They come without Enter; the terminal is as before at the end."""
     if not sys.stdin.isatty():
         yield _only_wait
         return
@@ -189,21 +185,17 @@ def _single_keys() -> Iterator[Any]:
     saved = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        yield _quit_pressed
+        yield _read_keys
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, saved)
 
 
-def _only_wait(seconds: float) -> bool:
+def _only_wait(seconds: float) -> bytes:
     time.sleep(seconds)
-    return False
+    return b""
 
 
-def _quit_pressed(seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([sys.stdin], [], [], left)[0]:
-            keys = os.read(sys.stdin.fileno(), 64)
-            if not keys or b"q" in keys.lower():
-                return True
-    return False
+def _read_keys(seconds: float) -> bytes:
+    if not select.select([sys.stdin], [], [], seconds)[0]:
+        return b""
+    return os.read(sys.stdin.fileno(), 64) or END

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from liftlog.cli.top import Sample, rows_of
+from liftlog.cli.top import Sample, _table, rows_of
+from liftlog.cli.top_view import END, TREND, Row, View, spark
 from liftlog.client import StreamInfo
 
 
@@ -66,3 +67,98 @@ def test_what_stands_first(sort: str, first: str) -> None:
 
 def test_two_looks_at_one_moment() -> None:
     assert all(row.records_per_second == 0 for row in rows_of(AFTER, AFTER, "rate"))
+
+
+def row(name: str, rate: float = 0, size: int = 0, lag: int | None = None, who: str = "") -> Row:
+    return Row(name, "attached", rate, 0.0, 0, size, lag, who)
+
+
+def view_of(*rows: Row) -> View:
+    view = View("rate")
+    view.take(list(rows))
+    return view
+
+
+def names(view: View, height: int = 100) -> list[str]:
+    return [one.name for one in view.page(height)]
+
+
+def test_keys_sort() -> None:
+    view = view_of(row("a", 1, 3), row("b", 3, 1, lag=9), row("c", 2, 2))
+    assert names(view) == ["b", "c", "a"]
+    for key, order in ((b"n", "abc"), (b"s", "acb"), (b"l", "bac"), (b"r", "bca")):
+        assert not view.press(key)
+        assert names(view) == list(order)
+
+
+def test_a_filter_is_typed() -> None:
+    view = view_of(row("orders"), row("quotes"), row("x", who="billing-orders"))
+    assert not view.press(b"/ORDq")
+    assert names(view) == []
+    assert "filter: ORDq_" in view.described()
+    assert not view.press(b"\x7f\r")
+    assert names(view) == ["orders", "x"]
+    assert view.described() == "2 of 3 streams  filter: ORD"
+    assert not view.press(b"\x1b[B")  # an arrow is no escape
+    assert len(names(view)) == 2
+    assert not view.press(b"\x1b")
+    assert len(names(view)) == 3
+    assert not view.press(b"/x\x1b")
+    assert (len(names(view)), view.wanted) == (3, "")
+
+
+@pytest.mark.parametrize("key", [b"q", b"Q", END, b"\x1b[Aq"])
+def test_keys_that_end_it(key: bytes) -> None:
+    assert view_of().press(key)
+
+
+def test_scrolling_stays_within_the_rows() -> None:
+    view = view_of(*(row(f"s{n:02}") for n in range(30)))
+    assert names(view, 5) == ["s00", "s01", "s02", "s03", "s04"]
+    for keys, first in (
+        (b"\x1b[B", 1), (b"jj", 3), (b"\x1b[A\x1bOA", 1), (b"kkkk", 0), (b"\x1b[6~", 10),
+        (b"\x1b[F", 25), (b"\x1b[B", 25), (b"\x1b[5~", 15), (b"\x1b[H", 0), (b"\x1b[99~?", 0),
+    ):  # fmt: skip
+        view.press(keys)
+        assert names(view, 5)[0] == f"s{first:02}"
+    view.press(b"\x1b[F")
+    assert view.described() == "26 to 30 of 30 of 30 streams"
+    assert names(view, 100)[0] == "s00"  # a taller terminal
+    view.press(b"\x1b[F/s29\r")
+    assert names(view, 5) == ["s29"]
+
+
+@pytest.mark.parametrize("keys", [b"\x1b", b"\x1b[", b"\x1b[1;", b"\xff\xfe", b"\x00"])
+def test_any_bytes_are_keys(keys: bytes) -> None:
+    view = view_of(row("a"))
+    assert not view.press(keys)
+    view.press(b"/")
+    assert not view.press(keys)
+
+
+def test_trends_have_the_last_looks_and_forget_streams() -> None:
+    view = view_of()
+    for rate in range(TREND + 5):
+        view.take([row("a", rate), row("b")])
+    assert list(view.trend(row("a"))) == list(range(5, TREND + 5))
+    view.take([row("b")])
+    assert list(view.trend(row("a"))) == []
+    assert spark([0, 5, 10]) == "▁▅█"
+    assert spark([0, 5, 10], is_utf8=False) == "_+#"
+    assert spark([0, 0]) == "▁▁"
+    assert spark([]) == ""
+
+
+@pytest.mark.parametrize("width", [20, 50, 80, 120])
+def test_a_table_fits_its_terminal(width: int) -> None:
+    from rich.console import Console
+
+    view = view_of(*(row(f"stream-{n}", n, n, n, "billing") for n in range(50)))
+    console = Console(width=width, height=20, color_system=None)
+    with console.capture() as captured:
+        console.print(_table(view, "tcp://127.0.0.1:9292", width, 20))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= width
+    assert ("SLOWEST" in captured.get()) is (width >= 90)
+    assert "stream-49" in captured.get()
+    assert sum("stream-" in line for line in lines) == 16

@@ -1,0 +1,199 @@
+"""What `liftlog top` shows: rows in an order, filtered, a page of them, and how rates developed.
+Keys change it. No terminal and no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from liftlog.cli.text import plural, printable, show_size
+
+TREND = 12
+"""How many looks a trend shows."""
+KEYS_HELP = "q: quit  r n s l: sort by rate, name, size, lag  /: filter  arrows, PgUp, PgDn: scroll"
+END = b"\x04"
+"""What a terminal sends that was closed."""
+
+_ESCAPE = 0x1B
+_BACKSPACE = (0x08, 0x7F)
+_ENTER = (0x0A, 0x0D)
+_PAGE = 10
+_SCROLLS = {
+    b"\x1b[A": -1, b"\x1bOA": -1, b"k": -1,
+    b"\x1b[B": 1, b"\x1bOB": 1, b"j": 1,
+    b"\x1b[5~": -_PAGE, b"\x1b[6~": _PAGE,
+    b"\x1b[H": -(10**9), b"\x1b[1~": -(10**9), b"\x1b[F": 10**9, b"\x1b[4~": 10**9,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`lag` and `slowest` are of the consumer that has most left to read; None, "" without one."""
+
+    name: str
+    state: str
+    records_per_second: float
+    bytes_per_second: float
+    records: int
+    size_bytes: int
+    lag: int | None
+    slowest: str
+
+    def cells(self) -> tuple[str, ...]:
+        return (
+            printable(self.name),
+            printable(self.state),
+            f"{self.records_per_second:,.0f}",
+            show_size(int(self.bytes_per_second)),
+            f"{self.records:,}",
+            show_size(self.size_bytes),
+            "" if self.lag is None else f"{self.lag:,}",
+            printable(self.slowest),
+        )
+
+
+ORDERS: dict[str, Callable[[Row], Any]] = {
+    "rate": lambda row: (-row.records_per_second, row.name),
+    "name": lambda row: row.name,
+    "size": lambda row: (-row.size_bytes, row.name),
+    "lag": lambda row: (-(row.lag or 0), row.name),
+}
+_SORT_KEYS = {b"r": "rate", b"n": "name", b"s": "size", b"l": "lag"}
+
+
+class Column(NamedTuple):
+    """`cell` is its place in `Row.cells`, None for the trend. It is left out of terminals that are
+    narrower than `from_width`."""
+
+    heading: str
+    cell: int | None
+    right: bool = False
+    from_width: int = 0
+    sort: str = ""
+
+
+COLUMNS = (
+    Column("STREAM", 0, sort="name"),
+    Column("STATE", 1, from_width=60),
+    Column("RECORDS/S", 2, right=True, from_width=30, sort="rate"),
+    Column("TREND", None, from_width=50),
+    Column("BYTES/S", 3, right=True, from_width=80),
+    Column("RECORDS", 4, right=True, from_width=100),
+    Column("SIZE", 5, right=True, from_width=70, sort="size"),
+    Column("LAG", 6, right=True, from_width=40, sort="lag"),
+    Column("SLOWEST", 7, from_width=90),
+)
+
+
+class View:
+    """`rows` are those of the last look that the filter leaves, in order."""
+
+    def __init__(self, sort: str, wanted: str = "") -> None:
+        self.sort = sort
+        self.wanted = wanted
+        self.rows: list[Row] = []
+        self._all: list[Row] = []
+        self._typing = False
+        self._first = 0
+        self._height = 1
+        self._rates: dict[str, deque[float]] = {}
+
+    def take(self, rows: list[Row]) -> None:
+        """Those of a new look."""
+        self._all = rows
+        names = {row.name for row in rows}
+        self._rates = {name: seen for name, seen in self._rates.items() if name in names}
+        for row in rows:
+            self._rates.setdefault(row.name, deque(maxlen=TREND)).append(row.records_per_second)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        text = self.wanted.lower()
+        found = [
+            one for one in self._all if text in one.name.lower() or text in one.slowest.lower()
+        ]
+        self.rows = sorted(found, key=ORDERS[self.sort])
+        self._scroll(0)
+
+    def _scroll(self, lines: int) -> None:
+        last = max(len(self.rows) - self._height, 0)
+        self._first = min(max(self._first + lines, 0), last)
+
+    def page(self, height: int) -> list[Row]:
+        """What fits into so many lines."""
+        self._height = height
+        self._scroll(0)
+        return self.rows[self._first : self._first + height]
+
+    def trend(self, row: Row) -> Sequence[float]:
+        """The rates of the last looks, the newest last."""
+        return self._rates.get(row.name, ())
+
+    def described(self) -> str:
+        """What is shown of all, in words."""
+        count = f"{len(self.rows)} of {plural(len(self._all), 'stream')}"
+        if self._first or self._first + self._height < len(self.rows):
+            last = min(self._first + self._height, len(self.rows))
+            count = f"{self._first + 1} to {last} of {count}"
+        if self._typing:
+            return f"{count}  filter: {self.wanted}_"
+        return f"{count}  filter: {self.wanted}" if self.wanted else count
+
+    def press(self, keys: bytes) -> bool:
+        """Returns whether it is to end."""
+        for key in _single(keys):
+            if self._typing:
+                self._type(key)
+            elif key in (b"q", b"Q", END):
+                return True
+            elif key in _SORT_KEYS:
+                self.sort = _SORT_KEYS[key]
+            elif key == b"/":
+                self._typing, self.wanted = True, ""
+            elif key == bytes([_ESCAPE]):
+                self.wanted = ""
+            else:
+                self._scroll(_SCROLLS.get(key, 0))
+                continue
+            self._arrange()
+        return False
+
+    def _type(self, key: bytes) -> None:
+        first = key[0]
+        if first in _ENTER or key == END:
+            self._typing = False
+        elif key == bytes([_ESCAPE]):
+            self._typing, self.wanted = False, ""
+        elif first in _BACKSPACE:
+            self.wanted = self.wanted[:-1]
+        elif len(key) == 1 and 0x20 <= first < 0x7F:
+            self.wanted += key.decode()
+
+
+def _single(keys: bytes) -> Iterator[bytes]:
+    """Keys that came together; an escape sequence is one."""
+    at = 0
+    while at < len(keys):
+        end = at + 1
+        if keys[at] == _ESCAPE and keys[end : end + 1] in (b"[", b"O"):
+            end += 1
+            while end < len(keys) and not 0x40 <= keys[end] <= 0x7E:
+                end += 1
+            end += 1
+        yield keys[at:end]
+        at = end
+
+
+_BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
+
+
+def spark(values: Sequence[float], *, is_utf8: bool = True) -> str:
+    """A bar for each value, as high as its share of the largest."""
+    bars = _BARS if is_utf8 else _ASCII_BARS
+    largest = max(values, default=0)
+    if largest <= 0:
+        return bars[0] * len(values)
+    top = len(bars) - 1
+    return "".join(bars[min(round(max(value, 0) / largest * top), top)] for value in values)
