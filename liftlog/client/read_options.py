@@ -146,10 +146,10 @@ class ReadOptions(TypedDict, total=False):
     `replica` names the node of a cluster that the client is connected to: the read then uses its
     copy of the stream, although another node leads. It may be a moment behind.
 
-    `prefer="nearest"`: of a replicated stream, read the copy of the node that the client is
-    connected to (the first of its addresses that answers), if it is in sync, else that of the
-    leader. It has everything that was committed when the read began: the leader is asked for that
-    once, and a copy that lacks some of it is waited for. What is committed later may come a moment
+    `prefer="nearest"`: of a replicated stream, read the copy of the first of the client's
+    addresses that answers and is in sync, else that of the leader: list the nearest one first.
+    It has everything that was committed when the read began: the leader is asked for that once,
+    and a copy that lacks some of it is waited for. What is committed later may come a moment
     later than from the leader. A daemon without a cluster answers as ever.
     """
 

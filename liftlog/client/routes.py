@@ -19,7 +19,7 @@ from liftlog.protocol.checkpoints import (
     FetchCheckpoint,
     ListCheckpoints,
 )
-from liftlog.protocol.messages import Message
+from liftlog.protocol.messages import ANY_REPLICA, Message
 
 _LONGEST_PAUSE_SECONDS = 1.0
 _ATTEMPT_SECONDS = 2.0
@@ -49,6 +49,8 @@ class Routes:
         self.targets = {target.address.text: target for target in targets}
         self._order = list(self.targets)
         self._leaders: dict[str, str] = {}
+        self._declined: dict[str, set[str]] = {}
+        """Of reads that any node in sync may answer: where there is none, since the last answer."""
 
     @property
     def has_choice(self) -> bool:
@@ -77,6 +79,14 @@ class Routes:
         """The node there does not answer this. Whether another one is known to."""
         if not isinstance(error, NotLeader):
             return False
+        if key.endswith(f" {ANY_REPLICA}"):
+            declined = self._declined.setdefault(key, set())
+            declined.add(address)
+            near = next((one for one in self._order if one not in declined), None)
+            if near is not None:
+                self._leaders[key] = near
+                return True
+            del self._declined[key]  # none of them is in sync: the leader answers
         other = str(error.details.get("address") or "")
         if not other or other == address or not self._learn(other):
             self.failed(key, address)

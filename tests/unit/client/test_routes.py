@@ -8,7 +8,7 @@ from liftlog.client.routes import Routes, Wandering, key_of, stream_key
 from liftlog.client.target import Target
 from liftlog.errors import InvalidArgument, NotLeader, NotReady
 from liftlog.protocol.checkpoints import FetchCheckpoint
-from liftlog.protocol.messages import Fetch, Ping
+from liftlog.protocol.messages import ANY_REPLICA, Fetch, Ping
 
 A, B, C = (f"tcp://127.0.0.1:{port}" for port in (9292, 9293, 9294))
 
@@ -34,6 +34,23 @@ def test_a_stream_is_asked_for_where_its_leader_is() -> None:
     assert found.address_of("s") == B
     assert found.address_of("t") == A
     assert found.has_choice
+
+
+def test_the_nearest_copy_is_that_of_the_first_address_in_sync() -> None:
+    found, key = routes(f"{A},{B},{C}"), stream_key("s", ANY_REPLICA)
+    assert found.address_of(key) == A
+    for near in (B, C):
+        assert found.told(key, found.address_of(key), led_at(C))
+        assert found.address_of(key) == near
+    assert found.address_of("s") == A, "other requests go on as they did"
+    assert found.told(key, C, led_at(B)), "none is in sync"
+    assert found.address_of(key) == B
+
+
+def test_of_one_address_the_leader_is_asked_when_its_copy_is_not_in_sync() -> None:
+    found, key = routes(A), stream_key("s", ANY_REPLICA)
+    assert found.told(key, A, led_at(B))
+    assert found.address_of(key) == B
 
 
 def test_a_leader_that_does_not_answer_is_forgotten() -> None:
