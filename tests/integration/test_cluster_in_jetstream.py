@@ -111,5 +111,16 @@ def test_nodes_go_on_while_their_store_fails(cluster: Cluster, servers: list[Nat
     wait_acked(publisher, 300)
     assert cluster.stream("all").leader == leader
     assert time.monotonic() - began < PATIENCE
+
+    # It is made again, empty: the nodes store again what they have seen, of themselves as well.
+    epoch = cluster.stream("all").leader_epoch
+    config = cluster.nodes["b"].config_path
+    done = cluster.command("cluster", "init", "--again", "-c", str(config))
+    assert done.returncode == 0, done.stderr
+    until(lambda: cluster.stream("all").leader_epoch > epoch, PATIENCE, "a restored record")
+    wait_acked(publisher, 100)
+    cluster.wait_isr("all")
+    until(lambda: [one["live"] for one in cluster.status()[0]["nodes"]] == [True] * 3, PATIENCE)
     publisher.finish()
     assert_kept([publisher], cluster.read_all("all"))
+    assert any("metadata-restored" in cluster.nodes[name].log for name in NODES)
