@@ -148,11 +148,13 @@ async def _asked(request: Request, message: Message, kind: type[Kind]) -> Kind:
 
 async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     """What JetStream says of a stream."""
-    settings = _settings_of(info)
-    own = settings.jetstream
     host = request.broker.hosts.get(info.name)
-    log = host.log if host is not None and host.log.incarnation == info.incarnation else None
-    first_ns = await asyncio.to_thread(_first_timestamp, log) if log is not None else 0
+    if host is not None and host.log.incarnation != info.incarnation:
+        host = None
+    settings = host.settings if host is not None and info.settings else _settings_of(info)
+    own, log = settings.jetstream, host.log if host is not None else None
+    has_records = log is not None and info.high_watermark > info.log_start_offset
+    first_ns = await asyncio.to_thread(_first_timestamp, log) if log and has_records else 0
     state = _state(info, first_ns, log.max_timestamp_ns if log is not None else 0)
     state["consumer_count"] = len(request.parts.consumers.of(info.name))
     known = host.sequencer.subjects if host is not None else None
@@ -229,6 +231,7 @@ async def _list(request: Request) -> Answer:
     left = _PAGE_SHARE * (request.parts.max_payload_bytes() or _DEFAULT_PAYLOAD)
     page: list[dict[str, Any]] = []
     for info in found[offset:][:_LIST_LIMIT]:
+        await asyncio.sleep(0)
         described = await _described(request, info)
         left -= len(to_text(described))
         if page and left < 0:
