@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -42,6 +43,7 @@ from liftlog.groups.state import (
 logger = logging.getLogger("liftlog.groups")
 
 MAX_GROUPS = 10_000
+"""A group with more slots than the default counts as several: its state is as much larger."""
 _MAX_WAITING = 50_000
 
 
@@ -124,11 +126,15 @@ class Seek:
     offset: int
     incarnation: str = ""
     epoch: int = 0
+    principal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
+    """`only_if`: only a group that is still exactly this."""
+
     key: GroupKey
+    only_if: GroupState | None = None
 
 
 Asked = Join | Beat | Commit | Leave | Seek | Remove
@@ -141,6 +147,8 @@ class Flight:
     """What is judged together. `drafts` is to be stored; None deletes a group."""
 
     drafts: dict[GroupKey, GroupState | None] = field(default_factory=dict)
+    created: Counter[str] = field(default_factory=Counter)
+    """What the groups that it creates count for, by principal."""
     verdicts: list[tuple[Asked, Told, LiftlogError | None]] = field(default_factory=list)
 
 
@@ -153,9 +161,20 @@ class Parked(NamedTuple):
 class Coordinator:
     """Times are seconds of any clock that only goes forward."""
 
-    def __init__(self, groups: Mapping[GroupKey, GroupState], now: float) -> None:
+    def __init__(
+        self,
+        groups: Mapping[GroupKey, GroupState],
+        now: float,
+        *,
+        max_groups: int = MAX_GROUPS,
+        max_groups_per_principal: int = MAX_GROUPS,
+    ) -> None:
         """`groups` is what is durable. All sessions begin now."""
         self.groups = dict(groups)
+        self._max_groups, self._max_owned = max_groups, max_groups_per_principal
+        self._owned: Counter[str] = Counter()
+        for state in groups.values():
+            self._owned[state.principal] += _weight(state)
         self.expired_total = self.commits_total = self.generations_total = 0
         self._waiting: list[tuple[Asked, Told]] = []
         self._parked: dict[GroupKey, dict[str, Parked]] = {}
@@ -252,11 +271,14 @@ class Coordinator:
                 self._wake(key)
 
     def _adopt(self, key: GroupKey, draft: GroupState | None, now: float) -> None:
+        before = self.groups.get(key)
+        if before is not None:
+            self._owned[before.principal] -= _weight(before)
         if draft is None:
             del self.groups[key]
             self._deadlines.pop(key, None)
             return
-        before = self.groups.get(key)
+        self._owned[draft.principal] += _weight(draft)
         self.generations_total += before is None or draft.generation != before.generation
         known = self._deadlines.get(key, {})
         self._deadlines[key] = {}
@@ -284,30 +306,52 @@ class Coordinator:
         state = flight.drafts[key] if key in flight.drafts else self.groups.get(key)
         draft: GroupState | None
         if isinstance(asked, Join):
-            draft = self._join(state, asked)
+            draft = self._join(flight, state, asked)
         elif isinstance(asked, Beat):
             draft = self._beat(_member_of(state, asked), asked)
         elif isinstance(asked, Commit):
             draft = self._commit(_member_of(state, asked), asked)
         elif isinstance(asked, Leave):
             draft = without(_member_of(state, asked), [asked.member])
+        elif isinstance(asked, Seek):
+            draft = self._seek(flight, state, asked)
         else:
-            draft = _changed_by_hand(state, asked)
+            draft = _removed(state, asked)
         if draft is not state:
             flight.drafts[key] = draft
 
-    def _join(self, state: GroupState | None, asked: Join) -> GroupState:
+    def _created(
+        self, flight: Flight, key: GroupKey, slots: int, start: int, principal: str
+    ) -> GroupState:
+        """Raises InvalidArgument, LimitExceeded."""
+        state = new_group(slots, start, principal)
+        weight = _weight(state)
+        if self._owned.total() + flight.created.total() + weight > self._max_groups:
+            raise LimitExceeded(
+                f"group {key[0]} of stream {key[1]} would be one too many: there may be "
+                f"{self._max_groups}, of {DEFAULT_SLOTS} slots",
+                hint="delete some (liftlog group rm), or raise checkpoints.max_groups",
+            )
+        owned = self._owned[principal] + flight.created[principal]
+        if principal and owned + weight > self._max_owned:
+            raise LimitExceeded(
+                f"{principal} has created as many groups as a principal may: {self._max_owned}, of "
+                f"{DEFAULT_SLOTS} slots",
+                hint="delete some (liftlog group rm), or raise "
+                "checkpoints.max_groups_per_principal",
+            )
+        flight.created[principal] += weight
+        return state
+
+    def _join(self, flight: Flight, state: GroupState | None, asked: Join) -> GroupState:
         if not MIN_SESSION_MS <= asked.session_ms <= MAX_SESSION_MS:
             raise InvalidArgument(
                 f"a session lasts {MIN_SESSION_MS} to {MAX_SESSION_MS} ms, not {asked.session_ms}"
             )
         group, stream = asked.key
         if state is None:
-            if len(self.groups) >= MAX_GROUPS:
-                raise LimitExceeded(
-                    f"there are {MAX_GROUPS} groups already", hint="liftlog group rm removes some"
-                )
-            state = new_group(asked.slots or DEFAULT_SLOTS, asked.start, asked.principal)
+            slots = asked.slots or DEFAULT_SLOTS
+            state = self._created(flight, asked.key, slots, asked.start, asked.principal)
         if asked.slots not in (None, state.slots):
             raise Conflict(
                 f"group {group} of stream {stream} has {state.slots} slots, not {asked.slots}",
@@ -320,6 +364,13 @@ class Coordinator:
             return state
         member = Member(0, asked.session_ms, asked.token, asked.principal)
         return joined(state, asked.member, member)
+
+    def _seek(self, flight: Flight, state: GroupState | None, asked: Seek) -> GroupState:
+        if state is None:
+            state = self._created(flight, asked.key, DEFAULT_SLOTS, asked.offset, asked.principal)
+        _check_no_members(state, asked.key)
+        offsets = (asked.offset,) * state.slots
+        return replace(state, offsets=offsets, incarnation=asked.incarnation, epoch=asked.epoch)
 
     def _beat(self, state: GroupState, asked: Beat) -> GroupState:
         """What it no longer reads is free, unless that was assigned after it wrote this."""
@@ -465,19 +516,23 @@ def _member_of(state: GroupState | None, asked: Join | Beat | Commit | Leave) ->
     )
 
 
-def _changed_by_hand(state: GroupState | None, asked: Seek | Remove) -> GroupState | None:
-    group, stream = asked.key
-    if state is None:
-        if isinstance(asked, Remove):
-            return None
-        state = new_group(DEFAULT_SLOTS, asked.offset)
+def _removed(state: GroupState | None, asked: Remove) -> GroupState | None:
+    if state is None or (asked.only_if is not None and asked.only_if is not state):
+        return state
+    _check_no_members(state, asked.key)
+    return None
+
+
+def _check_no_members(state: GroupState, key: GroupKey) -> None:
     if state.members:
+        group, stream = key
         names: Sequence[str] = sorted(state.members)[:8]
         raise Conflict(
             f"group {group} of stream {stream} has members: {', '.join(names)}",
             hint="stop them, and try again when their sessions have ended",
         )
-    if isinstance(asked, Remove):
-        return None
-    offsets = (asked.offset,) * state.slots
-    return replace(state, offsets=offsets, incarnation=asked.incarnation, epoch=asked.epoch)
+
+
+def _weight(state: GroupState) -> int:
+    """How many groups it counts for."""
+    return -(-state.slots // DEFAULT_SLOTS)

@@ -408,7 +408,8 @@ class CheckpointSettings(SettingsModel):
         default=None,
         alias="expire_after",
         description="Delete a checkpoint that was not committed for this long although the "
-        "consumer had records to read. `null`: never.",
+        "consumer had records to read, and a consumer group that had no members for this long. "
+        "`null`: never.",
     )
     max_count: Count = Field(
         default=100_000,
@@ -418,6 +419,15 @@ class CheckpointSettings(SettingsModel):
         default=10_000,
         description="Maximum number of checkpoints last committed by one ACL principal. With an "
         "ACL, all checkpoints that come over NATS count as those of one principal.",
+    )
+    max_groups: Count = Field(
+        default=10_000,
+        description="Maximum number of consumer groups. One with more than 64 slots counts as "
+        "several: 1,024 slots as 16.",
+    )
+    max_groups_per_principal: Count = Field(
+        default=1_000,
+        description="Maximum number of consumer groups created by one ACL principal.",
     )
 
 

@@ -11,19 +11,28 @@ import logging
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from liftlog.errors import CorruptBatch, InvalidArgument, LiftlogError, StreamUnavailable
+from liftlog.errors import (
+    CorruptBatch,
+    InvalidArgument,
+    LiftlogError,
+    NotReady,
+    RequestTimeout,
+    StreamUnavailable,
+)
 from liftlog.groups.coordinator import (
+    MAX_GROUPS,
     Asked,
     Assignment,
     Commit,
     Coordinator,
     Flight,
     Join,
+    Remove,
     Seek,
     Told,
 )
@@ -55,13 +64,20 @@ class Groups:
         stored: Mapping[bytes, bytes],
         *,
         subject_prefix: str,
+        max_count: int = MAX_GROUPS,
+        max_count_per_principal: int = MAX_GROUPS,
         now_ns: Callable[[], int],
     ) -> None:
         self._find_stream = find_stream
         self._offsets = offsets
         self._subject_prefix = subject_prefix
         self._now_ns = now_ns
-        self._coordinator = Coordinator(understood(stored), time.monotonic())
+        self._coordinator = Coordinator(
+            understood(stored),
+            time.monotonic(),
+            max_groups=max_count,
+            max_groups_per_principal=max_count_per_principal,
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = math.inf
         self._in_flight = False
@@ -113,10 +129,43 @@ class Groups:
             if error is not None:
                 raise error
 
-    def seek(self, key: GroupKey, offset: int) -> Seek:
+    def seek(self, key: GroupKey, offset: int, principal: str = "") -> Seek:
         """The request that moves a group in the stream as it is now. Raises StreamNotFound."""
         log = self._find_stream(key[1]).log
-        return Seek(key, offset, log.incarnation, log.leader_epoch)
+        return Seek(key, offset, log.incarnation, log.leader_epoch, principal)
+
+    async def expire(
+        self,
+        before_ns: int,
+        unread_since: Callable[[str], Awaitable[tuple[str, int] | None]],
+    ) -> int:
+        """Delete groups that have had no members since `before_ns` although there was something to
+        read. Returns how many. See `service.expire`; `unread_since` tells incarnation and offset.
+        """
+        count = 0
+        known: dict[str, tuple[str, int] | None] = {}
+        for key, state in list(self._coordinator.groups.items()):
+            if state.members or state.time_ns >= before_ns:
+                continue
+            stream = key[1]
+            if stream not in known:
+                known[stream] = await unread_since(stream)
+            found = known[stream]
+            if found is None:
+                continue  # it cannot be read here
+            incarnation, offset = found
+            is_other = state.incarnation != incarnation if state.incarnation else not incarnation
+            if not is_other and min(state.offsets) >= offset:
+                continue
+            try:
+                await self.asked(Remove(key, state))
+            except LiftlogError as error:
+                logger.warning("group-not-expired group=%s/%s error=%s", *key, error)
+            else:
+                count += key not in self._coordinator.groups
+        if count:
+            logger.info("groups-expired count=%d", count)
+        return count
 
     # --- flights ---
 
@@ -151,6 +200,9 @@ class Groups:
         if self._closed is not None:
             # Stored or not: the next coordinator reads it.
             error = self._closed
+        if isinstance(error, RequestTimeout):
+            # The next leader may store it all the same, and asked again it changes nothing.
+            error = NotReady(error.message, hint="try again: to store it twice changes nothing")
         self._coordinator.landed(flight, error, time.monotonic())
         if self._coordinator.has_requests:
             self._go_on()

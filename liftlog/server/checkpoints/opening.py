@@ -93,6 +93,8 @@ def make_checkpoints(
         subject_prefix=subject_prefix(settings),
         max_count=settings.checkpoints.max_count,
         max_count_per_principal=settings.checkpoints.max_count_per_principal,
+        max_groups=settings.checkpoints.max_groups,
+        max_groups_per_principal=settings.checkpoints.max_groups_per_principal,
         now_ns=wall_clock,
         check_storable=check_storable,
     )

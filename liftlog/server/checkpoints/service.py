@@ -27,6 +27,7 @@ from liftlog.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
+from liftlog.groups.coordinator import MAX_GROUPS
 from liftlog.names import check_consumer_name, check_stream_name
 from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
 from liftlog.server.checkpoints.checkpoint import (
@@ -97,6 +98,8 @@ class Checkpoints:
         subject_prefix: str,
         max_count: int,
         max_count_per_principal: int = sys.maxsize,
+        max_groups: int = MAX_GROUPS,
+        max_groups_per_principal: int = MAX_GROUPS,
         now_ns: Callable[[], int],
         check_storable: Callable[[], None] = lambda: None,
     ) -> None:
@@ -111,7 +114,13 @@ class Checkpoints:
         self._max_owned = max_count_per_principal
         self._now_ns = now_ns
         self.groups = Groups(
-            find_stream, offsets, table.groups, subject_prefix=subject_prefix, now_ns=now_ns
+            find_stream,
+            offsets,
+            table.groups,
+            subject_prefix=subject_prefix,
+            max_count=max_groups,
+            max_count_per_principal=max_groups_per_principal,
+            now_ns=now_ns,
         )
         self._check_storable = check_storable
         self._waiting: list[Change] = []
@@ -427,7 +436,7 @@ async def expire(
 ) -> int:
     """Delete checkpoints that were committed before `before_ns` although there have been records to
     read since. A consumer of a quiet stream has nothing to commit, so it is not taken for gone.
-    Returns how many were deleted.
+    Returns how many were deleted. Groups without members expire in the same way.
 
     Checkpoints of streams that were deleted or recreated expire by age alone.
     """
@@ -453,7 +462,8 @@ async def expire(
         count += sum(done)
     if count:
         logger.info("checkpoints-expired count=%d", count)
-    return count
+    unread_since = partial(_unread_since, find_stream, before_ns=before_ns)
+    return count + await checkpoints.groups.expire(before_ns, unread_since)
 
 
 async def _unread_since(

@@ -15,7 +15,7 @@ from liftlog.errors import (
     ShuttingDown,
     StreamUnavailable,
 )
-from liftlog.stream.refusals import NOT_LEADING, SHUTTING_DOWN, RefusalReason
+from liftlog.stream.refusals import MOVING, NOT_LEADING, SHUTTING_DOWN, RefusalReason
 
 Told = Callable[[LiftlogError | None], None]
 
@@ -106,7 +106,7 @@ class OwnRecords:
         """The stream accepts no records now."""
         if refusal is SHUTTING_DOWN:
             told(ShuttingDown("the daemon is stopping"))
-        elif refusal is NOT_LEADING:
+        elif refusal in (NOT_LEADING, MOVING):
             told(NotReady(f"another node begins to lead stream {self._stream}", hint="try again"))
         else:
             told(self._told_about(refusal.description))

@@ -96,7 +96,8 @@ async def _leave_group(caller: Caller, message: LeaveGroup) -> Message:
 @handles(SeekGroup, "commit", at=At.OFFSETS)
 async def _seek_group(caller: Caller, message: SeekGroup) -> Message:
     groups = caller.broker.checkpoints.groups
-    await groups.asked(groups.seek((message.group, message.stream), message.offset))
+    key = (message.group, message.stream)
+    await groups.asked(groups.seek(key, message.offset, caller.principal or ""))
     return Done()
 
 

@@ -1,0 +1,159 @@
+"""How many consumer groups there may be, and when those without members are deleted."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from support.local_checkpoints import serve_checkpoints
+from support.pull_broker import LogBroker, orders_broker
+
+from liftlog.errors import LiftlogError, NotReady, RequestTimeout, StreamNotFound
+from liftlog.groups.coordinator import (
+    Asked,
+    Commit,
+    Coordinator,
+    Join,
+    Leave,
+    Remove,
+    Seek,
+)
+from liftlog.server.checkpoints.service import expire
+from liftlog.server.commits.waiting import OwnRecords
+from liftlog.stream.refusals import MOVING, NOT_LEADING, RefusalReason
+
+SECOND = 1_000_000_000
+
+
+def asked(coordinator: Coordinator, *requests: Asked) -> list[str]:
+    """What they are answered with when they are judged together."""
+    told: list[str] = []
+    for one in requests:
+        coordinator.ask(one, lambda _, error: told.append(error.name if error else "ok"), 0.0)
+    coordinator.landed(coordinator.begin(0.0), None, 0.0)
+    return told
+
+
+def join(group: str, principal: str = "", slots: int | None = None) -> Join:
+    return Join((group, "orders"), "m", "token", 10_000, slots, 0, principal)
+
+
+def test_there_are_so_many_groups_also_if_they_are_created_at_once() -> None:
+    coordinator = Coordinator({}, 0.0, max_groups=3)
+    refused = "LIMIT_EXCEEDED"
+    assert asked(coordinator, *map(join, "abcd")) == ["ok"] * 3 + [refused]
+    assert asked(coordinator, join("a"), join("e")) == ["ok", refused]
+    assert asked(coordinator, Seek(("e", "orders"), 1)) == [refused]
+    assert asked(coordinator, Leave(("a", "orders"), "m", 1), Remove(("a", "orders"))) == [
+        "ok",
+        "ok",
+    ]
+    assert asked(coordinator, Seek(("e", "orders"), 1), join("f")) == ["ok", refused]
+
+
+def test_a_group_with_many_slots_counts_as_several() -> None:
+    coordinator = Coordinator({}, 0.0, max_groups=3)
+    assert asked(coordinator, join("a", slots=129)) == ["ok"]
+    assert asked(coordinator, join("b", slots=1)) == ["LIMIT_EXCEEDED"]
+    again = Coordinator(coordinator.groups, 0.0, max_groups=4)  # as after a start
+    assert asked(again, join("b", slots=65)) == ["LIMIT_EXCEEDED"]
+    assert asked(again, join("b", slots=64)) == ["ok"]
+
+
+def test_a_principal_does_not_take_the_groups_of_others() -> None:
+    coordinator = Coordinator({}, 0.0, max_groups=10, max_groups_per_principal=2)
+    requests = [join("a", "ann"), join("b", "ann"), join("c", "ann"), join("d", "bob")]
+    assert asked(coordinator, *requests) == ["ok", "ok", "LIMIT_EXCEEDED", "ok"]
+    # A member of a group that another one has created costs nothing.
+    assert asked(coordinator, Join(("d", "orders"), "n", "other", 10_000, None, 0, "ann")) == ["ok"]
+    assert asked(coordinator, Seek(("e", "orders"), 1, principal="ann")) == ["LIMIT_EXCEEDED"]
+    assert asked(coordinator, *map(join, "efghijk")).count("ok") == 7  # without ACL: no quota
+
+
+@pytest.fixture
+def broker(tmp_path: Any) -> Any:
+    with orders_broker(tmp_path) as broker:
+        serve_checkpoints(broker)
+        yield broker
+
+
+async def left_group(broker: LogBroker, name: str, offset: int) -> None:
+    """A group that has read so far, and whose member has left."""
+    groups = broker.checkpoints.groups
+    joined = await groups.asked(join(name))
+    assert joined is not None
+    log = broker.stream("orders").log
+    offsets = dict.fromkeys(range(64), offset)
+    key = (name, "orders")
+    await groups.asked(
+        Commit(
+            key, "m", joined.joined, joined.generation, offsets, log.incarnation, log.leader_epoch
+        )
+        if offset
+        else Commit(key, "m", joined.joined, joined.generation, {})
+    )
+    await groups.asked(Leave(key, "m", joined.joined))
+
+
+def names(broker: LogBroker) -> set[str]:
+    return {group for group, _ in broker.checkpoints.groups.coordinator.groups}
+
+
+async def test_groups_without_members_expire_if_there_was_something_to_read(
+    broker: LogBroker,
+) -> None:
+    stream = broker.stream("orders")  # with 100 records
+    await left_group(broker, "behind", 50)
+    await left_group(broker, "new", 0)
+    await left_group(broker, "done", 101)
+    await broker.checkpoints.groups.asked(join("busy"))
+    now = time.time_ns()
+    assert await expire(broker.checkpoints, broker.stream, now - 3600 * SECOND) == 0
+    later = now + 3600 * SECOND
+    stream.append([b"late"], timestamp_ns=later + SECOND)
+    assert await expire(broker.checkpoints, broker.stream, later) == 2
+    assert names(broker) == {"done", "busy"}
+
+
+async def test_groups_of_a_stream_that_is_gone_expire_by_age(broker: LogBroker) -> None:
+    await left_group(broker, "done", 101)
+    await left_group(broker, "new", 0)
+
+    def gone(name: str) -> Any:
+        raise StreamNotFound(name)
+
+    assert await expire(broker.checkpoints, gone, time.time_ns() - 3600 * SECOND) == 0
+    assert await expire(broker.checkpoints, gone, time.time_ns() + SECOND) == 2
+    assert names(broker) == set()
+
+
+async def test_a_group_that_is_used_again_meanwhile_stays(broker: LogBroker) -> None:
+    await left_group(broker, "g", 50)
+    groups = broker.checkpoints.groups
+    state = groups.coordinator.groups["g", "orders"]
+    await groups.asked(join("g"))
+    await groups.asked(Remove(("g", "orders"), state))
+    assert names(broker) == {"g"}
+    with pytest.raises(LiftlogError, match="has members"):
+        await groups.asked(Remove(("g", "orders")))
+
+
+async def test_what_a_deposed_leader_cannot_say_is_to_be_asked_again(broker: LogBroker) -> None:
+    """Whether it was stored is undecided, and each request of a member may be repeated: clients do
+    that by themselves."""
+    offsets = serve_checkpoints(broker)
+    offsets.error = RequestTimeout("another node begins to lead")
+    with pytest.raises(NotReady, match="another node"):
+        await broker.checkpoints.groups.asked(join("g"))
+    offsets.error = None
+    assert await broker.checkpoints.groups.asked(join("g")) is not None
+
+
+@pytest.mark.parametrize("refusal", [NOT_LEADING, MOVING])
+def test_records_for_a_stream_that_moves_are_to_be_stored_again(refusal: RefusalReason) -> None:
+    told: list[LiftlogError | None] = []
+    OwnRecords("_offsets").refused(refusal, told.append)
+    (error,) = told
+    assert isinstance(error, NotReady)
+    assert error.retriable
