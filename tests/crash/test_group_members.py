@@ -44,7 +44,7 @@ def test_members_and_a_daemon_fail(server: NatsServer, tmp_path: Path) -> None:
             daemon.kill()
             daemon.start()
 
-        publisher = Publisher(server.port, 400)
+        publisher = Publisher(server.port, 150)
         publisher.start()
         try:
             campaign.join()
