@@ -78,7 +78,7 @@ async def test_a_bad_record_is_tried_again_published_and_passed(
         headers = {"Trace": "t1", "Nats-Expected-Stream": "orders"}
         await publisher.publish("orders.x", value, key=key, headers=headers, expect=["orders"])
     sorter = letters(publisher)
-    async with client.group("billing", "orders") as records:
+    async with client.group("billing", "orders", session=600) as records:
         bill = Bill(records, 5)
         await sorter.run(records, bill)
     assert bill.done == [1, 3, 4]
@@ -113,7 +113,7 @@ async def test_what_does_not_fit_a_message_is_left_out(
         await enveloped.publish("orders.x", b"bad, and no key", key=b"")
     long = b"bad" + b"x" * (1_048_576 - 200)
     await publisher.publish("orders.x", long, key="k" * 60)
-    async with client.group("billing", "orders") as records:
+    async with client.group("billing", "orders", session=600) as records:
         await letters(publisher).run(records, Bill(records, 3))
     binary, empty, large = await dead(client)
     assert (binary.key, binary.value) == (None, b"bad key")
@@ -133,10 +133,10 @@ async def test_a_dead_letter_that_no_stream_takes_ends_the_run_and_the_record_co
     async with Publisher(server.url, retry_for=0) as impatient:
         nowhere = DeadLetters(impatient, "nowhere", retries=0, errors=(BadRecord,))
         with pytest.raises(NotPublished) as raised:
-            async with client.group("billing", "orders") as records:
+            async with client.group("billing", "orders", session=600) as records:
                 await nowhere.run(records, Bill(records, 3))
     assert isinstance(raised.value.__context__, BadRecord)
-    async with client.group("billing", "orders") as records:
+    async with client.group("billing", "orders", session=600) as records:
         bill = Bill(records, 3)
         await letters(publisher).run(records, bill)
     assert (bill.done, bill.attempts) == ([3], [2, 2, 2])
@@ -148,7 +148,7 @@ async def test_a_process_that_dies_before_the_commit_leaves_one_dead_letter(
 ) -> None:
     await publisher.publish("orders.x", b"bad", key="a")
     for _ in range(2):
-        records = client.group("billing", "orders")
+        records = client.group("billing", "orders", session=600)
         record = await anext(records)
         done = await letters(publisher).process(records, record, Bill(records, 1))
         assert done is not None
@@ -169,7 +169,7 @@ async def test_other_errors_end_the_run(client: Client, publisher: Publisher) ->
 
         broad = letters(publisher, errors=(BadRecord, GroupFenced))
         with pytest.raises(type(error)):
-            async with client.group("billing", "orders") as records:
+            async with client.group("billing", "orders", session=600) as records:
                 await broad.run(records, fail)
     assert await dead(client) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prometheus_client import Metric as Family
@@ -176,7 +177,8 @@ def test_members_and_slots_of_a_group(daemon: Daemon, client: SyncClient) -> Non
         for name in ("rebalances", "commits", "members_expired")
     }
     of_orders = ("shipping", "orders")
-    with client.group("shipping", "orders", member="w1", slots=4, commit_every=1) as records:
+    options: dict[str, Any] = {"member": "w1", "slots": 4, "commit_every": 1, "session": 600}
+    with client.group("shipping", "orders", **options) as records:
         for _ in range(RECORDS):
             next(records)
         assert samples(daemon, "liftlog_group_members")[of_orders] == 1
@@ -189,7 +191,10 @@ def test_members_and_slots_of_a_group(daemon: Daemon, client: SyncClient) -> Non
         assert samples(daemon, "liftlog_group_slot_lag") == {
             ("shipping", str(slot), "orders"): 0 for slot in range(4)
         }
-        with connect_sync(daemon.pull_address) as other, other.group("shipping", "orders"):
+        with (
+            connect_sync(daemon.pull_address) as other,
+            other.group("shipping", "orders", session=600),
+        ):
             shown = samples(daemon, "liftlog_group_member_slots")
             assert shown.keys() == {("shipping", one, "orders") for one in ("unnamed", "w1")}
         records.leave()
@@ -206,6 +211,7 @@ def test_members_and_slots_of_a_group(daemon: Daemon, client: SyncClient) -> Non
 
 
 def test_file_descriptors_and_connections(daemon: Daemon) -> None:
+    until(lambda: samples(daemon, "liftlog_pull_connections")[()] == 0)  # those of other tests
     before = samples(daemon, "process_open_fds")[()]
     with connect_sync(daemon.pull_address) as one, connect_sync(daemon.pull_address) as two:
         one.ping()

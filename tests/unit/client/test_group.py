@@ -116,6 +116,49 @@ async def test_two_members_share_and_each_key_stays_in_order(
     assert moved == ["a+64", "a-32", "b+32"]
 
 
+async def test_keys_of_all_kinds_stay_with_one_member_in_order(
+    broker: LogBroker, address: str, offsets_stream: object
+) -> None:
+    """Empty, binary, as long as a message, and none: then the subject takes its place."""
+    keys = [b"", b"\0\xff\n", b"k" * 1_048_576, "\u00fc".encode(), *KEYS[:8]]
+    subjects = [b"mixed.a", b"mixed.b", b"mixed.c", b"mixed.d"]
+    stream = broker.add("mixed", subject="mixed.>")
+    values = [b"%d" % number for number in range(5)]
+    groups: list[Any] = []
+    found: list[tuple[Any, Record]] = []
+
+    def add(group: Any, record: Record) -> None:
+        found.append((group, record))
+
+    async def work() -> None:
+        async with connect(address) as one:
+            group = one.group("billing", "mixed", session=60, slots=16)
+            groups.append(group)
+            async with group:
+                async for record in group:
+                    add(group, record)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(work())
+        await until(lambda: [len(group.slots) for group in groups] == [8, 8])
+        for value in values:
+            stream.append([value] * len(keys), keys=[*keys])
+            for subject in subjects:
+                stream.append([value], subject=subject)
+        await until(lambda: len(found) >= len(values) * (len(keys) + len(subjects)))
+        for group in groups:
+            group.stop()
+    by_name: dict[bytes, list[bytes | None]] = defaultdict(list)
+    owner: dict[bytes, Any] = {}
+    for group, record in found:
+        name = record.subject.encode() if record.key is None else record.key
+        assert owner.setdefault(name, group) is group
+        assert group.slot_of(record) == crc32c(name) * 16 >> 32
+        by_name[name].append(record.value)
+    assert by_name == dict.fromkeys((*keys, *subjects), values)
+
+
 async def test_slots_move_before_the_first_record_came(
     client: Opened, broker: LogBroker, address: str
 ) -> None:
@@ -255,7 +298,7 @@ async def test_batches_and_what_counts(client: Opened, broker: LogBroker) -> Non
 async def test_stop_ends_the_iteration_and_everything_returned_counts(
     client: Opened, broker: LogBroker, address: str
 ) -> None:
-    group = client.client.group("billing", "orders", commit_interval=0.1)
+    group = client.client.group("billing", "orders", session=60, commit_interval=0.1)
     taken = asyncio.ensure_future(client.take(group, 1000))
     async with connect(address) as other, asyncio.timeout(60):
         # All 100 are returned, and it waits for more.
