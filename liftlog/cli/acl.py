@@ -11,9 +11,15 @@ import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.options import debug_option, output_format, output_option
-from liftlog.cli.output import print_pairs, print_table, write_object
-from liftlog.cli.problems import Problem, check_standard_input, warn
+from liftlog.cli.options import debug_option, output_format, output_option, quiet
+from liftlog.cli.output import (
+    print_pairs,
+    print_table,
+    write_lines,
+    write_object,
+    write_objects,
+)
+from liftlog.cli.problems import Problem, check_standard_input, note, warn
 from liftlog.cli.text import plural, printable
 from liftlog.errors import ConfigError
 
@@ -137,6 +143,68 @@ def explain(
             found["subjects"] = None if subjects is None else list(subjects)
         write_object(found, style)
     return ExitCode.OK if allowed else ExitCode.DENIED
+
+
+@acl_commands.command()
+@click.argument("operation", type=click.Choice(_OPERATIONS))
+@click.argument("stream")
+@click.option(
+    "--acl",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    required=True,
+    envvar="LIFTLOG_ACL__FILE",
+    help="The ACL file. [env: LIFTLOG_ACL__FILE]",
+)
+@output_option
+@debug_option
+def who(operation: Any, stream: str, file: Path) -> ExitCode:
+    """List the principals that are allowed OPERATION on STREAM.
+
+    For read, also those that may read some of its subjects only. Exit code 9 if there are none.
+
+    \b
+    Examples:
+      liftlog acl who read payments --acl acl.yaml
+      liftlog acl who admin orders --acl acl.yaml -q
+    """
+    from liftlog.settings.load import load_policy
+
+    policy = load_policy(file)
+    found: list[dict[str, Any]] = []
+    for principal in policy.principals:
+        subjects: tuple[str, ...] | None = None
+        if operation == "read":
+            allowed, explanation, subjects = policy.decide_read(principal.name, stream)
+        else:
+            allowed, explanation = policy.decide(principal.name, operation, stream)
+        if allowed:
+            found.append(
+                {
+                    "principal": principal.name,
+                    "subjects": None if subjects is None else list(subjects),
+                    "explanation": explanation,
+                }
+            )
+    style = output_format()
+    if quiet():
+        write_lines([one["principal"] for one in found])
+    elif style != "table":
+        write_objects(found, style)
+    elif found:
+        rows = [
+            (
+                one["principal"],
+                "all" if one["subjects"] is None else printable(" ".join(one["subjects"])),
+                printable(one["explanation"]),
+            )
+            for one in found
+        ]
+        print_table(("PRINCIPAL", "SUBJECTS", "WHY"), rows)
+    else:
+        note(f"No principal is allowed {operation} on {printable(stream)}.")
+    return ExitCode.OK if found else ExitCode.DENIED
 
 
 @acl_commands.command("hash-token")

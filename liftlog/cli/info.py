@@ -7,7 +7,7 @@ import click
 from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_pairs, write_object
-from liftlog.cli.text import printable, show_time
+from liftlog.cli.text import printable, show_span, show_time
 
 
 @click.command(cls=Command)
@@ -37,7 +37,7 @@ def info() -> None:
         ("address", address),
         ("version", found.version),
         ("server id", found.server_id),
-        ("started", f"{show_time(found.started_ns)} ({_uptime(found.uptime_seconds)} ago)"),
+        ("started", f"{show_time(found.started_ns)} ({show_span(found.uptime_seconds)} ago)"),
         ("nats", f"{state} (server {version})" if version else state),
         ("streams", f"{found.stream_count:,}"),
         ("limits", "\n".join(f"{name}: {value}" for name, value in found.limits.items())),
@@ -45,12 +45,3 @@ def info() -> None:
     ]
     pairs += [(f"warning: {name}", str(text)) for name, text in found.warnings.items()]
     print_pairs([(label, printable(text, keep_newlines=True)) for label, text in pairs])
-
-
-def _uptime(seconds: float) -> str:
-    minutes, whole = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole, "s")]
-    shown = [f"{count}{unit}" for count, unit in parts if count]
-    return " ".join(shown[:2]) or "0s"

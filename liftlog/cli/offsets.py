@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,13 +28,15 @@ from liftlog.cli.output import (
 from liftlog.cli.problems import confirmed, note
 from liftlog.cli.ranges import Position, position_of, resolve_position
 from liftlog.cli.suggestions import complete_consumer, complete_stream
-from liftlog.cli.text import plural, printable, show_time
+from liftlog.cli.text import plural, printable, show_span, show_time
+from liftlog.errors import LiftlogError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from liftlog.client import Checkpoint, SyncClient
 
+_ONE_RECORD_BYTES = 64 * 1024
 _HEADINGS = ("CONSUMER", "STREAM", "OFFSET", "LAG", "COMMITTED")
 _WIDE_HEADINGS = ("EPOCH", "INCARNATION", "METADATA")
 
@@ -117,16 +120,45 @@ def get(consumer: str, stream: str) -> ExitCode:
       liftlog offsets get billing orders -o json | jq .lag
     """
     style = output_format()
+    unread = ""
     with connect_to_server() as client:
         found = client.fetch_checkpoint(consumer, stream, check=False)
+        if found is not None and style == "table":
+            unread = _oldest_unread(client, found)
     if found is None:
         note(f"{printable(consumer)} has no checkpoint in {printable(stream)}.")
         return ExitCode.NOT_FOUND
     if style == "table":
-        print_pairs(_facts(found))
+        print_pairs(_facts(found, unread))
     else:
         write_object(found.to_wire(), style)
     return ExitCode.OK
+
+
+def _oldest_unread(client: SyncClient, found: Checkpoint) -> str:
+    """How late the consumer is: when the record that it reads next came. Empty if there is none,
+    or it may not be read."""
+    if not found.lag or found.problem:
+        return ""
+    try:
+        records = client.read(
+            found.stream,
+            found.offset,
+            until="end",
+            columns=["timestamp"],
+            fetch_bytes=_ONE_RECORD_BYTES,
+            read_ahead_bytes=0,
+        )
+        for record in records:
+            records.close()
+            return _when(record.timestamp_ns)
+    except LiftlogError:
+        pass
+    return ""
+
+
+def _when(time_ns: int) -> str:
+    return f"{show_time(time_ns)} ({show_span(max(time.time() - time_ns / 1e9, 0))} ago)"
 
 
 @offsets_commands.command()
@@ -287,14 +319,15 @@ def _problem_of(found: Checkpoint) -> str:
     return found.problem or ("uncertain: a newer checkpoint may be lost" if found.uncertain else "")
 
 
-def _facts(found: Checkpoint) -> list[tuple[str, str]]:
+def _facts(found: Checkpoint, unread: str = "") -> list[tuple[str, str]]:
     facts = [
         ("consumer", found.consumer),
         ("stream", found.stream),
         ("offset", str(found.offset)),
         ("lag", "" if found.lag is None else f"{found.lag:,}"),
+        ("oldest unread", unread),
         ("problem", _problem_of(found)),
-        ("committed", show_time(found.time_ns)),
+        ("committed", _when(found.time_ns)),
         ("owner", found.owner),
         ("metadata", found.metadata),
         ("leader epoch", str(found.epoch)),

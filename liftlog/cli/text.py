@@ -72,3 +72,13 @@ def shorten(text: str, width: int | None) -> str:
 
 def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def show_span(seconds: float) -> str:
+    """Its two largest units."""
+    minutes, whole = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole, "s")]
+    shown = [f"{count}{unit}" for count, unit in parts if count]
+    return " ".join(shown[:2]) or "0s"

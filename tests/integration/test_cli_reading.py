@@ -130,6 +130,20 @@ def test_checkpoints_are_filtered_by_lag(liftlog: Cli) -> None:
     assert liftlog.objects("offsets", "ls", "--lag", "6") == []
 
 
+def test_how_late_a_consumer_is(liftlog: Cli) -> None:
+    shown = dict(
+        line.split("  ", 1)
+        for line in liftlog.ok("offsets", "get", "billing", "orders").splitlines()
+    )
+    unread = {name: text.strip() for name, text in shown.items()}["oldest unread"]
+    (record,) = liftlog.objects("consume", "orders", "--from", "-5", "-n", "1")
+    assert unread.startswith(record["timestamp"])
+    assert unread.endswith(" ago)")
+    liftlog.ok("offsets", "seek", "done", "orders", "end", "--yes")
+    assert "oldest unread" not in liftlog.ok("offsets", "get", "done", "orders")
+    liftlog.ok("offsets", "rm", "done", "orders", "--yes")
+
+
 def test_quiet_commands_print_no_confirmations(liftlog: Cli) -> None:
     for words in (["pause", "Invoices"], ["resume", "Invoices"], ["truncate", "orders", "0"]):
         result = liftlog("stream", *words, "-q", *(["-y"] if "truncate" in words else []))

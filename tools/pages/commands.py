@@ -79,6 +79,7 @@ number of the pull protocol, or `null`), `exit_code`, `message`, `why` and `next
 | `config show` | the settings; with `--origin` a setting: `key`, `value`, `origin` |
 | `errors ls`, `errors lookup` | an error: `code`, `name`, `exit_code`, `meaning`, `advice` |
 | `offsets ls`, `offsets get` | a checkpoint, with its `lag` (if it is `null`, `problem` says why) |
+| `acl who` | a `principal`, its `subjects` (`null` for all) and the `explanation` |
 | `offsets seek`, `offsets rm` | `before`, `offset`, `moved_by`, `lag`, and whether it was `done` |
 | `import jetstream`, `jsonl`, `parquet` | `source`, `copied`, the number of the `last` message |
 | `reload`, `drain` | the `pid`, the `signal`, and of `drain` whether it `ended` |

@@ -177,3 +177,23 @@ def test_a_new_nkey(tmp_path: Path) -> None:
     assert "File exists" in again.output
     assert file.read_bytes() == before
     assert before.decode().strip() not in found.output + again.output
+
+
+def test_who_is_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "acl.yaml"
+    file.write_text(
+        "principals: {a: {unix_uid: 1}, b: {unix_uid: 2}, c: {unix_uid: 3}}\n"
+        "roles: {some: [{allow: [read], streams: ['pay*'], subjects: ['pay.eu.>']}], "
+        "all: [{allow: [read, admin], streams: ['*']}]}\n"
+        "bindings: {a: [some], b: [all]}\n"
+    )
+    found = json.loads(run("who", "read", "payments", "--acl", str(file), "-o", "json").output)
+    assert [(one["principal"], one["subjects"]) for one in found] == [
+        ("a", ["pay.eu.>"]),
+        ("b", None),
+    ]
+    assert run("who", "admin", "payments", "--acl", str(file), "-q").output == "b\n"
+    assert run("who", "read", "orders", "--acl", str(file), "-q").output == "b\n"
+    nobody = run("who", "delete", "orders", "--acl", str(file))
+    assert nobody.exit_code == 9
+    assert "No principal is allowed delete on orders" in nobody.output
