@@ -375,6 +375,20 @@ async def test_a_watcher_sees_the_newest_values_and_then_changes(
     await watcher.stop()
 
 
+async def test_what_changes_meanwhile_is_not_pending_when_a_consumer_is_made(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    """Watchers take the first answer for the number of records of the present state."""
+    stream = new_stream(raw)
+    for number in range(4):
+        await js.publish(f"{stream}.{number % 2}", b"%d" % number)
+    made = new_consumer(raw, stream, deliver_policy="last_per_subject")
+    assert made["num_pending"] == 2
+    await js.publish(f"{stream}.0", b"4")
+    found = pulled(raw, stream, made["name"], batch=3)
+    assert [one.payload for one in found] == [b"2", b"3", b"4"]
+
+
 @pytest.mark.parametrize("history", [1, 3])
 async def test_the_history_of_a_key_has_as_many_values_as_were_asked_for(
     js: JetStreamContext, raw: RawNats, history: int

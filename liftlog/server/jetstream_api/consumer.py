@@ -121,9 +121,10 @@ class Consumer:
         if status:
             await self._try_send(b"".join([_status(reply, status) for reply in replies]))
 
-    async def info(self) -> dict[str, Any]:
-        """What JetStream says of a consumer."""
-        if self._caught_up or not self._rows:
+    async def info(self, *, is_new: bool = False) -> dict[str, Any]:
+        """What JetStream says of a consumer. For a new one, `num_pending` is what there was when it
+        began: watchers of buckets take so many records for the present state."""
+        if not is_new and (self._caught_up or not self._rows):
             with contextlib.suppress(LiftlogError):
                 await self._cursor.count()
         now = time.time_ns()

@@ -147,16 +147,14 @@ class _Reader:
         config: dict[str, Any] = {"name": spec.name, "deliver_policy": spec.policy}
         config |= {"ack_policy": "none", "replay_policy": "instant", "num_replicas": 1}
         config |= {key: self._left[key] for key in _ECHOED if self._left.get(key)}
+        config.setdefault("max_deliver", -1)
         config["mem_storage"] = True
         config["inactive_threshold"] = round(spec.inactive_seconds * _NS)
         if spec.start_sequence:
             config["opt_start_seq"] = spec.start_sequence
         if self._start_text:
             config["opt_start_time"] = self._start_text
-        if len(spec.filters) == 1:
-            config["filter_subject"] = spec.filters[0]
-        elif spec.filters:
-            config["filter_subjects"] = list(spec.filters)
+        config |= self._shown_filters
         if spec.headers_only:
             config["headers_only"] = True
         if spec.deliver_subject:
@@ -212,6 +210,11 @@ class _Reader:
         if "" in many:
             raise JetStreamError(400, 10139, "consumer filter in FilterSubjects cannot be empty")
         filters = tuple(many) or ((one,) if one else ())
+        self._shown_filters: dict[str, Any] = {}
+        if one:
+            self._shown_filters["filter_subject"] = one
+        elif many:
+            self._shown_filters["filter_subjects"] = many
         for name in filters:
             if not is_utf8(name) or why_invalid(name) is not None:
                 raise JetStreamError(400, 10093, "consumer filter subject is not a valid subject")

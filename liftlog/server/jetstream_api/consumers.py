@@ -67,7 +67,7 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
     gate = request.parts.gate
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
     consumer = await consumers.create(spec, host, readable)
-    return await consumer.info()
+    return await consumer.info(is_new=True)
 
 
 def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:

@@ -114,8 +114,10 @@ class Cursor:
             only_offsets = replace(self._selection, columns=frozenset((OFFSET,)))
             deadline = time.monotonic() + _COUNT_SECONDS
             while at < end and time.monotonic() < deadline:
-                scanned = await self._scan(Scan(at, end, MAX_ANSWER_BYTES, only_offsets))
-                self.left += scanned.record_count
+                counts: list[int] = []
+                scan = Scan(at, end, MAX_ANSWER_BYTES, only_offsets)
+                scanned = await self._scan(scan, partial(_note_count, counts, end))
+                self.left += sum(counts)
                 at = max(scanned.next_offset, at + 1)
             self.left += max(0, end - at)
         self._counted_to = end
@@ -133,7 +135,10 @@ class Cursor:
                     "the last record of each subject: the stream has too many records to look at",
                     hint="choose fewer with a filter, or read with the pull API",
                 )
-            note = partial(_note_last, last) if count == 1 else partial(_note, found, count)
+            if count == 1:
+                note = partial(_note_last, last, end)
+            else:
+                note = partial(_note, found, count, end)
             scanned = await self._scan(Scan(at, end, MAX_ANSWER_BYTES, selection), note)
             at = max(scanned.next_offset, at + 1)
         if count == 1:
@@ -218,13 +223,20 @@ def _rows(body: bytes) -> Iterable[Row]:
         )
 
 
-def _note_last(last: dict[bytes, int], body: bytes) -> None:
-    for batch in iter_batches(body, verify=False):
+def _note_count(counts: list[int], end: int, body: bytes) -> None:
+    batches = iter_batches(body, verify=False)
+    counts.extend([len(batch.trim(batch.base_offset, end)) for batch in batches])
+
+
+def _note_last(last: dict[bytes, int], end: int, body: bytes) -> None:
+    for whole in iter_batches(body, verify=False):
+        batch = whole.trim(whole.base_offset, end)  # a piece may end behind the stop
         last.update(zip(batch.raw_subjects(), batch.offsets(), strict=True))
 
 
-def _note(found: dict[bytes, deque[int]], count: int, body: bytes) -> None:
-    for batch in iter_batches(body, verify=False):
+def _note(found: dict[bytes, deque[int]], count: int, end: int, body: bytes) -> None:
+    for whole in iter_batches(body, verify=False):
+        batch = whole.trim(whole.base_offset, end)
         columns = (batch.raw_subjects(), batch.offsets(), batch.headers())
         for subject, offset, headers in zip(*columns, strict=True):
             some = found.get(subject)
