@@ -304,3 +304,29 @@ def test_acks_only_where_the_operator_lets_them_go() -> None:
             assert other.next_message().subject == b"replies.a"
             assert other.no_message()
             assert daemon.metric("liftlog_acks_suppressed_total", stream="in") == 1
+
+
+@pytest.mark.parametrize(
+    ("subscribe", "publish", "reason"),
+    [
+        (["in.>", "_INBOX.>", "$JS.API.>"], ["_INBOX.>"], "does not let the daemon publish"),
+        (["in.>", "$JS.API.>"], ["_INBOX.>", "$JS.API.>"], "refused the subscription to _INBOX."),
+        (["in.>", "_INBOX.>"], ["_INBOX.>", "$JS.API.>"], "refused the subscription to $JS.API."),
+    ],
+)
+def test_jetstreams_clients_get_no_answer_until_nats_allows_it(
+    subscribe: list[str], publish: list[str], reason: str
+) -> None:
+    """A daemon that cannot ask whether JetStream is on does not answer in its place."""
+    nats = {**LOGIN, "reconnect_wait": "50ms", "jetstream_api": True}
+    with (
+        NatsServer(**users(subscribe, publish)) as server,
+        Daemon(server.url, {"streams": IN, "nats": nats}) as daemon,
+        RawNats(server.port) as raw,
+    ):
+        until(lambda: reason in daemon.log)
+        assert raw.request("$JS.API.INFO", b"").payload == b""
+        server.reload(**users(["in.>", "_INBOX.>", "$JS.API.>"], ["_INBOX.>", "$JS.API.>"]))
+        os.kill(daemon.pid, signal.SIGHUP)
+        until(lambda: b"account_info" in raw.request("$JS.API.INFO", b"").payload)
+        assert_no_traceback(daemon)

@@ -394,9 +394,9 @@ class NatsLink:
     # --- what NATS refuses ---
 
     def _publish_refused(self, rejection: Rejection) -> None:
-        if self._jetstream.refuses(rejection.subject):
-            return
         if any(is_own(rejection.subject) for is_own in self.on_publish_refused):
+            return
+        if self._jetstream.refuses(rejection.subject):
             return
         now = time.monotonic()
         self.counters.acks_refused += 1

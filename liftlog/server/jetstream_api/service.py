@@ -204,6 +204,8 @@ class JetStreamApi:
                 self._pause(f"not connected to NATS: {error.message}")
             except NatsRefused as error:
                 self._pause(error.message)
+                # What NATS allows later is subscribed to after a look, not before.
+                await self._unsubscribe()
             except Exception as error:  # a supervisor: the next look may succeed
                 self._pause("the look for JetStream failed")
                 logger.exception("jetstream-api-look-failed error=%r", error)
@@ -219,11 +221,14 @@ class JetStreamApi:
             self._pause(f"{rival}: this daemon does not answer beside it")
             await self._unsubscribe()
             return
-        if not self._subscriptions:
+        is_new = not self._subscriptions
+        if is_new:
+            self._looked.clear()  # what comes from now on is answered, but for a refusal below
             self._subscribe()
-            self._look.set()  # another daemon may have done the same at the same time
         for wanted in self._subscriptions:
             await self._link.attach(wanted)
+        if is_new:
+            self._look.set()  # another daemon may have done the same at the same time
         if generation != self._link.generation:
             self._look.set()
             return
