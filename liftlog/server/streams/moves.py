@@ -115,15 +115,19 @@ class Moves:
     async def _leave_node(self, record: StreamRecord, drained: set[str]) -> bool:
         name = record.name
         try:
-            target = self._without(record, drained)
-            await self._mirror.change(name, lambda one: transitions.reassign(one, target))
+            # Of the record as it is then: an operator may have moved the stream meanwhile.
+            after = await self._mirror.change(
+                name, lambda one: transitions.reassign(one, self._without(one, drained))
+            )
         except LiftlogError as error:
             if self._stuck.get(name) != str(error):
                 logger.warning("not-moved stream=%s reason=%s", name, error)
             self._stuck[name] = str(error)
             return False
         self._stuck.pop(name, None)
-        logger.info("move-begun stream=%s replicas=%s", name, ",".join(target))
+        if after is None or after.version == record.version:
+            return False
+        logger.info("move-begun stream=%s replicas=%s", name, ",".join(after.target))
         return True
 
     # --- checks ---

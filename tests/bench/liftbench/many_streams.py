@@ -25,7 +25,8 @@ from .main import interrupt, scratch_directory
 from .progress import Progress
 
 FILE, NATS = "file", "nats"
-CREATED, IDLE, STARTED, IN_SYNC, FAILOVER = "create", "idle", "start", "in-sync", "failover"
+CREATED, IDLE, STOPPED, STARTED = "create", "idle", "stop", "start"
+IN_SYNC, FAILOVER = "in-sync", "failover"
 _SUBJECT = "many.{}"
 _PATIENCE_SECONDS = 300.0
 _AGAIN_SECONDS = 0.1
@@ -34,6 +35,7 @@ _SETTLE_SECONDS = 5.0
 MUSTS = {
     CREATED: ("creating one stream, all nodes included", 0.03, 0.01, "s"),
     IDLE: ("CPU of the busiest node while nothing happens", 5.0, 2.0, "% of a core"),
+    STOPPED: ("a node hands over its streams, leaves and ends", 30.0, 15.0, "s"),
     STARTED: ("a node starts, until it is ready", 30.0, 10.0, "s"),
     IN_SYNC: ("and until all its copies are in sync", 60.0, 20.0, "s"),
     FAILOVER: ("all streams of a killed node are acked again after", 5.0, 2.0, "s"),
@@ -157,8 +159,9 @@ def measure(
         took = time.monotonic() - began
         spent = [cluster.nodes[node].cpu_seconds - before[node] for node in NODES]
         measured.add(store, IDLE, 100 * max(spent) / took)
-        progress.say("starting a node")
-        cluster.stop("c")
+        progress.say("stopping and starting a node")
+        stopped = cluster.nodes["c"].stop(timeout=_PATIENCE_SECONDS)
+        measured.add(store, STOPPED, stopped.seconds)
         began = time.monotonic()
         cluster.start("c")
         measured.add(store, STARTED, time.monotonic() - began)
@@ -171,6 +174,7 @@ def measure(
         cluster.kill(busiest)
         measured.add(store, FAILOVER, wait_acked(port, names) - killed)
         cluster.assert_sound()
+        cluster.kill()
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
