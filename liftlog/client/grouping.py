@@ -253,7 +253,8 @@ class GroupReading:
 
     def _lose(self, error: LiftlogError) -> None:
         """It is no member any more. Raises the error if it must not join again."""
-        had = self._state.lost()
+        had = self._state.slots  # the caller was told already of those that were being given up
+        self._state.lost()
         self._drop_readers()
         if had:
             logger.warning(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -276,6 +277,17 @@ def test_slots_that_others_have_read_in_a_newer_epoch() -> None:
     reading._know(second, Read(3))
     reading._know(first, Read(2))  # an answer that was late
     assert reading._commit_request({0: 250, 1: 310}).epoch == 3
+
+
+def test_a_slot_is_revoked_once() -> None:
+    """Also when the session ends while it is being given up."""
+    reading = make()
+    revoked: list[Sequence[int]] = []
+    reading._settings = replace(reading._settings, on_revoked=revoked.append)
+    reading._told(AssignmentAnswer(7, 7, 64, [0, 1], [7, 7], [101, 101]), 0.0)
+    reading._told(AssignmentAnswer(7, 8, 64, [0], [7], [101]), 0.0)
+    reading._lose(GroupFenced("its session has ended"))
+    assert revoked == [[1], [0]]
 
 
 async def test_batches_and_what_counts(client: Opened, broker: LogBroker) -> None:
