@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from liftlog.cli.options import wide_wanted
-from liftlog.cli.output import print_table
+from liftlog.cli.output import print_table, terminal_width
 from liftlog.cli.text import plural, printable, show_size, show_time
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from liftlog.client import StreamInfo
 
 _HEADINGS = ("NAME", "SUBJECT", "STATE", "RECORDS", "START", "END", "SIZE", "SEGMENTS", "ACKS")
+_NARROW = 80
+_NARROW_COLUMNS = (0, 1, 2, 3, 6)
 _WIDE_HEADINGS = ("ORIGIN", "QUEUE GROUP", "EPOCH", "LOG END", "RETENTION", "COMPACTED", "WARNINGS")
 
 
@@ -23,7 +25,13 @@ def print_streams(infos: Sequence[StreamInfo]) -> None:
     wide = wide_wanted()
     headings = (*_HEADINGS, *(_WIDE_HEADINGS if wide else ()))
     rows = [(*row_of(info), *(_more_of(info) if wide else ())) for info in infos]
-    print_table(headings, rows, right=(3, 4, 5, 6, 7, *((11, 12) if wide else ())))
+    right = (3, 4, 5, 6, 7, *((11, 12) if wide else ()))
+    width = terminal_width()
+    if width is not None and width < _NARROW and not wide:
+        rows = [tuple(row[at] for at in _NARROW_COLUMNS) for row in rows]
+        headings = tuple(headings[at] for at in _NARROW_COLUMNS)
+        right = (3, 4)
+    print_table(headings, rows, right=right)
 
 
 def _more_of(found: StreamInfo) -> tuple[str, ...]:

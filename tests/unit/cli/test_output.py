@@ -4,12 +4,13 @@ import base64
 import json
 from typing import Any
 
+import click
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.cli import offsets
+from liftlog.cli import offsets, stream_words
 from liftlog.cli.output import (
     JsonArray,
     object_array,
@@ -21,7 +22,7 @@ from liftlog.cli.output import (
     write_objects,
 )
 from liftlog.cli.record_lines import RecordLines, record_writer
-from liftlog.client import Checkpoint
+from liftlog.client import Checkpoint, StreamInfo
 from liftlog.records.decode import Record
 from liftlog.records.json_form import record_object
 
@@ -222,6 +223,19 @@ def test_checkpoints_are_listed_with_their_owners_where_there_are_any() -> None:
     assert "OWNER" not in offsets.table_of([anonymous], wide=False)[0]
     assert "OWNER" in offsets.table_of([anonymous], wide=True)[0]
     assert ("owner", "ops") in offsets._facts(owned)
+
+
+@pytest.mark.parametrize(("width", "whole"), [(60, False), (80, True), (None, True)])
+def test_a_narrow_terminal_gets_fewer_columns_of_streams(
+    width: int | None, whole: bool, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(stream_words, "terminal_width", lambda: width)
+    with click.Context(click.Command("ls")):
+        stream_words.print_streams([StreamInfo("orders", "orders.>", state="attached")])
+    heading = capsys.readouterr().out.splitlines()[0].split()
+    assert heading[:4] == ["NAME", "SUBJECT", "STATE", "RECORDS"]
+    assert ("SEGMENTS" in heading) is whole
+    assert "SIZE" in heading
 
 
 def test_headers_that_another_column_shows_are_left_out() -> None:
