@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Any, ClassVar
 
 from support.cluster import NODES, PATIENCE, Cluster, as_stored
 from support.history import Reading, Stored
-from support.ingesting import until
 
 from liftlog.client import SyncClient, connect_sync
 from liftlog.errors import CorruptRange, Diverged, LiftlogError, OffsetOutOfRange
@@ -113,6 +112,7 @@ class CheckpointReader(CampaignReader):
         super().__init__(cluster, streams)
         self._got: dict[str, deque[Reading]] = {name: deque() for name in self._streams}
         self._stored = dict.fromkeys(self._streams, 0)
+        self._why: Exception | None = None
         nodes = (cluster.nodes[name] for name in NODES)
         self._addresses = ",".join(node.settings["cluster"]["advertise"] for node in nodes)
 
@@ -122,7 +122,9 @@ class CheckpointReader(CampaignReader):
                 for stream in self._streams:
                     self._goes_on(stream)
             for stream in self._streams:  # all nodes run by now
-                until(partial(self._goes_on, stream), PATIENCE, f"a checkpoint in {stream}")
+                deadline = time.monotonic() + PATIENCE
+                while not self._goes_on(stream):
+                    assert time.monotonic() < deadline, f"no checkpoint in {stream}: {self._why!r}"
         except (AssertionError, Diverged) as error:
             self.error = error
 
@@ -131,24 +133,26 @@ class CheckpointReader(CampaignReader):
             self._consume(stream)
         except Diverged:  # what was read is not there any more
             raise
-        except (LiftlogError, OSError):  # nodes are down
+        except (LiftlogError, OSError) as error:  # nodes are down
+            self._why = error
             return False
         return True
 
     def _consume(self, stream: str) -> None:
         with connect_sync(self._addresses, connect_timeout=2, reconnect_for=5) as client:
-            found = client.fetch_checkpoint(self.name, stream)
-            start = 1 if found is None else found.offset
+            try:
+                found = client.fetch_checkpoint(self.name, stream)
+                start = 1 if found is None else found.offset
+            except OffsetOutOfRange as behind:  # retention overtook it
+                start = int(behind.details["log_start_offset"])
             assert start >= self._stored[stream], (
                 f"{stream}: the checkpoint went back from {self._stored[stream]} to {start}"
             )
-            records: list[Stored] = []
             try:
-                records.extend(map(stored_of, client.read(stream, start=start, until="end")))
-            except OffsetOutOfRange as behind:  # retention overtook it
+                records = [*map(stored_of, client.read(stream, start=start, until="end"))]
+            except OffsetOutOfRange as behind:
                 start = int(behind.details["log_start_offset"])
-                records.clear()
-                records.extend(map(stored_of, client.read(stream, start=start, until="end")))
+                records = [*map(stored_of, client.read(stream, start=start, until="end"))]
             if not records:
                 return
             end = records[-1].offset + 1
