@@ -95,7 +95,7 @@ def output_option(command: Decorated) -> Decorated:
         "--template",
         metavar="TEXT",
         help="Print one line per object, with {{.FIELD}} for its fields: "
-        "'{{.name}} has {{.records}} records'.",
+        "'{{.name}} has {{.record_count}} records'.",
     )(command)
     command = _shared(
         "--fields",
