@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,7 +217,10 @@ def test_file_descriptors_and_connections(daemon: Daemon) -> None:
     with connect_sync(daemon.pull_address) as one, connect_sync(daemon.pull_address) as two:
         one.ping()
         two.ping()
-        assert samples(daemon, "process_open_fds")[()] == before + 2
+        # Other parts of the daemon open files at any time.
+        until(lambda: samples(daemon, "process_open_fds")[()] >= before + 2)
+        opened = Path(f"/proc/{daemon.pid}/fd")
+        until(lambda: samples(daemon, "process_open_fds")[()] == len(list(opened.iterdir())))
         assert samples(daemon, "liftlog_pull_connections")[()] == held + 2
     assert samples(daemon, "process_max_fds")[()] > before
 

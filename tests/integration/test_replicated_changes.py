@@ -225,7 +225,7 @@ def test_metrics_of_replicas(cluster: Cluster, leader: str) -> None:
         assert value(node, "isr_size") is value(node, "stream_attached") is None
         wait(lambda node=node: cluster.nodes[node].metric("liftlog_session_valid") == 1)  # type: ignore[misc]
         assert cluster.nodes[node].metric("liftlog_metadata_age_seconds") > 0
-        assert cluster.nodes[node].get("/readyz")[0] == 200
+        wait(lambda node=node: cluster.nodes[node].get("/readyz")[0] == 200)  # type: ignore[misc]
     cluster.kill(*others)
     wait(lambda: value(leader, "under_min_isr") == "1")
     assert value(leader, "under_replicated") == "1"

@@ -95,7 +95,7 @@ class Cluster:
                     **(settings or {}),
                     "nats": {"servers": servers, **(settings or {}).get("nats", {})},
                     "pull": {"listen": [address]},
-                    "http": {"listen": f"{host}:0"},
+                    "http": {"listen": f"{host}:0", **(settings or {}).get("http", {})},
                     "allow_anonymous": network is not None,
                     "cluster": {**member, **(cluster or {})},
                     "streams": {key: dict(value) for key, value in (streams or {}).items()},
