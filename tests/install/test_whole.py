@@ -121,4 +121,4 @@ def test_the_tutorial(whole_wheel: Path, tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
