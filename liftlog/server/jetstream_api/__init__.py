@@ -11,6 +11,7 @@ stream_config  JetStream's configuration of a stream, from our settings and into
 consumers      CONSUMER.*: ordered reading
 consumer_table, consumer   all consumers; one of them, which delivers to its client
 consumer_config  JetStream's configuration of a consumer, and what of it is refused
+config_fields  the fields of both kinds of configurations
 cursor         where a consumer reads in the log
 leaf           the connection over which consumers deliver
 answers        JetStream's errors, times, JSON and NATS commands

@@ -14,6 +14,7 @@ from typing import Any
 
 from acl.subjects import why_invalid
 from liftlog.server.jetstream_api.answers import JetStreamError, invalid_json, is_utf8
+from liftlog.server.jetstream_api.config_fields import ConfigFields
 
 _NS = 1_000_000_000
 _DEFAULT_INACTIVE_SECONDS = 5.0
@@ -82,10 +83,7 @@ def parse_time(text: str) -> int:
     return int(seconds) * _NS + int((fraction or "0").ljust(9, "0"))
 
 
-class _Reader:
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._left = dict(config)
-
+class _Reader(ConfigFields):
     def read(self, default_name: str) -> ConsumerSpec:
         self._refuse_what_is_not_promised()
         name = self._text("name") or default_name
@@ -105,11 +103,11 @@ class _Reader:
             deliver_subject=deliver,
             headers_only=self._flag("headers_only"),
             flow_control=self._flag("flow_control"),
-            heartbeat_seconds=self._whole("idle_heartbeat") / _NS,
+            heartbeat_seconds=self._natural("idle_heartbeat") / _NS,
             inactive_seconds=self._inactive(),
-            max_waiting=min(self._whole("max_waiting") or MAX_WAITING, MAX_WAITING),
-            max_batch=self._whole("max_batch"),
-            max_bytes=self._whole("max_bytes"),
+            max_waiting=min(self._natural("max_waiting") or MAX_WAITING, MAX_WAITING),
+            max_batch=self._natural("max_batch"),
+            max_bytes=self._natural("max_bytes"),
         )
         if not deliver and (spec.flow_control or spec.heartbeat_seconds):
             raise refused("flow control and idle heartbeats of the consumer need a deliver subject")
@@ -117,7 +115,7 @@ class _Reader:
             raise JetStreamError(400, 10108, "consumer with flow control also needs heartbeats")
         if 0 < spec.heartbeat_seconds < 0.1:
             raise refused("idle_heartbeat: expected at least 100ms")
-        self._whole("max_expires")
+        self._natural("max_expires")
         spec.config.update(self._shown(spec))
         self._refuse_unknown()
         return spec
@@ -172,7 +170,7 @@ class _Reader:
         return config
 
     def _start_sequence(self, policy: str) -> int:
-        sequence = self._whole("opt_start_seq")
+        sequence = self._natural("opt_start_seq")
         if bool(sequence) != (policy == "by_start_sequence"):
             raise JetStreamError(
                 400,
@@ -221,37 +219,9 @@ class _Reader:
         return () if ">" in filters else filters
 
     def _inactive(self) -> float:
-        seconds = self._whole("inactive_threshold") / _NS
+        seconds = self._natural("inactive_threshold") / _NS
         return min(seconds or _DEFAULT_INACTIVE_SECONDS, _MAX_INACTIVE_SECONDS)
 
-    # --- one field ---
-
-    def _whole(self, key: str) -> int:
-        value = self._left.pop(key, None)
-        if value is None:
-            return 0
-        if type(value) is not int or not -_FAR <= value < _FAR:
-            raise invalid_json(f"{key}: expected a whole number")
-        return max(value, 0)
-
-    def _text(self, key: str) -> str:
-        value = self._left.pop(key, None)
-        if value is None:
-            return ""
-        if not isinstance(value, str) or not is_utf8(value):
-            raise invalid_json(f"{key}: expected text")
-        return value
-
-    def _flag(self, key: str) -> bool:
-        value = self._left.pop(key, None)
-        if not isinstance(value, bool | None):
-            raise invalid_json(f"{key}: expected true or false")
-        return bool(value)
-
-    def _choice(self, key: str, known: tuple[str, ...]) -> str:
-        value = self._left.pop(key, None)
-        if value is None:
-            return known[0]
-        if value not in known:
-            raise invalid_json(f"{key}: expected one of {', '.join(known)}")
-        return str(value)
+    def _natural(self, key: str) -> int:
+        """Negative numbers count as 0, as JetStream takes them."""
+        return max(self._whole(key, least=-_FAR), 0)

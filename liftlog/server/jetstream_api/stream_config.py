@@ -18,6 +18,7 @@ from liftlog.server.jetstream_api.answers import (
     invalid_json,
     is_utf8,
 )
+from liftlog.server.jetstream_api.config_fields import ConfigFields
 from liftlog.settings import StreamSettings
 from liftlog.settings.stream import MAX_HISTORY, MAX_MESSAGE_BYTES, JetStreamSettings
 
@@ -141,12 +142,12 @@ def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None
         raise invalid_config("stream configuration update can not unseal a sealed stream")
 
 
-class _Reader:
+class _Reader(ConfigFields):
     """The fields of one configuration; each is taken once, and what is left over is unknown."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self._name = name
-        self._left = dict(config)
+        super().__init__(config)
 
     def read(self) -> dict[str, Any]:
         self._refuse_what_is_not_promised()
@@ -285,14 +286,6 @@ class _Reader:
 
     # --- one field ---
 
-    def _whole(self, key: str, *, least: int = 0) -> int:
-        value = self._left.pop(key, None)
-        if value is None:
-            return 0
-        if type(value) is not int or not least <= value < 2**63:
-            raise invalid_json(f"{key}: expected a whole number")
-        return value
-
     def _limit(self, key: str) -> int | None:
         """None without a limit: JetStream takes 0 and every negative number for that."""
         value = self._whole(key, least=-(2**63))
@@ -305,28 +298,6 @@ class _Reader:
         if value > _MAX_NS:
             raise invalid_config(f"{key}: expected at most 100 years")
         return value
-
-    def _choice(self, key: str, known: tuple[str, ...]) -> str:
-        value = self._left.pop(key, None)
-        if value is None:
-            return known[0]
-        if value not in known:
-            raise invalid_json(f"{key}: expected one of {', '.join(filter(None, known))}")
-        return str(value)
-
-    def _text(self, key: str) -> str:
-        value = self._left.pop(key, None)
-        if value is None:
-            return ""
-        if not isinstance(value, str) or not is_utf8(value):
-            raise invalid_json(f"{key}: expected text")
-        return value
-
-    def _flag(self, key: str) -> bool:
-        value = self._left.pop(key, None)
-        if not isinstance(value, bool | None):
-            raise invalid_json(f"{key}: expected true or false")
-        return bool(value)
 
 
 def _segment(max_age_ns: int, max_bytes: int | None) -> dict[str, Any]:

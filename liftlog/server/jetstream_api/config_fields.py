@@ -1,0 +1,49 @@
+"""The fields of a configuration that a client of JetStream sends, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from liftlog.server.jetstream_api.answers import invalid_json, is_utf8
+
+_FAR = 2**63
+
+
+class ConfigFields:
+    """What was read is taken out of `_left`, so what is unknown remains. All readers take null for
+    a field that is not there, and raise JetStreamError for a value of another type."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._left = dict(config)
+
+    def _whole(self, key: str, *, least: int = 0) -> int:
+        value = self._left.pop(key, None)
+        if value is None:
+            return 0
+        if type(value) is not int or not least <= value < _FAR:
+            raise invalid_json(f"{key}: expected a whole number")
+        return value
+
+    def _choice(self, key: str, known: tuple[str, ...]) -> str:
+        """The first one is the default."""
+        value = self._left.pop(key, None)
+        if value is None:
+            return known[0]
+        if value not in known:
+            raise invalid_json(f"{key}: expected one of {', '.join(filter(None, known))}")
+        return str(value)
+
+    def _text(self, key: str) -> str:
+        value = self._left.pop(key, None)
+        if value is None:
+            return ""
+        if not isinstance(value, str) or not is_utf8(value):
+            raise invalid_json(f"{key}: expected text")
+        return value
+
+    def _flag(self, key: str) -> bool:
+        value = self._left.pop(key, None)
+        if not isinstance(value, bool | None):
+            raise invalid_json(f"{key}: expected true or false")
+        return bool(value)
