@@ -91,6 +91,10 @@ class Policy:
     def roles_of(self, name: str) -> tuple[str, ...]:
         return self._bindings.get(name, ())
 
+    def has_rule(self, principal: str, operation: Operation) -> bool:
+        """Whether there is a stream for which a rule allows it."""
+        return bool(self._rules.get((principal, operation)))
+
     def oddities(self) -> list[str]:
         """What is valid in an ACL but hardly intended, one sentence each."""
         found = [

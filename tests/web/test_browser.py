@@ -124,7 +124,8 @@ PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
          "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/consumers", "/ui/access",
          "/ui/streams/orders/groups/billing",
          "/ui/charts", "/ui/streams/orders/charts",
-         "/ui/health",         "/ui/streams/absent", "/ui/login")  # fmt: skip
+         "/ui/topology", "/ui/topology?subject=orders.eu.new", "/ui/topology?subject=Orders",
+         "/ui/health", "/ui/streams/absent", "/ui/login")  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -92,6 +92,10 @@ class Gate:
             return self._decide_read(self.policy, principal or ANONYMOUS, stream).allowed
         return self._decide(self.policy, principal or ANONYMOUS, operation, stream, None).allowed
 
+    def may_somewhere(self, principal: str | None, operation: Operation) -> bool:
+        """Whether it is allowed for some stream; for links to forms that name the stream."""
+        return self.policy is None or self.policy.has_rule(principal or ANONYMOUS, operation)
+
     def _decide(
         self,
         policy: Policy,

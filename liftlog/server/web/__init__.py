@@ -5,7 +5,7 @@ asking       one request for a page: who asks, for what, and what may be shown
 entering     sign in and out; the viewer of a request, by cookie, token or neither
 sessions     who is signed in, bounded in number and time; tokens against forged requests
 pages        the views: overview and health, stream, records with their form, one record,
-             consumers and moving one, groups, charts, access, cluster
+             consumers and moving one, groups, topology, charts, access, cluster
 actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second
 history      the last minutes and hours of each stream and of the daemon, in bounded memory
@@ -14,6 +14,7 @@ conditions   a text, a JSON field or an expression in values
 automaton    regular expressions whose time depends on the length of the text alone
 content      a value as text, JSON, hexadecimal or msgpack
 outline      JSON and msgpack as indented text, within bounds; with colours, and where it folds
+picture      the drawing of the topology: filters, streams, readers, and lines between them
 formats      numbers, sizes, times and drawings for people
 answers      templates rendered; HTML, JSON and files with their headers
 

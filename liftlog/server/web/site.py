@@ -24,6 +24,7 @@ from liftlog.server.web.pages.overview import health, overview
 from liftlog.server.web.pages.record import record, value
 from liftlog.server.web.pages.records import records
 from liftlog.server.web.pages.stream import stream
+from liftlog.server.web.pages.topology import topology
 
 MAX_REQUESTS = 16
 """At once; each may hold a batch, or the descriptions of all streams, in memory."""
@@ -46,6 +47,7 @@ _STREAM = "/ui/streams/{stream}"
 PAGES = (
     Page("/ui/streams", "overview.html", overview, is_live=True),
     Page("/ui/consumers", "consumers.html", consumers, is_live=True),
+    Page("/ui/topology", "topology.html", topology, is_live=True),
     Page("/ui/charts", "charts.html", daemon_charts, is_live=True),
     Page("/ui/access", "access.html", access),
     Page("/ui/health", "health.html", health, is_live=True),

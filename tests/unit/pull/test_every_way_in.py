@@ -46,7 +46,9 @@ OPEN_ROUTES = {
     "/livez", "/readyz", "/metrics",  # for those who watch the daemon, see explanation/security.md
     "/ui/static/{file}", "GET /ui/login", "/", "/ui", "/ui/",
 }  # fmt: skip
-SHOWING_ROUTES = {"/ui/streams", "/ui/consumers", "/ui/access", "/ui/health", "/ui/cluster"}
+SHOWING_ROUTES = {
+    "/ui/streams", "/ui/consumers", "/ui/topology", "/ui/access", "/ui/health", "/ui/cluster",
+}  # fmt: skip
 """And their twins: they show what may be read."""
 
 SECRET = "secret-stream"

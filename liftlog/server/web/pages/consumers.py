@@ -39,7 +39,7 @@ _MAX_DIGITS = 19
 async def consumers(asked: Asked) -> Shown:
     wanted, sort = asked.text("q"), asked.choice("sort", SORTS)
     number = max(1, asked.number("page", 1, 10**6))
-    found, has_more = await _all(asked)
+    found, has_more = await all_consumers(asked)
     rows = [row for row in found if asked.may("read", row["stream"]) and _matches(row, wanted)]
     rows.sort(key=_ORDER[sort])
     pages = max(1, -(-len(rows) // PER_PAGE))
@@ -81,7 +81,7 @@ async def consumers(asked: Asked) -> Shown:
     )
 
 
-async def _all(asked: Asked) -> tuple[list[dict[str, Any]], bool]:
+async def all_consumers(asked: Asked) -> tuple[list[dict[str, Any]], bool]:
     """The checkpoints, and whether there are more than are looked at."""
     found: list[dict[str, Any]] = []
     after: str | None = None

@@ -28,6 +28,19 @@ _LOOKED_AT = 10_000
 
 async def groups(asked: Asked, wanted: str) -> dict[str, Any]:
     """Groups whose name, or that of their stream, contains `wanted`."""
+    lowered = wanted.lower()
+    rows = [
+        _row(one)
+        for one in await all_groups(asked)
+        if asked.may("read", one.stream)
+        and (lowered in one.group.lower() or lowered in one.stream.lower())
+    ]
+    rows.sort(key=lambda row: (-(row["lag"] or 0), row["id"]))
+    return {"groups": rows[:MAX_GROUPS], "group_count": len(rows)}
+
+
+async def all_groups(asked: Asked) -> list[GroupInfo]:
+    """The first of them, where there are too many; without their slots."""
     found: list[GroupInfo] = []
     after: str | None = None
     while True:
@@ -36,16 +49,7 @@ async def groups(asked: Asked, wanted: str) -> dict[str, Any]:
         found += page.infos
         after = page.after
         if after is None or len(found) >= _LOOKED_AT:
-            break
-    lowered = wanted.lower()
-    rows = [
-        _row(one)
-        for one in found
-        if asked.may("read", one.stream)
-        and (lowered in one.group.lower() or lowered in one.stream.lower())
-    ]
-    rows.sort(key=lambda row: (-(row["lag"] or 0), row["id"]))
-    return {"groups": rows[:MAX_GROUPS], "group_count": len(rows)}
+            return found
 
 
 def _row(one: GroupInfo) -> dict[str, Any]:
