@@ -124,6 +124,7 @@ PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
          "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/consumers", "/ui/access",
          "/ui/streams/orders/groups/billing",
          "/ui/charts", "/ui/streams/orders/charts",
+         "/ui/streams/orders/versions?key=k-3", "/ui/streams/orders/records?fields=order,note",
          "/ui/topology", "/ui/topology?subject=orders.eu.new", "/ui/topology?subject=Orders",
          "/ui/health", "/ui/streams/absent", "/ui/login")  # fmt: skip
 

@@ -104,7 +104,53 @@ _ESCAPES = re.compile(rb"\\")
 _ASCII_ESCAPES = re.compile(rb"\\u00[0-7]")
 _ASCII_ESCAPES_EXPONENTS = re.compile(rb"\\u00[0-7]|\d[eE]")
 """With these, a text or a number can be written in another way than it usually is."""
+_NOTHING = object()
 _HELP = "expected a field such as customer.id, items[0].sku or items[*].sku, and maybe = 17"
+
+
+Path = tuple[str | int | None, ...]
+"""The way to a field: names, numbers, and None for every item of a list."""
+
+
+def parse_path(text: str) -> Path:
+    """A field without a comparison. Raises InvalidArgument."""
+    path, position = _path(text)
+    if not path or text[position:].strip():
+        raise InvalidArgument(
+            "expected a field such as customer.id, items[0].sku or items[*].sku; "
+            f"{text!r} is not valid at character {position + 1}"
+        )
+    return path
+
+
+def _path(text: str) -> tuple[Path, int]:
+    """As far as it goes, and where it ends. Raises InvalidArgument."""
+    path: list[str | int | None] = []
+    position = 1 if text.startswith("$") else 0
+    while step := _STEP.match(text, position):
+        name, index, quoted = step.groups()
+        position = step.end()
+        if index is not None:
+            path.append(None if index == "*" else int(index))
+        else:
+            path.append(name if quoted is None else _from_json(quoted))
+    return tuple(path), position
+
+
+def found_at(value: Any, path: Path) -> Iterator[Any]:
+    """What a JSON value has there: several values for every item of a list, or none."""
+    for level, step in enumerate(path):
+        if isinstance(value, dict) and isinstance(step, str) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step is None:
+            for one in value:
+                yield from found_at(one, path[level + 1 :])
+            return
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        else:
+            return
+    yield value
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +158,7 @@ class FieldIs:
     """The field exists, and its value compares as wanted. A number is compared with numbers, a
     quoted text with texts; 17 without quotes is also the text "17"."""
 
-    path: tuple[str | int | None, ...]
-    """Names, numbers, and None for every item of a list."""
+    path: Path
     compare: Callable[[Any, Any], Any] | None
     wanted: tuple[Any, ...]
     needle: bytes
@@ -123,21 +168,13 @@ class FieldIs:
     @classmethod
     def parse(cls, text: str) -> FieldIs:
         """Raises InvalidArgument."""
-        path: list[str | int | None] = []
-        position = 1 if text.startswith("$") else 0
-        while step := _STEP.match(text, position):
-            name, index, quoted = step.groups()
-            position = step.end()
-            if index is not None:
-                path.append(None if index == "*" else int(index))
-            else:
-                path.append(name if quoted is None else _from_json(quoted))
+        path, position = _path(text)
         comparison = _COMPARISON.match(text, position)
         if not path or (comparison is None and text[position:].strip()):
             raise InvalidArgument(f"{_HELP}; it is not valid at character {position + 1}")
         needle = max([one for one in path if isinstance(one, str)], key=len, default="")
         if comparison is None:
-            return cls(tuple(path), None, (), _encoded(needle), _unusual(needle))
+            return cls(path, None, (), _encoded(needle), _unusual(needle))
         sign, literal = comparison[1], text[comparison.end() :].strip()
         if not literal:
             raise InvalidArgument(f"{_HELP}; there is nothing after {sign}")
@@ -149,7 +186,7 @@ class FieldIs:
         if sign in ("=", "==") and not isinstance(wanted[0], bool | float | None):
             needle = str(wanted[0])
         unusual = _unusual(needle, is_number=isinstance(wanted[0], int))
-        return cls(tuple(path), _COMPARE[sign], wanted, _encoded(needle), unusual)
+        return cls(path, _COMPARE[sign], wanted, _encoded(needle), unusual)
 
     def __call__(self, values: BinaryColumn) -> Flags:
         found = np.zeros(len(values), np.bool_)
@@ -169,22 +206,15 @@ class FieldIs:
         if len(raw) > MAX_JSON_BYTES:
             return False
         try:
-            return self._reaches(json.loads(raw.decode()), 0)
+            return self._holds_for(json.loads(raw.decode()))
         except (ValueError, RecursionError):
             return False
 
-    def _reaches(self, value: Any, depth: int) -> bool:
-        for level in range(depth, len(self.path)):
-            step = self.path[level]
-            if isinstance(value, dict) and isinstance(step, str) and step in value:
-                value = value[step]
-            elif isinstance(value, list) and step is None:
-                return any(self._reaches(one, level + 1) for one in value)
-            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
-                value = value[step]
-            else:
-                return False
-        return self.compare is None or self._compares(value)
+    def _holds_for(self, value: Any) -> bool:
+        found = found_at(value, self.path)
+        if self.compare is None:
+            return next(found, _NOTHING) is not _NOTHING
+        return any(self._compares(one) for one in found)
 
     def _compares(self, value: Any) -> bool:
         assert self.compare is not None

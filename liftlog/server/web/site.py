@@ -25,6 +25,7 @@ from liftlog.server.web.pages.record import record, value
 from liftlog.server.web.pages.records import records
 from liftlog.server.web.pages.stream import stream
 from liftlog.server.web.pages.topology import topology
+from liftlog.server.web.pages.versions import versions
 
 MAX_REQUESTS = 16
 """At once; each may hold a batch, or the descriptions of all streams, in memory."""
@@ -54,6 +55,7 @@ PAGES = (
     Page("/ui/cluster", "cluster.html", cluster, is_live=True),
     # Before the stream's own page: routes are tried in this order.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
+    Page(f"{_STREAM}/versions", "versions.html", versions),
     Page(f"{_STREAM}/consumers/{{consumer}}", "moving.html", moving),
     Page(f"{_STREAM}/groups/{{group}}", "group.html", group, is_live=True),
     Page(f"{_STREAM}/charts", "charts.html", stream_charts, is_live=True),

@@ -23,7 +23,7 @@ _MAX_HEADER_CHARS = 2000
 async def record(asked: Asked) -> Shown:
     stream = asked.authorize("read")
     view = asked.choice("view", content.VIEWS)
-    found = await _read(asked, stream)
+    found = await read(asked, stream, _offset(asked))
     limits = bounds(asked.parts.broker.readable_stream(stream).log)
     # The parts of the page, each of bounded cost.
     spread = asked.parts.spread
@@ -76,7 +76,7 @@ def _cut(text: str) -> str:
 async def value(asked: Asked) -> web.Response:
     """The bytes as a download: a browser must never show them as a page of this site."""
     stream = asked.authorize("read")
-    found = await _read(asked, stream)
+    found = await read(asked, stream, _offset(asked))
     name = f'attachment; filename="{stream}-{found.offset}"'
     return web.Response(
         body=found.value or b"",
@@ -85,9 +85,12 @@ async def value(asked: Asked) -> web.Response:
     )
 
 
-async def _read(asked: Asked, stream: str) -> Record:
+def _offset(asked: Asked) -> int:
+    return parse_offset(asked.request.match_info["offset"])
+
+
+async def read(asked: Asked, stream: str, offset: int) -> Record:
     """Raises NoRecord, also for a record that the viewer may not read."""
-    offset = parse_offset(asked.request.match_info["offset"])
     log = asked.parts.broker.readable_stream(stream).log
     found, _ = await asked.scan(read_record, log, offset)
     # Checked after the await: the ACL may have changed since the first check.

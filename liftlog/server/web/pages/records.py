@@ -16,6 +16,7 @@ from liftlog.server.web import conditions, content
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.browsing import Found, Wanted, bounds, browse, parse_key
 from liftlog.server.web.conditions import KINDS, Condition, parse_condition
+from liftlog.server.web.fields import Fields
 from liftlog.server.web.formats import parse_moment
 
 LIMITS = (50, 25, 100, 250)
@@ -33,6 +34,7 @@ class Form:
     problems: dict[str, str]
     wanted: Wanted
     view: str
+    fields: Fields | None
 
     def link(self, **changes: object) -> str:
         """The query for the same form with other values; None leaves one out."""
@@ -71,6 +73,7 @@ class _Reading:
         keys = self._field("key", lambda text: (parse_key(text),))
         headers = self._field("header", lambda text: parse_selection(headers=[text]).headers)
         values = await self._values()
+        fields = self._field("fields", Fields.parse)
         # An address with an offset and nothing else shows what follows it.
         order = asked.choice("order", ORDERS) if asked.text("order") or offset is None else "oldest"
         limit = int(asked.choice("limit", tuple(map(str, LIMITS))))
@@ -85,7 +88,7 @@ class _Reading:
         )
         view = asked.choice("view", content.VIEWS)
         self._texts |= {"order": order, "limit": str(limit), "view": view}
-        return Form(self._texts, self._problems, wanted, view)
+        return Form(self._texts, self._problems, wanted, view, fields)
 
     def _field(self, name: str, parse: Callable[[str], Parsed]) -> Parsed | None:
         """None for a field that is empty, or wrong."""
@@ -144,7 +147,7 @@ async def records(asked: Asked) -> Shown:
         reasons = "; ".join([f"{name}: {why}" for name, why in form.problems.items()])
         data = {"stream": stream, **limits, "records": None}
         return Shown(title, data, choices, InvalidArgument(reasons))
-    rows = _Rows(form.view)
+    rows = _Rows(form.view, form.fields)
     found = await browse(asked, stream, form.wanted, rows.row)
     # Read again: records have arrived since.
     limits = bounds(asked.parts.broker.readable_stream(stream).log)
@@ -153,6 +156,7 @@ async def records(asked: Asked) -> Shown:
         **limits,
         "view": form.view,
         "order": form.texts["order"],
+        "fields": [] if form.fields is None else form.fields.names,
         "first_offset": found.first_offset,
         "next_offset": found.next_offset,
         "at_end": found.at_end,
@@ -172,15 +176,15 @@ def _searched(found: Found) -> float:
 class _Rows:
     """Makes the rows of one page; bounds how much of them is shown expanded."""
 
-    def __init__(self, view: str) -> None:
-        self._view = view
+    def __init__(self, view: str, fields: Fields | None) -> None:
+        self._view, self._fields = view, fields
         self._left = _EXPANDED_CHARS
 
     def row(self, item: Item) -> dict[str, Any]:
         if isinstance(item, Damage):
             return {"kind": "damage", **item._asdict()}
         shown, whole = content.preview(item.value, self._view), None
-        if self._left > 0:
+        if self._left > 0 and self._fields is None:
             whole = content.expanded(item.value, self._view)
             self._left -= len(whole.text)
         key, block = item.key, item.raw_headers
@@ -195,6 +199,7 @@ class _Rows:
             "first_headers": _headers(block),
             "value_bytes": None if item.value is None else len(item.value),
             **shown._asdict(),
+            "fields": None if self._fields is None else self._fields.of(item.value),
             "expanded": whole._asdict() if whole else None,
         }
 

@@ -12,7 +12,7 @@ const pageOf = async (address, signal) => {
   return new DOMParser().parseFromString(await answer.text(), "text/html");
 };
 
-const rowsOf = (page) => [...page.querySelectorAll("table.records tbody tr")].map((row) => document.adoptNode(row));
+const rowsOf = (page) => [...page.querySelectorAll("table[data-records] tbody tr")].map((row) => document.adoptNode(row));
 
 function say(element, text) {
   // A screen reader announces every change, so the text is set only when it is new.
@@ -28,7 +28,7 @@ function showTable() {
   document.querySelector("main > .empty")?.remove();
 }
 
-const table = document.querySelector("table.records tbody");
+const table = document.querySelector("table[data-records] tbody");
 
 // --- a search goes on until the page is full, or Stop ---
 

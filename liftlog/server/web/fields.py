@@ -1,0 +1,117 @@
+"""Chosen fields of JSON values, as the columns of a table; two values side by side. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any, NamedTuple
+
+from liftlog.errors import InvalidArgument
+from liftlog.server.web.conditions import Path, found_at, parse_path
+from liftlog.server.web.content import MAX_SHOWN_BYTES, visible
+
+MAX_FIELDS = 12
+MAX_CELL_CHARS = 200
+MAX_LINES = 500
+"""Of each value that is compared: the time grows with their product."""
+_MAX_ITEMS = 20
+_AROUND = 3
+"""Equal lines that are shown before and after others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    names: list[str]
+    paths: list[Path]
+
+    @classmethod
+    def parse(cls, text: str) -> Fields:
+        """From `customer.id, items[*].sku`. Raises InvalidArgument."""
+        names = list(dict.fromkeys(filter(None, map(str.strip, _parts(text)))))
+        if not names:
+            raise InvalidArgument("expected fields such as customer.id, items[0].sku")
+        if len(names) > MAX_FIELDS:
+            raise InvalidArgument(f"expected at most {MAX_FIELDS} fields")
+        return cls(names, [parse_path(name) for name in names])
+
+    def of(self, raw: bytes | None) -> list[str | None]:
+        """A text for each field; None where the value does not have it."""
+        nothing: list[str | None] = [None] * len(self.names)
+        if not raw or len(raw) > MAX_SHOWN_BYTES:
+            return nothing
+        try:
+            value = json.loads(raw)
+        except (ValueError, RecursionError):
+            return nothing
+        return [_cell(value, path) for path in self.paths]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Between commas that are not in quotes."""
+    start, is_quoted = 0, False
+    for at, letter in enumerate(text):
+        if letter == '"' and text[at - 1 : at] != "\\":
+            is_quoted = not is_quoted
+        elif letter == "," and not is_quoted:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+def _cell(value: Any, path: Path) -> str | None:
+    found: list[str] = []
+    for one in found_at(value, path):
+        if len(found) == _MAX_ITEMS:
+            found.append("…")
+            break
+        found.append(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False))
+    if not found:
+        return None
+    text = visible(" ".join(", ".join(found).split()))
+    return text if len(text) <= MAX_CELL_CHARS else text[:MAX_CELL_CHARS] + " …"
+
+
+class Pair(NamedTuple):
+    """One line of a comparison. `kind` is `same`, `changed`, or `skipped`: `left_out` equal lines
+    are not shown. A side without a line is None."""
+
+    kind: str
+    left: str | None
+    right: str | None
+    left_out: int = 0
+
+
+def compared(left: str, right: str) -> list[Pair]:
+    """The lines of two texts beside each other; only the first MAX_LINES of each are compared."""
+    old, new = left.split("\n")[:MAX_LINES], right.split("\n")[:MAX_LINES]
+    pairs: list[Pair] = []
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    for kind, old_from, old_to, new_from, new_to in matcher.get_opcodes():
+        if kind == "equal":
+            is_first, is_last = old_from == 0, old_to == len(old) and new_to == len(new)
+            pairs += _equal(old[old_from:old_to], is_first=is_first, is_last=is_last)
+        else:
+            pairs += _changed(old[old_from:old_to], new[new_from:new_to])
+    return pairs
+
+
+def _equal(lines: Sequence[str], *, is_first: bool, is_last: bool) -> Iterator[Pair]:
+    """Without those that are far from any change."""
+    before = 0 if is_first else _AROUND
+    after = 0 if is_last else _AROUND
+    skipped = len(lines) - before - after
+    for at, line in enumerate(lines):
+        if skipped > 1 and before <= at < before + skipped:
+            if at == before:
+                yield Pair("skipped", None, None, skipped)
+            continue
+        yield Pair("same", line, line)
+
+
+def _changed(old: Sequence[str], new: Sequence[str]) -> Iterator[Pair]:
+    for at in range(max(len(old), len(new))):
+        left = old[at] if at < len(old) else None
+        right = new[at] if at < len(new) else None
+        yield Pair("changed", left, right)
