@@ -78,6 +78,7 @@ Subjects = Annotated[
     BeforeValidator(_split_commas),
     AfterValidator(_some_subject),
 ]
+HostPorts = Annotated[list[HostPort], BeforeValidator(_split_commas)]
 NatsUrls = Annotated[list[NatsUrl], BeforeValidator(_split_commas), AfterValidator(_not_empty)]
 
 
@@ -131,10 +132,11 @@ class NatsSettings(SettingsModel):
         description="Answer JetStream's clients on `$JS.API.>`: they create, describe and delete "
         "streams, and get single messages. Only while JetStream is off on the NATS servers.",
     )
-    leafnode: HostPort | None = Field(
+    leafnode: HostPorts | None = Field(
         default=None,
         description="HOST:PORT of a NATS server's `leafnodes` listener, over which consumers of "
-        "`jetstream_api` deliver. `null`: no consumers over NATS.",
+        "`jetstream_api` deliver; of several servers a list, or text separated by commas. The "
+        "login and TLS are those of this section. `null`: no consumers over NATS.",
     )
     seam: Literal["auto", "parser", "client"] = Field(
         default="auto",

@@ -166,4 +166,15 @@ def test_subjects_are_counted(both: Both, pattern: str) -> None:
         found.append((state.get("subjects"), state["num_subjects"], answer.get("total", 0)))
         assert state["messages"] == len(SUBJECTS) - 1
     ours, theirs = found
-    assert (ours[0] or {}, *ours[1:]) == (theirs[0] or {}, *theirs[1:])
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("stream", ["quiet", "missing"])
+def test_no_one_responds_to_direct_gets_that_are_not_allowed(both: Both, stream: str) -> None:
+    config = {"name": "quiet", "subjects": ["quiet"]}
+    lines = set()
+    for client in (both.ours, both.theirs):
+        client.request("$JS.API.STREAM.CREATE.quiet", json.dumps(config))
+        [(line, _, payload)] = direct(client, stream, b'{"seq": 1}')
+        lines.add((line, payload))
+    assert lines == {("NATS/1.0 503", b"")}

@@ -117,14 +117,24 @@ def login_options(settings: NatsSettings, servers: Sequence[str]) -> dict[str, A
 
 
 def _tls_options(settings: NatsSettings, servers: Sequence[str]) -> dict[str, Any]:
-    tls = settings.tls
-    wanted = any((tls.ca, tls.cert, tls.hostname, tls.handshake_first))
-    if not wanted and not any(url.startswith(("tls://", "wss://")) for url in servers):
+    context = tls_context(settings, servers)
+    if context is None:
         return {}
-    context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
-    if tls.cert is not None:
-        context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
+    tls = settings.tls
     options: dict[str, Any] = {"tls": context, "tls_handshake_first": tls.handshake_first}
     if tls.hostname:
         options["tls_hostname"] = tls.hostname
     return options
+
+
+def tls_context(settings: NatsSettings, servers: Sequence[str]) -> ssl.SSLContext | None:
+    """None if neither the settings nor the URLs of these servers ask for TLS. Reads the certificate
+    files. Raises OSError, ssl.SSLError."""
+    tls = settings.tls
+    wanted = any((tls.ca, tls.cert, tls.hostname, tls.handshake_first))
+    if not wanted and not any(url.startswith(("tls://", "wss://")) for url in servers):
+        return None
+    context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
+    if tls.cert is not None:
+        context.load_cert_chain(str(tls.cert), str(tls.key) if tls.key else None)
+    return context

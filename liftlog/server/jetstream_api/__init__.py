@@ -13,6 +13,6 @@ consumer_table, consumer   all consumers; one of them, which delivers to its cli
 consumer_config  JetStream's configuration of a consumer, and what of it is refused
 config_fields  the fields of both kinds of configurations
 cursor         where a consumer reads in the log
-leaf           the connection over which consumers deliver
+leaf, leaf_login  the connection over which consumers deliver, and how it is allowed in
 answers        JetStream's errors, times, JSON and NATS commands
 """

@@ -119,8 +119,8 @@ def refusal(reply: bytes, kind: str, error: JetStreamError) -> bytes:
 
 def status(code: int, words: str) -> bytes:
     """A header block of a status alone."""
-    line = " ".join(words.split())[:200]
-    return f"NATS/1.0 {code} {line}\r\n\r\n".encode("ascii", "replace")
+    line = " ".join([str(code), *words.split()])[:200]
+    return f"NATS/1.0 {line}\r\n\r\n".encode("ascii", "replace")
 
 
 def time_text(ns: int) -> str:

@@ -72,6 +72,8 @@ class Consumer:
         self._created_ns = time.time_ns()
         self._rows: deque[Row] = deque()
         self._caught_up = False
+        self._reading = asyncio.Lock()
+        """The cursor takes one call at a time."""
         self._requests: deque[PullRequest] = deque()
         self._delivered = 0
         self._last_offset = max(0, cursor.next_offset - 1)
@@ -124,9 +126,10 @@ class Consumer:
     async def info(self, *, is_new: bool = False) -> dict[str, Any]:
         """What JetStream says of a consumer. For a new one, `num_pending` is what there was when it
         began: watchers of buckets take so many records for the present state."""
-        if not is_new and (self._caught_up or not self._rows):
+        if not is_new:
             with contextlib.suppress(LiftlogError):
-                await self._cursor.count()
+                async with self._reading:
+                    await self._cursor.count()
         now = time.time_ns()
         delivered: dict[str, Any] = {
             "consumer_seq": self._delivered,
@@ -204,10 +207,11 @@ class Consumer:
         return now - self._active_at >= self.spec.inactive_seconds
 
     async def _fill(self) -> None:
-        rows, self._caught_up = await self._cursor.read()
-        self._rows.extend(rows)
-        if self._caught_up:
-            self._cursor.left = len(self._rows)
+        async with self._reading:
+            rows, self._caught_up = await self._cursor.read()
+            self._rows.extend(rows)
+            if self._caught_up:
+                self._cursor.left = len(self._rows)
 
     async def _open_share(self) -> None:
         """While the loop is short of time, publishers come first."""

@@ -10,14 +10,16 @@ subjects have subscribers, so a consumer whose client is gone is noticed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
+import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from acl.subjects import matches
 from liftlog.errors import NatsUnavailable
+from liftlog.server.jetstream_api.leaf_login import LeafLogin
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
@@ -25,6 +27,7 @@ FLOW_PREFIX = "$JS.FC."
 """Clients answer a request of flow control below it."""
 
 _CONNECT_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0
 _RECONNECT_SECONDS = 1.0
 _PING_SECONDS = 20.0
 _MAX_LINE_BYTES = 256 * 1024
@@ -37,15 +40,18 @@ _PROTOCOL_VERSION = "2.10.0"
 class LeafLink:
     """Belongs to the event loop."""
 
-    def __init__(self, address: str, *, name: str, user: str = "", password: str = "") -> None:
-        """`address`: HOST:PORT of a server's `leafnodes` listener."""
-        self.address = address
+    def __init__(self, addresses: Sequence[str], login: LeafLogin, *, name: str) -> None:
+        """`addresses`: HOST:PORT of the `leafnodes` listeners of one server or several. The link
+        is to one of them at a time, and to the next when that fails."""
+        self._addresses = random.sample(addresses, len(addresses))  # daemons spread over them
         self.problem = "no connection was made yet"
         """Why there is no connection; empty while there is one."""
+        self._told: dict[str, str] = {}
+        """The last problem of each address, since there was a connection."""
         self.on_flow: Callable[[bytes], None] = lambda subject: None
         """Called with the subject of each answer to a request of flow control."""
         self._name = name
-        self._user, self._password = user, password
+        self._login = login
         self._id = f"LIFTLOG{secrets.token_hex(12).upper()}"
         self._writer: asyncio.StreamWriter | None = None
         self._literals: dict[str, int] = {}
@@ -56,6 +62,11 @@ class LeafLink:
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- what others use ---
+
+    @property
+    def address(self) -> str:
+        """Of the server that is tried, or connected."""
+        return self._addresses[0]
 
     @property
     def connected(self) -> bool:
@@ -73,7 +84,7 @@ class LeafLink:
 
     def _unavailable(self) -> NatsUnavailable:
         return NatsUnavailable(
-            f"consumers deliver over a leaf node connection to {self.address}, and there is none: "
+            f"consumers deliver over a leaf node connection, and there is none to {self.address}: "
             f"{self.problem}"
         )
 
@@ -120,10 +131,11 @@ class LeafLink:
                 logger.exception("nats-leaf-failed error=%r", error)
             finally:
                 await self._abandon()
-            if problem != self.problem:
+            if problem != self._told.get(self.address):
                 logger.warning("nats-leaf-not-connected server=%s error=%s", self.address, problem)
-            self.problem = problem
-            await asyncio.sleep(_RECONNECT_SECONDS)
+            self._told[self.address] = self.problem = problem
+            self._addresses.append(self._addresses.pop(0))
+            await asyncio.sleep(_RECONNECT_SECONDS / len(self._addresses))
 
     async def _abandon(self) -> None:
         self._ready.clear()
@@ -131,40 +143,47 @@ class LeafLink:
         self._patterns.clear()
         self._tell_changed()
         writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-            with contextlib.suppress(OSError):
+        if writer is None:
+            return
+        writer.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
                 await writer.wait_closed()
+        except (OSError, TimeoutError):  # a server that is gone does not end TLS
+            writer.transport.abort()
 
     async def _serve(self) -> None:
         """Serve one connection until it ends."""
         host, _, port = self.address.rpartition(":")
+        host = host.strip("[]")
         async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(
-                host.strip("[]"), int(port), limit=_MAX_LINE_BYTES
-            )
+            reader, writer = await asyncio.open_connection(host, int(port), limit=_MAX_LINE_BYTES)
             self._writer = writer
             writer.transport.set_write_buffer_limits(_UNSENT_BYTES)
-            await self._log_in(reader, writer)
+            await self._log_in(reader, writer, host)
         while line := await reader.readline():
             self._heard = True
             await self._take(line, reader, writer)
 
-    async def _log_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = await reader.readline()
-        if not line.startswith(b"INFO "):
-            raise NatsUnavailable("no leaf node listener answers there")
-        info = json.loads(line[5:])
-        if not isinstance(info, dict) or info.get("tls_required"):
-            raise NatsUnavailable("the listener requires TLS, which is not supported there")
+    async def _log_in(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str
+    ) -> None:
+        login, info = self._login, {}
+        if not login.first:
+            info = await _read_info(reader)
+        context = login.tls(info)
+        if context is not None:
+            await writer.start_tls(context, server_hostname=login.server_name(host))
+            writer.transport.set_write_buffer_limits(_UNSENT_BYTES)
+        if login.first:
+            info = await _read_info(reader)
         connect = {
             "version": _PROTOCOL_VERSION,
             "server_id": self._id,
             "name": f"liftlog {self._name}",
             "headers": True,
             "compression": "off",
-            "user": self._user,
-            "pass": self._password,
+            **login.fields(str(info.get("nonce") or "")),
         }
         writer.write(b"CONNECT %b\r\nLS+ %b>\r\nPING\r\n" % (_json(connect), FLOW_PREFIX.encode()))
 
@@ -180,6 +199,7 @@ class LeafLink:
                 if not self.connected:
                     logger.info("nats-leaf-connected server=%s", self.address)
                     self.problem = ""
+                    self._told.clear()
                     self._ready.set()
             case [b"LS+", subject, *_]:
                 self._interest(subject, 1)
@@ -222,6 +242,14 @@ class LeafLink:
             await asyncio.sleep(_PING_SECONDS)
             if not self._heard and writer is self._writer:
                 writer.transport.abort()
+
+
+async def _read_info(reader: asyncio.StreamReader) -> dict[str, Any]:
+    line = await reader.readline()
+    info = json.loads(line[5:]) if line.startswith(b"INFO ") else None
+    if not isinstance(info, dict):
+        raise NatsUnavailable("no leaf node listener answers there")
+    return info
 
 
 def _json(document: dict[str, object]) -> bytes:

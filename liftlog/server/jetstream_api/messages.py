@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from acl.subjects import why_invalid
+from liftlog.errors import StreamNotFound
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import (
     DIRECT_GET,
@@ -184,7 +185,9 @@ async def _one(lookup: Lookup, wish: Wish) -> Found | None:
 
 
 class _Status(Exception):
-    """The answer is only a status."""
+    """The answer is only a status. 503 without words is what NATS says where no one subscribes: so
+    it is in JetStream for a stream that does not exist, or does not allow direct gets, and clients
+    look for exactly that."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -205,10 +208,13 @@ async def _direct_get(request: Request) -> None:
 
 async def _serve_direct(request: Request) -> None:
     wish = _direct_wish(request)
-    host, lookup = open_lookup(request)
+    try:
+        host, lookup = open_lookup(request)
+    except StreamNotFound as error:
+        raise _Status(503, "") from error
     own = host.settings.jetstream
     if own is not None and not own.allow_direct:
-        raise _Status(503, "Direct Get Is Not Allowed")
+        raise _Status(503, "")
     if wish.multi_last:
         await _send_last_of_each(request, host, lookup, wish)
     elif wish.batch:

@@ -31,6 +31,7 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.consumer_table import Consumers
 from liftlog.server.jetstream_api.leaf import LeafLink
+from liftlog.server.jetstream_api.leaf_login import LeafLogin
 from liftlog.server.jetstream_api.methods import (
     MAX_REQUEST_BYTES,
     PREFIX,
@@ -370,11 +371,9 @@ class JetStreamApi:
 
 def _leaf_link(broker: Broker) -> LeafLink | None:
     nats = broker.settings.nats
-    if nats.leafnode is None:
+    if not nats.leafnode:
         return None
-    password = "" if nats.password is None else nats.password.get_secret_value()
-    name = broker.settings.name
-    return LeafLink(nats.leafnode, name=name, user=nats.user or "", password=password)
+    return LeafLink(nats.leafnode, LeafLogin(nats), name=broker.settings.name)
 
 
 async def _leader_of(streams: ReplicatedStreams, stream: str) -> str | None:

@@ -39,7 +39,6 @@ _REFUSED = {
     "placement": "placement is not supported: the daemon chooses the nodes",
     "consumer_limits": "consumer limits are not supported",
     "template_owner": "stream templates are not supported",
-    "mirror_direct": "mirrors are not supported",
     "discard_new_per_subject": "discard new per subject is not supported",
     "allow_msg_ttl": "per-message TTLs are not supported",
     "subject_delete_marker_ttl": "subject delete markers are not supported",
@@ -186,6 +185,10 @@ class _Reader(ConfigFields):
             # Some clients ask for it with each bucket. The answer says that it is off, and a
             # message with a TTL is refused.
             self._left.pop("allow_msg_ttl", None)
+        if self._flag("mirror_direct"):
+            if self._left.get("mirror"):
+                raise invalid_config(f"mirror: {_REFUSED['mirror']}")
+            raise invalid_config("stream has no mirror but does have mirror direct")
         for key, why in _REFUSED.items():
             if self._left.pop(key, None) not in (None, False, 0, "", [], {}):
                 raise invalid_config(f"{key}: {why}")

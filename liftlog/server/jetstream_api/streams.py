@@ -130,7 +130,8 @@ async def _subjects_page(
         if page and left < 0:
             break
         page[name.decode("utf-8", "replace")] = counts[name]
-    state["subjects"] = page
+    if page:
+        state["subjects"] = page
     return _page(len(names), offset, _MAX_SUBJECTS)
 
 

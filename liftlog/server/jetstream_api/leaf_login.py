@@ -1,0 +1,82 @@
+"""How the daemon logs in as a leaf node: with the settings of its other connection to NATS.
+
+What the servers ask for may differ between the two listeners, so TLS is also used if the leafnodes
+listener alone requires it. A login is never sent in the clear where the settings want TLS.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from acl.nkeys import NotAnNkey, SigningKey
+from liftlog.errors import NatsUnavailable
+from liftlog.server.ingest.servers import tls_context
+from liftlog.settings import NatsSettings
+
+_CREDENTIALS = re.compile(
+    r"-+BEGIN NATS USER JWT-+\s*(\S+)\s*-+END NATS USER JWT-+.*?"
+    r"-+BEGIN USER NKEY SEED-+\s*(\S+)\s*-+END USER NKEY SEED-+",
+    re.DOTALL,
+)
+
+
+class LeafLogin:
+    """Reads the files of the settings at each login: they may have changed."""
+
+    def __init__(self, settings: NatsSettings) -> None:
+        self._settings = settings
+        self.first = settings.tls.handshake_first
+        """Whether TLS begins before the server has said anything."""
+
+    def tls(self, info: Mapping[str, Any]) -> ssl.SSLContext | None:
+        """None: without TLS. Raises NatsUnavailable, OSError, ssl.SSLError."""
+        context = tls_context(self._settings, self._settings.servers)
+        demanded, offered = info.get("tls_required"), info.get("tls_available")
+        if context is None and demanded:
+            return ssl.create_default_context()
+        if context is not None and not (demanded or offered or self.first):
+            raise NatsUnavailable(
+                "nats.tls or a tls:// URL asks for TLS, and the leafnodes listener has none: the "
+                "login would be readable; give the listener a tls section"
+            )
+        return context
+
+    def server_name(self, host: str) -> str:
+        """The name expected in the server's certificate."""
+        return self._settings.tls.hostname or host
+
+    def fields(self, nonce: str) -> dict[str, str]:
+        """What CONNECT says of who it is. Raises NatsUnavailable, OSError."""
+        settings = self._settings
+        if settings.credentials is not None:
+            found = _CREDENTIALS.search(settings.credentials.read_text())
+            if found is None:
+                raise NatsUnavailable(f"{settings.credentials} does not hold a JWT and a seed")
+            return {"jwt": found[1], "sig": _signature(settings.credentials, found[2], nonce)[1]}
+        if settings.nkey is not None:
+            seed = settings.nkey.read_text().strip()
+            public_key, signature = _signature(settings.nkey, seed, nonce)
+            return {"nkey": public_key, "sig": signature}
+        fields = {}
+        if settings.user is not None:
+            fields["user"] = settings.user
+        if settings.password is not None:
+            fields["pass"] = settings.password.get_secret_value()
+        if settings.token is not None:
+            fields["auth_token"] = settings.token.get_secret_value()
+        return fields
+
+
+def _signature(path: Path, seed: str, nonce: str) -> tuple[str, str]:
+    """The public key, and what it signed."""
+    try:
+        key = SigningKey(seed)
+    except NotAnNkey as error:
+        raise NatsUnavailable(f"{path} does not hold the seed of an nkey: {error}") from None
+    signed = base64.urlsafe_b64encode(key.sign(nonce.encode())).decode().rstrip("=")
+    return key.public_key, signed

@@ -1,0 +1,200 @@
+"""The leaf node connection over which consumers deliver: how it is let in, and what comes after it.
+
+Each test has a server and a daemon of its own; the client is nats-py with its ordered consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.errors import Error
+from support.certificates import Authority
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, until
+from support.nats_cluster import NatsCluster
+from support.nats_server import NatsServer
+from support.nkey_seeds import seed_of
+
+from acl.nkeys import SigningKey
+from liftlog.tls import client_context
+
+pytestmark = pytest.mark.integration
+
+LISTENER = {"listen": "127.0.0.1:-1"}
+LOGIN = {"user": "daemon", "password": "secret"}
+PATIENCE = 60
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def leafnode_of(server: NatsServer) -> str:
+    found = re.search(r"Listening for leafnode connections on (\S+:\d+)", server.log)
+    assert found is not None, server.log
+    return found[1]
+
+
+def started(stack: ExitStack, *servers: NatsServer, **options: Any) -> Daemon:
+    nodes = [leafnode_of(server) for server in servers]
+    nats = {
+        "servers": [server.url for server in servers],
+        "jetstream_api": True,
+        "leafnode": nodes,
+        **options,
+    }
+    daemon = stack.enter_context(Daemon(servers[0].url, {"nats": nats}))
+    until(lambda: "jetstream-api-answers" in daemon.log, what="answers on $JS.API")
+    return daemon
+
+
+async def reads_in_order(client: Client, count: int = 20) -> None:
+    js = client.jetstream(timeout=PATIENCE)
+    stream = f"s{secrets.token_hex(4)}"
+    await js.add_stream(name=stream, subjects=[f"{stream}.>"])
+    for number in range(count):
+        await js.publish(f"{stream}.{number}", b"%d" % number)
+    reader = await js.subscribe(f"{stream}.>", stream=stream, ordered_consumer=True)
+    got = [await reader.next_msg(timeout=PATIENCE) for _ in range(count)]
+    assert [one.subject for one in got] == [f"{stream}.{number}" for number in range(count)]
+
+
+# --- how it is let in ---
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after INFO", "handshake first"])
+async def test_over_tls_with_a_password(stack: ExitStack, tmp_path: Path, first: bool) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    tls = {"cert_file": str(pair.cert), "key_file": str(pair.key), "handshake_first": first}
+    listener = {**LISTENER, "tls": tls}
+    users = {"users": [LOGIN]}
+    public = {**tls, "handshake_first": "auto" if first else False}
+    server = NatsServer(tls=public, authorization=users, leafnodes=listener)
+    stack.enter_context(server)
+    ours = {"ca": str(authority.ca), "handshake_first": first}
+    daemon = started(stack, server, tls=ours, **LOGIN)
+    client = await nats.connect(server.url, tls=client_context(authority.ca), **LOGIN)
+    try:
+        await reads_in_order(client)
+    finally:
+        await client.close()
+    assert "secret" not in daemon.log
+    assert_no_traceback(daemon)
+
+
+async def test_with_an_nkey(stack: ExitStack, tmp_path: Path) -> None:
+    seed = seed_of(secrets.token_bytes(32))
+    file = tmp_path / "seed"
+    file.write_text(seed + "\n")
+    users = [{"nkey": SigningKey(seed).public_key}]
+    server = NatsServer(authorization={"users": users}, leafnodes=LISTENER)
+    stack.enter_context(server)
+    daemon = started(stack, server, nkey=str(file))
+    client = await nats.connect(server.url, nkeys_seed=str(file))
+    try:
+        await reads_in_order(client)
+    finally:
+        await client.close()
+    assert_no_traceback(daemon)
+
+
+def test_a_login_is_not_sent_where_tls_is_missing(stack: ExitStack, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    tls = {"cert_file": str(pair.cert), "key_file": str(pair.key)}
+    server = NatsServer(tls=tls, authorization={"users": [LOGIN]}, leafnodes=LISTENER)
+    stack.enter_context(server)
+    daemon = started(stack, server, tls={"ca": str(authority.ca)}, **LOGIN)
+    until(lambda: "leafnodes listener has none" in daemon.log, what="the refusal")
+    assert "nats-leaf-connected" not in daemon.log
+    assert_no_traceback(daemon)
+
+
+def test_another_issuer_is_not_believed(stack: ExitStack, tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
+    ours, theirs = authority.issue("server"), stranger.issue("leafnode")
+    server = NatsServer(
+        tls={"cert_file": str(ours.cert), "key_file": str(ours.key)},
+        leafnodes={
+            **LISTENER,
+            "tls": {"cert_file": str(theirs.cert), "key_file": str(theirs.key)},
+        },
+    )
+    stack.enter_context(server)
+    daemon = started(stack, server, tls={"ca": str(authority.ca)})
+    until(lambda: "CERTIFICATE_VERIFY_FAILED" in daemon.log, what="the refusal")
+    assert "nats-leaf-connected" not in daemon.log
+    assert_no_traceback(daemon)
+
+
+async def test_a_refused_login_is_told_to_clients(stack: ExitStack) -> None:
+    listener = {**LISTENER, "authorization": {"user": "leaf", "password": "other"}}
+    server = stack.enter_context(NatsServer(leafnodes=listener))
+    daemon = started(stack, server, **LOGIN)
+    until(lambda: "nats-leaf-not-connected" in daemon.log, what="the refusal")
+    client = await nats.connect(server.url)
+    try:
+        js = client.jetstream(timeout=PATIENCE)
+        await js.add_stream(name="s", subjects=["s.>"])
+        with pytest.raises(Error, match="Authorization Violation"):
+            await js.subscribe("s.>", stream="s", ordered_consumer=True)
+    finally:
+        await client.close()
+    assert daemon.log.count("nats-leaf-not-connected") == 1
+    assert_no_traceback(daemon)
+
+
+# --- when its server dies ---
+
+
+async def test_readers_go_on_when_the_server_of_the_link_dies(stack: ExitStack) -> None:
+    """The link moves to another server, and ordered consumers are made again behind what their
+    clients have: in order, nothing missing and nothing twice."""
+    servers = stack.enter_context(NatsCluster(2, leafnodes=LISTENER)).servers
+    daemon = started(stack, *servers)
+    until(lambda: "nats-leaf-connected" in daemon.log, what="the leaf node connection")
+    client = await nats.connect(
+        [server.url for server in servers], reconnect_time_wait=0.2, max_reconnect_attempts=-1
+    )
+    try:
+        js = client.jetstream(timeout=5)
+        await js.add_stream(name="s", subjects=["s.>"])
+        got: asyncio.Queue[int] = asyncio.Queue()
+
+        async def take(message: Any) -> None:
+            got.put_nowait(int(message.data))
+
+        await js.subscribe("s.>", stream="s", ordered_consumer=True, idle_heartbeat=0.5, cb=take)
+        await publish(js, range(50))
+        assert [await asyncio.wait_for(got.get(), PATIENCE) for _ in range(50)] == list(range(50))
+        lines = [line for line in daemon.log.splitlines() if "nats-leaf-connected" in line]
+        [dead] = [one for one in servers if leafnode_of(one) in lines[-1]]
+        dead.kill()
+        await publish(js, range(50, 100))
+        rest = [await asyncio.wait_for(got.get(), PATIENCE) for _ in range(50)]
+        assert rest == list(range(50, 100))
+    finally:
+        await client.close()
+    assert_no_traceback(daemon)
+
+
+async def publish(js: Any, numbers: range) -> None:
+    """Until each is acked; a second attempt is the same message."""
+    for number in numbers:
+        while True:
+            with suppress(Error, asyncio.TimeoutError):
+                await js.publish("s.a", b"%d" % number, headers={"Nats-Msg-Id": str(number)})
+                break
+            await asyncio.sleep(0.05)
