@@ -99,8 +99,8 @@ kv-torture: setup ## Kill, stop and cut off the NATS servers under the metadata 
 	  $(BIN)/python -m pytest -s tests/crash/test_metadata_store.py $(ARGS)
 	TORTURE_ROUNDS=1 $(BIN)/python -m pytest tests/integration/test_cluster.py -k nats
 
-cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds of each fault (ROUNDS=n, ARGS="-k power")
-	TORTURE_ROUNDS=$(or $(ROUNDS),200) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
+cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds of each fault (ROUNDS=n SEED=n ARGS="-k power")
+	TORTURE_ROUNDS=$(or $(ROUNDS),200) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
 	  tests/crash/test_cluster_crashes.py tests/crash/test_failovers.py \
 	  tests/crash/test_rolling_restarts.py tests/crash/test_partitions.py \
 	  tests/crash/test_everything_fails.py $(ARGS)

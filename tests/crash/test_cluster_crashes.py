@@ -22,7 +22,7 @@ from support.ingesting import until
 from support.losefs import LoseFsHandle, Reboots, losefs
 from support.nats_server import NatsServer
 from support.replicated_load import NODE_SETTINGS, STREAMS, Load
-from support.rounds import modes, rounds
+from support.rounds import chance_of, modes, rounds
 from support.stored_logs import batch_positions, flip
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
@@ -250,7 +250,7 @@ OF_NODES: dict[str, Fault] = {
 
 @pytest.mark.parametrize("name", modes(EACH, ANY, *OF_NODES))
 def test_nodes_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
-    chance = random.Random(f"nodes {name}")
+    chance = chance_of(f"nodes {name}")
     load = Load(server, f"nodes.{name.replace(' ', '-')}", FEW if name == EACH else STREAMS)
     with Cluster(server.url, load.settings, settings=NODE_SETTINGS, cluster=QUICK) as cluster:
         run(Campaign(cluster, load, chance, tmp_path), OF_NODES, name)
@@ -329,7 +329,7 @@ OF_DISKS: dict[str, Fault] = {
 
 @pytest.mark.parametrize("name", modes(EACH, ANY, *OF_DISKS))
 def test_disks_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
-    chance = random.Random(f"disks {name}")
+    chance = chance_of(f"disks {name}")
     load = Load(server, f"disks.{name.replace(' ', '-')}", FEW if name == EACH else STREAMS)
     with losefs(tmp_path / "disk") as disk:
         reboots = Reboots(tmp_path)

@@ -22,7 +22,7 @@ from support.cluster import Cluster
 from support.losefs import LoseFsHandle, Reboots, losefs
 from support.nats_cluster import NatsCluster, wait_replicated
 from support.replicated_load import NODE_SETTINGS, Load
-from support.rounds import rounds
+from support.rounds import chance_of, rounds
 
 pytestmark = [
     pytest.mark.integration,
@@ -145,7 +145,7 @@ FAULTS: dict[str, Callable[[Site], None]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_everything_fails(name: str, tmp_path: Path) -> None:
     lossy = FAULTS[name] is cut_power
-    with site_on(tmp_path, random.Random(name), lossy=lossy) as site:
+    with site_on(tmp_path, chance_of(name), lossy=lossy) as site:
         site.cluster.wait_all_in_sync()
         site.load.start(site.cluster)
         for number in range(1, rounds(0) + 1):

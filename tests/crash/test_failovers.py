@@ -7,7 +7,6 @@ message's, on any replica. The longest time without an ack of each round is prin
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,7 +14,7 @@ import pytest
 from support.cluster import NODES, PATIENCE, Cluster, RetryingPublisher, assert_kept
 from support.ingesting import until
 from support.nats_server import NatsServer
-from support.rounds import rounds
+from support.rounds import chance_of, rounds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(36000)]
 
@@ -33,9 +32,9 @@ def server() -> Iterator[NatsServer]:
 class Rounds:
     """Publishers on a cluster, whose leader is broken and mended in each round."""
 
-    def __init__(self, cluster: Cluster, server: NatsServer, seed: str) -> None:
+    def __init__(self, cluster: Cluster, server: NatsServer, what: str) -> None:
         self.cluster = cluster
-        self.chance = random.Random(seed)
+        self.chance = chance_of(what)
         self.pauses: list[float] = []
         self.publishers = [RetryingPublisher(server.port, f"in.{one}", rate=200) for one in "pq"]
 
@@ -52,7 +51,7 @@ class Rounds:
         cluster.wait_isr(STREAM)
         for publisher in self.publishers:
             publisher.start()
-        for _ in range(count):
+        for number in range(1, count + 1):
             self.wait_acked(self.chance.randint(20, 200))
             leader = cluster.leader(STREAM)
             broken = time.monotonic()
@@ -62,6 +61,7 @@ class Rounds:
             self.pauses.append(max(one.longest_wait(broken - 0.5) for one in self.publishers))
             mend(leader)
             cluster.wait_isr(STREAM, timeout=2 * PATIENCE)
+            print(f"round {number}: {self.pauses[-1]:.2f} s without an ack", flush=True)
         for publisher in self.publishers:
             publisher.finish()
         assert_kept(self.publishers, cluster.read_all(STREAM))

@@ -20,7 +20,7 @@ from support.cluster import NODES, Cluster
 from support.nats_cluster import NatsCluster
 from support.networks import Network
 from support.replicated_load import NODE_SETTINGS, Load
-from support.rounds import rounds
+from support.rounds import chance_of, rounds
 
 pytestmark = [
     pytest.mark.integration,
@@ -146,7 +146,7 @@ def servers(network: Network) -> Iterator[NatsCluster]:
 
 @pytest.mark.parametrize("name", [ANY, *CUTS])
 def test_partitions(name: str, network: Network, servers: NatsCluster, tmp_path: Path) -> None:
-    chance = random.Random(name)
+    chance = chance_of(name)
     chosen = chance.choices(list(CUTS), k=rounds(0)) if name == ANY else [name] * rounds(0)
     load = Load(servers.servers, f"lines.{name.replace(' ', '-')}")
     urls = [server.url for server in servers.servers]

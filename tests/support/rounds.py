@@ -4,6 +4,7 @@ rounds and every place in `make torture`."""
 from __future__ import annotations
 
 import os
+import random
 import zlib
 from collections.abc import Sequence
 from typing import TypeVar
@@ -14,6 +15,11 @@ T = TypeVar("T")
 def rounds(few: int) -> int:
     """`few`, or what TORTURE_ROUNDS says where that is more."""
     return max(few, int(os.environ.get("TORTURE_ROUNDS", "0")))
+
+
+def chance_of(what: str) -> random.Random:
+    """What decides in a campaign: the same each time, unless TORTURE_SEED asks for another one."""
+    return random.Random(" ".join([what, os.environ.get("TORTURE_SEED", "")]).rstrip())
 
 
 def modes(first: str, *others: str) -> list[str]:
