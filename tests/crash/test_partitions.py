@@ -139,8 +139,10 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def servers(network: Network) -> Iterator[NatsCluster]:
-    with NatsCluster(3, network=network, **NATS) as servers:
+def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    """Their logs stay: who leads the bucket, and why not, is in no log of ours."""
+    directory = tmp_path_factory.mktemp("servers")
+    with NatsCluster(3, directory, network=network, debug=True, **NATS) as servers:
         yield servers
 
 
