@@ -44,6 +44,8 @@ class RenewedKey:
         self._value = value
         self._ttl_seconds = ttl_seconds
         self._revision = 0
+        self._own_revision = 0
+        """The last at which the key is known to have been the own one."""
         self._renewed_at = float("-inf")
         self._renewing: asyncio.Task[None] | None = None
 
@@ -86,6 +88,7 @@ class RenewedKey:
         self._revision = await self._store.put_for(
             self._key, self._value, self._revision, self._ttl_seconds
         )
+        self._own_revision = self._revision
         self._renewed_at = sent
 
     async def _renew(self) -> None:
@@ -112,12 +115,19 @@ class RenewedKey:
 
     async def _is_found_again(self) -> bool:
         """After a renewal that was lost: whether the next one may be made, which it may not once
-        another holder wrote the key."""
+        another holder wrote the key.
+
+        Revisions only grow, unless the store was set back. Then the key may be what it was in an
+        earlier start of this node, which no process renews.
+        """
         try:
             found = await self._store.get(self._key)
         except StoreUnavailable:
             return True  # the next renewal finds out
-        if found is not None and found.value != self._value:
-            return False
+        if found is not None:
+            if found.value == self._value:
+                self._own_revision = found.revision
+            elif found.revision > self._own_revision:
+                return False
         self._revision = 0 if found is None else found.revision
         return True

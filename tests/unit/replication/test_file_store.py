@@ -121,6 +121,28 @@ async def test_a_session_survives_a_store_that_is_away_for_a_moment() -> None:
     store.close()
 
 
+async def test_a_session_outlives_a_store_that_was_set_back(tmp_path: Path) -> None:
+    """To a time at which the node had started once less, and lived."""
+    path = tmp_path / "records"
+    store = FileMetaStore(path, shared=True)
+    earlier = await store.session("live.a", b'{"start":1}', 60)
+    await earlier.abandon()  # killed
+    old = path.read_bytes()
+    session = await store.session("live.a", b'{"start":2}', 1)
+    await store.cas("stream.a", b"{}", 0)
+    began = session.deadline
+    path.write_bytes(old)
+    async with asyncio.timeout(20):
+        while session.deadline < began + 2:
+            await asyncio.sleep(0.02)
+    found = await store.get("live.a")
+    assert found is not None
+    assert found.value == b'{"start":2}'
+    await session.close()
+    assert await store.get("live.a") is None
+    store.close()
+
+
 # --- several processes, killed at any time ---
 
 _WRITER = """
