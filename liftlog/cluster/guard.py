@@ -75,8 +75,8 @@ def restored(
     if len(unknown) >= record.min_isr or len(logs) < len(trusted) or not logs:
         return None
     longest = max(record.in_order(logs), key=lambda node: logs[node])
-    alone = replace(record, isr=(longest,), eligible=(), last_eligible=())
-    return _again(alone, stored, known)
+    again = _again(record, stored, known)
+    return replace(again, isr=(longest,), eligible=(), last_eligible=())
 
 
 def restored_by_operator(
@@ -93,24 +93,26 @@ def restored_by_operator(
     def rank(record: StreamRecord) -> tuple[int, int]:
         return sum(not is_regressed(one, record) for one in records), record.version
 
-    best = max(regressed, key=rank)
-    return _again(best, stored, known)
+    # Without a trail: also the nodes that have seen another record of that version believe it.
+    return replace(_again(max(regressed, key=rank), stored, known), trail=())
 
 
 def _again(
     record: StreamRecord, stored: StreamRecord | None, known: Mapping[str, Known]
 ) -> StreamRecord:
-    """In an epoch above all that anyone has seen: meanwhile nodes may have acted on `stored`."""
+    """With a version and an epoch above all that anyone has seen: meanwhile nodes may have acted on
+    `stored`."""
     same = [one for one in known.values() if one.record.incarnation == record.incarnation]
-    version, epochs = record.version, [one.record.leader_epoch for one in same]
-    epochs += [one.log.last_epoch for one in same if one.log is not None]
+    seen = [one.record for one in same]
     if stored is not None and stored.incarnation == record.incarnation:
-        version, epochs = max(version, stored.version), [*epochs, stored.leader_epoch]
+        seen.append(stored)
+    epochs = [one.leader_epoch for one in seen]
+    epochs += [one.log.last_epoch for one in same if one.log is not None]
     return replace(
         record,
         leader=None,
         leader_epoch=max(epochs) + 1,
-        version=version + 1,
+        version=max(one.version for one in seen) + 1,
         trail=record.next_trail(),
     )
 

@@ -28,11 +28,20 @@ def cluster(server: NatsServer) -> Iterator[Cluster]:
         cluster.assert_sound()
 
 
-def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
-    cluster: Cluster, server: NatsServer
-) -> None:
+@pytest.fixture
+def publisher(cluster: Cluster, server: NatsServer) -> Iterator[RetryingPublisher]:
+    """It has begun. It ends with the test: others use the same server."""
     publisher = RetryingPublisher(server.port, "in.p", pad=100)
     publisher.start()
+    try:
+        yield publisher
+    finally:
+        publisher.give_up()
+
+
+def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
+    cluster: Cluster, publisher: RetryingPublisher
+) -> None:
     wait_acked(publisher, 50)
     old = (cluster.store / "records").read_bytes()
     leader, epoch = cluster.leader("in"), cluster.stream("in").leader_epoch
@@ -61,10 +70,10 @@ def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
     assert any("metadata-restored" in cluster.nodes[name].log for name in NODES)
 
 
-def test_an_operator_restores_what_the_nodes_do_not(cluster: Cluster, server: NatsServer) -> None:
+def test_an_operator_restores_what_the_nodes_do_not(
+    cluster: Cluster, publisher: RetryingPublisher
+) -> None:
     """Two nodes are gone, so the third may lack what they have seen."""
-    publisher = RetryingPublisher(server.port, "in.p", pad=100)
-    publisher.start()
     wait_acked(publisher, 50)
     publisher.finish()
     old = (cluster.store / "records").read_bytes()
@@ -95,10 +104,8 @@ def test_an_operator_restores_what_the_nodes_do_not(cluster: Cluster, server: Na
 
 
 def test_a_store_that_was_lost_while_no_node_runs_is_made_again(
-    cluster: Cluster, server: NatsServer
+    cluster: Cluster, publisher: RetryingPublisher
 ) -> None:
-    publisher = RetryingPublisher(server.port, "in.p", pad=100)
-    publisher.start()
     wait_acked(publisher, 50)
     before = cluster.stream("in")
     cluster.kill()

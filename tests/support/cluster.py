@@ -409,13 +409,21 @@ class RetryingPublisher(TimedPublisher):
     def __init__(self, port: int, subject: str, *, rate: float = 500.0, **more: Any) -> None:
         super().__init__(port, subject, **more)
         self._rate = rate
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        """Publish no more and wait for no ack, if it has not finished: a test has failed."""
+        self._is_given_up = True
+        self._stop_asked.set()
+        self.join(20)
+        assert not self.is_alive()
 
     def _publish(self, client: RawNats) -> None:
         inbox = client.new_reply().rpartition(b".")[0]
         waiting: set[int] = set()
         tried_at: dict[int, float] = {}
         began = time.monotonic()
-        while not self._stop_asked.is_set() or waiting:
+        while not self._stop_asked.is_set() or (waiting and not self._is_given_up):
             now = time.monotonic()
             due = [one for one in waiting if now - tried_at[one] >= self.RETRY_SECONDS]
             may_send = min(self._in_flight - len(waiting), int(self._rate * (now - began)) + 1)

@@ -999,6 +999,9 @@ class World:
         }
         after = restored(self.record, heard, self.nodes.keys() - heard.keys())
         if after is not None:
+            known = [one.record for one in heard.values() if one is not None]
+            if any(is_regressed(one, after) for one in known):
+                raise Violation(f"{node.name} restores what is not believed: {after}")
             self.submit(node, Change(self.record, after), "restored")
 
     # --- operators ---------------------------------------------------------------

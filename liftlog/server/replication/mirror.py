@@ -220,7 +220,7 @@ class Mirror:
             and known.incarnation == record.incarnation
             and known.version < record.version
         ):
-            self._note_record(record, self._revisions[record.name])
+            self._note_record(record, 0)
 
     async def commit(self, change: Change) -> None:
         """Try a leader's change of the in-sync set once. A newer record tells what came of it, or

@@ -91,6 +91,9 @@ def test_who_could_lead_must_be_heard_or_the_longest_log_alone_stays_in_sync() -
     all_in_sync = then(t.truncate(OLD, 1))
     after = then(restored(OLD, heard(a=OLD, b=all_in_sync), "c"))
     assert (after.isr, after.eligible) == (("b",), ())
+    for known in (OLD, all_in_sync):
+        assert not is_regressed(known, after), "or nodes would not believe what they have restored"
+    assert newest([Known(OLD), Known(after), Known(all_in_sync)]) == after
     # With min_isr 1 it may have been alone.
     alone = replace(all_in_sync, settings={"min_isr": 1})
     assert restored(OLD, heard(a=OLD, b=alone), "c") is None
@@ -113,10 +116,14 @@ def test_two_continuations_of_one_version_are_left_to_an_operator() -> None:
     assert newest(list(filter(None, heard(a=NEW, c=FORK).values()))) is None
     stored = FORK
     assert restored(stored, heard(a=NEW, b=NEW, c=FORK), ()) is None
-    chosen = then(restored_by_operator(stored, heard(a=NEW, b=NEW, c=FORK)))
-    assert chosen.isr == ("b", "c"), "two have seen it"
-    for known in (NEW, FORK):
-        assert chosen.version > known.version
+    further = then(t.register(FORK, "c", 3, clean=True))
+    for fork in (FORK, further):
+        seen = heard(a=NEW, b=NEW, c=fork)
+        chosen = then(restored_by_operator(stored, seen))
+        assert chosen.isr == ("b", "c"), "two have seen it"
+        for known in (NEW, fork):
+            assert not is_regressed(known, chosen), "all believe what the operator has decided"
+        assert restored_by_operator(chosen, seen) is None
 
 
 @pytest.mark.parametrize("stored", [None, OLD])

@@ -101,6 +101,31 @@ async def test_a_leader_that_is_late_learns_the_newer_record(store: FileMetaStor
     assert leader.mirror.records["s"] == after
 
 
+async def test_what_another_node_told_can_be_changed_after_the_store_was_set_back(
+    fs: SimFileSystem,
+) -> None:
+    """Its revision there is below that of the record before, which was forgotten."""
+    stores = [FileMetaStore(STORE / str(number), shared=False, fs=fs) for number in range(2)]
+    for _ in range(9):
+        entry = await stores[0].get("other")
+        await stores[0].cas("other", b"{}", 0 if entry is None else entry.revision)
+    node, other = Node(stores[0]), Node(stores[1])
+    record = await node.mirror.create(new_record())
+    told = transitions.fence(record, {"b"})
+    assert told is not None
+    await other.mirror.create(told)
+    node.mirror._store = stores[1]
+    node.mirror.told(told)
+    assert node.mirror.records["s"] == told
+    await node.mirror.load()
+    after = transitions.fence(told, {"c"})
+    assert after is not None
+    await node.mirror.commit(Change(told, after))
+    assert (await other.mirror.read("s"), node.mirror.records["s"]) == (after, after)
+    for store in stores:
+        store.close()
+
+
 async def test_what_is_not_there_and_what_is_not_changed(store: FileMetaStore) -> None:
     node = Node(store)
     assert await node.mirror.change("s", transitions.delete) is None
