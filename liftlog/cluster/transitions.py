@@ -208,6 +208,28 @@ def expand(record: StreamRecord, node: str, start: int) -> StreamRecord | None:
     return _next(record, _completed(after))
 
 
+def discard(record: StreamRecord, node: str) -> StreamRecord | None:
+    """`node` leaves the ISR, and may then drop its copy to fetch all of it again.
+
+    Raises Conflict while it leads, or while the others alone could not ack: then its copy may be
+    needed. The new epoch keeps what it confirmed with the copy that it drops from counting for the
+    next one.
+    """
+    _check_led(record)
+    if node == record.leader:
+        raise Conflict(f"node {node!r} leads stream {record.name!r} and cannot drop its copy")
+    if node not in record.members:
+        raise Conflict(f"node {node!r} has no replica of stream {record.name!r}")
+    after = _fenced(record, {node})
+    if not after.can_commit:
+        raise Conflict(
+            f"without node {node!r} stream {record.name!r} has {len(after.isr)} replicas in sync, "
+            f"and min_isr is {record.min_isr}",
+            hint="wait until more of them are in sync",
+        )
+    return _next(record, replace(after, leader_epoch=record.leader_epoch + 1))
+
+
 def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
     """The leader hands over to `node`, a member of the ISR."""
     _check_led(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from support.compacted import Compacted
 from support.ingesting import publish, publish_until_acked, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+from support.stored_logs import flip
 
 from liftlog.client import connect_sync
+from liftlog.errors import LiftlogError
 from liftlog.log.checkpoint_file import read_checkpoint_file
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.leases import KIND, LEASES_NAME
@@ -28,15 +31,16 @@ SETTINGS: dict[str, Any] = {
     "log": {"retention_interval": "100ms"},
 }
 QUICK = {"session": "6s", "lag_max": "1s", "forget_after": "2s"}
+TABLE: dict[str, Any] = {
+    "replicas": 3,
+    "dedupe_window": "0s",
+    "compaction": {"tombstone_retention": "0s", "min_dirty_ratio": 0.01},
+    "segment": {"max_bytes": "4KiB"},
+}
 STREAMS: dict[str, dict[str, Any]] = {
     "leased": {"subject": "leased", "replicas": 3, "retention": {"max_messages": 2}},
-    "table": {
-        "subject": "table",
-        "replicas": 3,
-        "dedupe_window": "0s",
-        "compaction": {"tombstone_retention": "0s", "min_dirty_ratio": 0.01},
-        "segment": {"max_bytes": "4KiB"},
-    },
+    "table": {"subject": "table", **TABLE},
+    "rotten": {"subject": "rotten", **TABLE},
 }
 
 
@@ -79,8 +83,8 @@ def lease_ids(cluster: Cluster, node: str) -> set[str]:
     return {one["lease_id"] for one in stored.get("leases", [])}
 
 
-def forgotten_below(cluster: Cluster, node: str) -> int:
-    manifest = checkpoint(cluster, node, "table", MANIFEST_NAME, MANIFEST)
+def forgotten_below(cluster: Cluster, node: str, stream: str = "table") -> int:
+    manifest = checkpoint(cluster, node, stream, MANIFEST_NAME, MANIFEST)
     return int(manifest["tombstones_removed_below"])
 
 
@@ -206,3 +210,38 @@ def test_tombstones_wait_for_a_replica_and_one_that_is_late_starts_over(
     deleted = table.delete("of all")
     until(lambda: is_forgotten(deleted, list(NODES)), 60, "the tombstone goes everywhere")
     assert cluster.nodes[gone].log.count("replica-resynced") == 1
+
+
+def test_damage_where_tombstones_were_removed_has_the_whole_copy_replaced(
+    cluster: Cluster, raw: RawNats
+) -> None:
+    """No other replica can repair it: one that has not compacted yet may have a deleted key."""
+    table = Compacted(raw, "rotten")
+    table.put_many((f"k{number}" for number in range(30)), pad=200)
+    fill = (f"k{number % 10}" for number in range(1_000_000))
+    deleted = table.delete("k29")
+
+    def is_forgotten() -> bool:
+        table.put_many([next(fill) for _ in range(40)], pad=200)
+        return all(forgotten_below(cluster, node, "rotten") > deleted for node in NODES)
+
+    until(is_forgotten, 60, "the tombstone goes")
+    cluster.wait_settled("rotten")
+    follower, leader = cluster.followers("rotten")[0], cluster.leader("rotten")
+    for node in (follower, leader):
+        directory = cluster.nodes[node].data_dir / "streams" / "rotten"
+        first = next(path for path in sorted(directory.glob("*.log")) if path.stat().st_size > 300)
+        flip(first, 200)
+        asks = {"replica": node} if node == follower else {}
+        with connect_sync(cluster.nodes[node].pull_address) as client, suppress(LiftlogError):
+            list(client.read("rotten", until="end", **asks))  # now the damage is known
+        until(lambda node=node: cluster.nodes[node].log.count("copy-dropped") == 1, 60)  # type: ignore[misc]
+        cluster.wait_isr("rotten")
+        table.put("after", node.encode())
+        cluster.wait_settled("rotten")
+    assert cluster.leader("rotten") != leader
+    for node in NODES:
+        with connect_sync(cluster.nodes[node].pull_address) as client:
+            found = {one.key: one.value for one in client.read("rotten", until="end", replica=node)}
+        assert {key.decode(): found[key] for key in sorted(found)} == newest(table)
+        assert cluster.nodes[node].metric("liftlog_quarantined_ranges", stream="rotten") == 0

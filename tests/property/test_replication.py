@@ -85,6 +85,12 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
         Faults(set_backs=1, lost_disks=0),
         ("committed", "set backs", "stood aside", "restored", "failover", "resign"),
     ),
+    "damaged copies are dropped": (
+        3,
+        2,
+        Faults(discards=1, set_backs=0.3, lost_disks=0),
+        ("committed", "discard", "kept", "failover", "isr", "restored"),
+    ),
     "beyond promises": (
         3,
         2,
@@ -137,7 +143,7 @@ def test_nothing_acked_is_lost_and_no_offset_has_two_records(name: str) -> None:
 @pytest.mark.parametrize("compacted", [False, True], ids=["plain", "compacted"])
 def test_the_same_holds_on_real_logs(compacted: bool) -> None:
     """With retention, small batches put together, and compaction, each node by itself."""
-    faults = STEADY if compacted else Faults()
+    faults = replace(STEADY, discards=0.5) if compacted else Faults()
     seen = simulate(
         "compacted logs" if compacted else "logs",
         max(RUNS // 5, 1),
@@ -149,6 +155,8 @@ def test_the_same_holds_on_real_logs(compacted: bool) -> None:
         ),
     )
     expected = {"committed", "leases", "failover", "crashes", "lost tails", "gaps", "truncations"}
+    if compacted:
+        expected |= {"discard"}
     assert {what for what in expected if not seen[what]} == set()
 
 

@@ -119,6 +119,18 @@ class RecordChanges(RuleBasedStateMachine):
             self.stored[node] = stored
 
     @rule(node=ONE)
+    def discard(self, node: str) -> None:
+        """A copy that may be dropped is not needed by anyone."""
+        with suppress(Conflict):
+            after = t.discard(self.record, node)
+            assert after is not None
+            assert after.can_commit
+            assert not after.must_keep(node)
+            assert after.leader == self.record.leader
+            assert after.leader_epoch > self.record.leader_epoch
+            self.record, self.stored[node] = after, 0
+
+    @rule(node=ONE)
     def transfer(self, node: str) -> None:
         self.change(t.transfer, node)
 

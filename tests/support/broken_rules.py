@@ -181,6 +181,9 @@ BROKEN: dict[str, Broken] = {
     "R13 confirmed before the sync": Broken(Rules(mutations=frozenset({"R13"}))),
     "R14 always ready": Broken(Rules(leader=AlwaysReady)),
     "R15 dropping a log that is needed": Broken(Rules(follower=DropsInsteadOfCutting)),
+    "R15 a copy is dropped in the epoch in which it counted": Broken(
+        Rules(mutations=frozenset({"R15"})), Faults(discards=1)
+    ),
     "side state confirmed before it is stored": Broken(Rules(mutations=frozenset({"side state"}))),
     "side state of two leaders under one version": Broken(
         Rules(mutations=frozenset({"side versions"})), None, 106

@@ -74,6 +74,8 @@ class Faults:
     """Of reassignments."""
     set_backs: float = 0.0
     """The metadata store is restored from an older copy."""
+    discards: float = 0.0
+    """A follower drops its copy, because it is damaged where no other one may repair it."""
     beyond_promises: bool = False
     """More disks are lost than acks are to survive, and an operator elects what is left."""
 
@@ -201,13 +203,10 @@ class Node:
             self.world.register(self)
         elif isinstance(role, Leave):
             self.follower = None
-            self.disk = self.world.new_disk()
             gone = t.removed(self.record, self.name)
             if gone is not None:
                 self.world.submit(self, Change(self.record, gone), "left")
-            self.world.begins_again(self)
-            self.side, self.new_side = Side(), None
-            self.known = self.shown = self.disk.high_watermark
+            self.drop_copy()
         elif self.follower is None:
             self.shown = self.known
             self.follower = self.world.rules.follower(
@@ -227,6 +226,13 @@ class Node:
             self.perform(self.follower.assigned(self.record))
         else:
             self.perform(self.follower.assigned(self.record))
+
+    def drop_copy(self) -> None:
+        """Another one begins with nothing."""
+        self.disk = self.world.new_disk()
+        self.world.begins_again(self)
+        self.side, self.new_side = Side(), None
+        self.known = self.shown = self.disk.high_watermark
 
     def lead(self) -> None:
         """Begins the epoch of the record. What is being appended is finished first."""
@@ -443,7 +449,9 @@ class Node:
         self.world.stats[verdict.kind.value] += 1
         is_heard = verdict.kind in (Kind.SEND, Kind.PARK)
         if is_heard and self.world.record.leads(self.name, self.start):
-            self.world.hear(request, self.leader, self.disk.tombstones_removed_below)
+            # Compaction may still be at work below the bound, of which a late replica is not part.
+            below = max(self.disk.tombstones_removed_below, self.side.tombstone_bound)
+            self.world.hear(request, self.leader, below)
         if verdict.kind is Kind.PARK:
             self.parked[request.node] = request
         elif verdict.kind is Kind.SEND:
@@ -582,6 +590,7 @@ class World:
             (self._recover, 2.0 * faults.beyond_promises),
             (self._set_back, 0.15 * faults.set_backs),
             (self._guard, 6.0 * faults.set_backs),
+            (self._discard, 1.0 * faults.discards),
         ]
         return [one for one, weight in table if weight], [weight for _, weight in table if weight]
 
@@ -979,6 +988,26 @@ class World:
         node.record = self.record
         if role_of(node.record, node.name, node.start) != Register():
             node.take_role()
+
+    def _discard(self, node: Node) -> None:
+        """The copy is dropped when its node has left the in-sync set, and knows that."""
+        record = node.record
+        if not node.up or node.follower is None or record != self.record or record.deleted:
+            return
+        change = t.shrink if "R15" in self.rules.mutations else t.discard
+        try:
+            after = change(record, node.name)
+        except Conflict:
+            self.stats["kept"] += 1
+            return
+        if after is not None:
+            self.put(after, "discard")
+        if self.random.random() < self.faults.unknown_outcomes:
+            return
+        node.follower = None
+        node.drop_copy()
+        if after is not None:
+            node.adopt(after)
 
     def _set_back(self, _: Node) -> None:
         """The store forgets the newest changes."""

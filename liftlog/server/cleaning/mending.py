@@ -6,6 +6,9 @@ segment again. Damage in the active segment is sealed first. While that is under
 wait: what it asks for is not lost.
 
 What no replica has stays quarantined, as on a daemon without replicas, and is tried again later.
+
+Other replicas may have an old value of a key whose tombstone is gone here. So where tombstones were
+removed, the whole copy is replaced instead, by a leader that is asked for all it has.
 """
 
 from __future__ import annotations
@@ -65,6 +68,11 @@ class Donors(Protocol):
     ) -> str:
         """Hand every batch with a record of [first, end) to `take`, in order. Returns why not all
         of them came; empty if they did. `turn` decides which node is asked first."""
+        ...
+
+    def copy_again(self, name: str) -> None:
+        """Have this node drop its copy and fetch all of it from the leader, as soon as the others
+        can do without it."""
         ...
 
 
@@ -233,8 +241,8 @@ class Mender:
         ranges = [bad for bad in _ranges_in(log, segment) if bad.next_offset > bad.first_offset]
         first = min(bad.first_offset for bad in ranges)
         if first < log.tombstones_removed_below:
-            # Another replica may have an old value of a key whose tombstone is gone here.
-            return "tombstones were removed there: only a whole copy of the stream can replace it"
+            self._donors.copy_again(host.name)
+            return "tombstones were removed there: the stream is to be copied again as a whole"
         fs, patch = log.environment.fs, log.directory / f"{name}{_PATCH_SUFFIX}"
         try:
             pieces, problem = await self._fetch(host, segment, ranges, patch)

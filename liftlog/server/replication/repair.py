@@ -21,10 +21,17 @@ class ReplicaDonors:
     """Asks them with fetches for their own copies, up to their own high watermarks: what is
     committed is the same everywhere. See `liftlog.server.cleaning.mending.Donors`."""
 
-    def __init__(self, mirror: Mirror, node: str, link_to: Callable[[str], PeerLink]) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        node: str,
+        link_to: Callable[[str], PeerLink],
+        copy_again: Callable[[str], None],
+    ) -> None:
         self._mirror = mirror
         self._node = node
         self._link_to = link_to
+        self.copy_again = copy_again
 
     def count(self, name: str) -> int:
         return len(self._others(name))

@@ -62,6 +62,14 @@ class Leadership:
             await self._handovers.hand_over(name, chosen)
         return chosen
 
+    async def give_up(self, name: str) -> None:
+        """Have any other node lead a stream that this one leads, if one can. Does not raise."""
+        try:
+            for to in self._heirs(name)[:1]:
+                await self._handovers.hand_over(name, to)
+        except LiftlogError as error:
+            logger.warning("not-handed-over stream=%s error=%s", name, error)
+
     async def hand_over_all(self) -> None:
         """Before a planned stop: other nodes lead all streams of this one, also those whose lead
         was on its way here already. Those that cannot be handed over are left to an election. Does

@@ -17,7 +17,7 @@ from liftlog.cluster import side_state, transitions
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.epochs import last_epoch
 from liftlog.cluster.leading import Change, Leader
-from liftlog.cluster.record import Lead, Leave, Register, StreamRecord, role_of
+from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamRecord, role_of
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import Log
 from liftlog.server.cleaning.compaction import compaction_of
@@ -63,6 +63,7 @@ class Replica:
         self._done_version = 0
         self._doing: list[tuple[int, asyncio.Future[None]]] = []
         self._is_leaving = False
+        self._is_to_copy_again = False
 
     def record_changed(self, record: StreamRecord) -> None:
         """There is a newer record, perhaps of another stream of the name."""
@@ -81,6 +82,12 @@ class Replica:
 
     def wake(self) -> None:
         """Something that the stream may have waited for has happened."""
+        self._wake.set()
+
+    def copy_again(self) -> None:
+        """The copy here is to be dropped, and fetched from the leader, when another node leads and
+        acks do not need this one."""
+        self._is_to_copy_again = True
         self._wake.set()
 
     def _note_opened(self) -> None:
@@ -174,6 +181,9 @@ class Replica:
                 self.led.adopt(record)
             else:
                 await self._lead(record)
+        elif isinstance(role, Follow) and self._is_to_copy_again and self._may_drop_copy(record):
+            await self._drop_copy()
+            return False
         elif self.followed is not None:
             self.followed.assigned(record)
         else:
@@ -245,6 +255,28 @@ class Replica:
         whole = record.starts.get(self._me) == member.start if is_new else member.is_same
         self._log, self._is_whole = log, whole
         return log, whole
+
+    def _may_drop_copy(self, record: StreamRecord) -> bool:
+        self._is_to_copy_again = False  # who wants it asks again
+        try:
+            transitions.discard(record, self._me)
+        except Conflict as error:
+            logger.warning("copy-kept stream=%s reason=%s", self.name, error)
+            return False
+        return True
+
+    async def _drop_copy(self) -> None:
+        """Leave the in-sync set, remember that, and only then remove the copy; it begins again with
+        nothing. After a stop in between the node has one of the two copies, and is not in sync."""
+        self._wake.set()  # then look at the record again, whatever comes of this
+        await self._end_role()
+        record = await self._node.mirror.change(
+            self.name, lambda present: transitions.discard(present, self._me)
+        )
+        await self._node.mirror.remembered()
+        if record is not None and self._node.mirror.records[self.name] == record:
+            logger.warning("copy-dropped stream=%s epoch=%d", self.name, record.leader_epoch)
+            await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
 
     # --- roles ---
 

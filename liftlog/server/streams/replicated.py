@@ -100,7 +100,7 @@ class ReplicatedStreams:
         )
         self.session: NodeSession | None = None
         self.forwarding = Forwarding(link_to, self.not_leader)
-        self.donors = ReplicaDonors(self.mirror, member.name, link_to)
+        self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
         self.moves = Moves(self.mirror)
         self.new_streams = NewStreams(self.mirror)
         self.guard = Guard(
@@ -199,6 +199,15 @@ class ReplicatedStreams:
             for start in range(0, len(due), _CHANGES_AT_ONCE):
                 some = due[start : start + _CHANGES_AT_ONCE]
                 await asyncio.gather(*(replica.commit(change) for replica, change in some))
+
+    def _copy_again(self, name: str) -> None:
+        """The copy here is damaged where no other one may repair it: it is fetched again as a
+        whole. Who leads gives that up first."""
+        replica = self._streams.get(name)
+        if replica is not None:
+            replica.copy_again()
+            if replica.led is not None:
+                self._spawn(self.leadership.give_up(name))
 
     async def keep_placed(self) -> None:
         """Begin the moves that drained nodes need, and end those that wait for this node to give up

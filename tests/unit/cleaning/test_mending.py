@@ -31,6 +31,10 @@ class Copies:
         """So many of the next bodies get a wrong byte on the way."""
         self.asked: list[tuple[int, int]] = []
         self.before: Callable[[], Any] | None = None
+        self.again: list[str] = []
+
+    def copy_again(self, name: str) -> None:
+        self.again.append(name)
 
     def keep(self, log: Log) -> None:
         found, offset = [], log.log_start_offset
@@ -249,6 +253,7 @@ async def test_a_log_without_some_tombstones_takes_nothing_from_before_them(node
     await until(lambda: not node.mender.is_expected(host, first, end))
     assert node.copies.asked == []
     assert host.log.quarantined
+    assert set(node.copies.again) == {"s"}
 
 
 @pytest.mark.parametrize("while_fetching", [True, False])

@@ -175,6 +175,24 @@ def test_expanding_over_the_smallest_isr_forgets_who_was_eligible() -> None:
     assert sets(made(t.expand(five, "c", 1))) == ("a", "ac", "b", "")
 
 
+def test_a_copy_is_discarded_when_the_others_can_ack_without_it() -> None:
+    after = made(t.discard(record(), "b"))
+    assert sets(after) == ("a", "ac", "", "")
+    assert after.leader_epoch == 2, "what b has confirmed counts no more"
+    with pytest.raises(Conflict, match="min_isr is 2"):
+        t.discard(after, "c")
+    again = made(t.discard(after, "b"))  # it is not known whether the copy was dropped
+    assert (sets(again), again.leader_epoch) == (sets(after), 3)
+
+
+@pytest.mark.parametrize(
+    ("node", "changes"), [("a", {}), ("x", {}), ("b", {"leader": None}), ("b", {"deleted": True})]
+)
+def test_a_copy_that_may_be_needed_is_not_discarded(node: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(Conflict):
+        t.discard(record(**changes), node)
+
+
 def test_transfer_needs_a_member_of_the_isr() -> None:
     after = made(t.transfer(record(), "b"))
     assert (sets(after), after.leader_epoch) == (("b", "abc", "", ""), 2)
