@@ -33,10 +33,11 @@ def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
             failure_delay_seconds=shared.limits.auth_failure_delay_seconds,
             hosts=hosts,
         )
+        appender = _appender(settings, sources.link)
         if http.log_api:
-            mounted.append(_log_api(settings, sources.broker, sources.link, callers))
+            mounted.append(_log_api(settings, sources.broker, appender, callers))
         if http.web:
-            mounted.append(_web_site(sources, callers))
+            mounted.append(_web_site(sources, appender, callers))
     return HttpServer(
         sources.health,
         Exposition(sources),
@@ -47,21 +48,24 @@ def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
     )
 
 
-def _log_api(settings: Settings, broker: Broker, link: NatsLink, callers: Callers) -> LogApi:
-    http = settings.http
-    appender = Appender(
+def _appender(settings: Settings, link: NatsLink) -> Appender:
+    return Appender(
         settings.nats,
         link.servers,
         lambda: link.connected,
-        ack_timeout_seconds=http.append_timeout_seconds,
+        ack_timeout_seconds=settings.http.append_timeout_seconds,
     )
+
+
+def _log_api(settings: Settings, broker: Broker, appender: Appender, callers: Callers) -> LogApi:
+    http = settings.http
     limits = LogApiLimits(
         max_body_bytes=http.max_body_bytes, body_timeout_seconds=http.timeout_seconds
     )
     return LogApi(broker, broker.administration.truncate_prefix, appender, callers, limits)
 
 
-def _web_site(sources: Sources, callers: Callers) -> WebSite:
+def _web_site(sources: Sources, appender: Appender, callers: Callers) -> WebSite:
     broker = sources.broker
     history = History(Readings(sources))
     history.start()
@@ -73,5 +77,6 @@ def _web_site(sources: Sources, callers: Callers) -> WebSite:
         history,
         Descriptions(broker),
         sources.sessions,
+        appender,
     )
     return WebSite(parts, callers)

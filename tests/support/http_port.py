@@ -54,19 +54,30 @@ async def _nothing() -> dict[str, Reading]:
     return {}
 
 
-def make_parts(pull: PullServer) -> Parts:
+def make_parts(pull: PullServer, appender: Any) -> Parts:
     """Of the web page, on top of the broker of a test."""
     shared = pull.services
     broker, descriptions = shared.broker, Descriptions(shared.broker)
     health, sessions = Healthy(), Sessions()
     return Parts(
-        broker, health, shared.gate, shared.scanners, History(_nothing), descriptions, sessions
+        broker,
+        health,
+        shared.gate,
+        shared.scanners,
+        History(_nothing),
+        descriptions,
+        sessions,
+        appender,
     )
 
 
 @asynccontextmanager
 async def http_port(
-    pull: PullServer, *, failure_delay_seconds: float = 0, guard: ConnectionGuard | None = None
+    pull: PullServer,
+    *,
+    failure_delay_seconds: float = 0,
+    guard: ConnectionGuard | None = None,
+    appender: Any = None,
 ) -> AsyncIterator[tuple[HttpServer, str, list[str]]]:
     """The server, its URL, and the streams for which something would have changed."""
     changed: list[str] = []
@@ -74,8 +85,9 @@ async def http_port(
     async def truncate(stream: str, offset: int) -> None:
         changed.append(stream)
 
-    appender = NoAppender()
-    appender.asked = changed
+    if appender is None:
+        appender = NoAppender()
+        appender.asked = changed
     shared = pull.services
     callers = Callers(
         shared.gate,
@@ -83,8 +95,8 @@ async def http_port(
         shared.audit,
         failure_delay_seconds=failure_delay_seconds,
     )
-    api = LogApi(shared.broker, truncate, appender, callers)  # type: ignore[arg-type]
-    site = WebSite(make_parts(pull), callers)
+    api = LogApi(shared.broker, truncate, appender, callers)
+    site = WebSite(make_parts(pull, appender), callers)
     server = HttpServer(Healthy(), NoMetrics(), mounted=(api, site), guard=guard)
     address = await server.start("127.0.0.1:0")
     try:

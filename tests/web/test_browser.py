@@ -125,6 +125,7 @@ PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
          "/ui/streams/orders/groups/billing",
          "/ui/charts", "/ui/streams/orders/charts",
          "/ui/streams/orders/versions?key=k-3", "/ui/streams/orders/records?fields=order,note",
+         "/ui/create", "/ui/streams/orders/edit", "/ui/streams/orders/publish?subject=orders.eu.x",
          "/ui/topology", "/ui/topology?subject=orders.eu.new", "/ui/topology?subject=Orders",
          "/ui/health", "/ui/streams/absent", "/ui/login")  # fmt: skip
 
@@ -200,6 +201,49 @@ def test_without_javascript(daemon: Daemon, window: NewWindow) -> None:
     page.get_by_label("From time").fill("1h")
     page.get_by_role("button", name="Show").click()
     assert page.locator("table.records tbody tr").count() == 3
+
+
+def test_a_stream_from_its_creation_on_without_javascript(
+    daemon: Daemon, window: NewWindow
+) -> None:
+    page = window(daemon, java_script_enabled=False).page
+    page.goto("/ui/topology?subject=bills.eu.new")
+    expect(page.get_by_text("is not stored")).to_be_visible()
+    page.get_by_role("link", name="Create a stream for it").click()
+    page.get_by_label("Name").fill("bills")
+    page.get_by_label("Subject").fill("bills.>")
+    page.get_by_label("At most this old").fill("soon")
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("alert")).to_contain_text("retention.max_age")
+    wrong = page.locator("[aria-invalid=true]")
+    assert wrong.evaluate_all("all => all.map((one) => one.name)") == ["max_age"]
+    wrong.fill("3d")
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("status").first).to_contain_text("records its subject")
+    page.get_by_role("link", name="Publish…").click()
+    page.get_by_label("Subject").fill("orders.no")
+    page.get_by_label("Value").fill('{"cents": 1}')
+    page.get_by_role("button", name="Publish").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not match that")
+    page.get_by_label("Subject").fill("bills.eu.new")
+    page.get_by_label("Key").fill("bill-1")
+    page.get_by_label("Headers").fill("Origin: page")
+    page.get_by_role("button", name="Publish").click()
+    expect(page.get_by_role("status").first).to_contain_text("Stored at offset 1 of bills.")
+    page.get_by_role("link", name="1", exact=True).click()
+    expect(page.locator(".content")).to_contain_text('"cents": 1')
+    expect(page.get_by_role("region", name="Headers")).to_contain_text("Origin")
+    page.goto("/ui/streams/bills")
+    page.get_by_role("link", name="Edit…").click()
+    page.get_by_label("At most this old").fill("")
+    page.get_by_label("More settings").fill("max_message_bytes: 1MiB")
+    page.get_by_role("button", name="Preview").click()
+    changes = page.get_by_role("region", name="Changes").locator("tbody th")
+    assert changes.all_inner_texts() == ["max_message_bytes", "retention.max_age"]
+    page.get_by_role("button", name="Change", exact=True).click()
+    expect(page.get_by_role("status").first).to_contain_text("The settings are changed")
+    page.goto("/ui/topology?subject=bills.eu.new")
+    expect(page.get_by_text("is recorded by 1 stream")).to_be_visible()
 
 
 def test_what_somebody_published_does_nothing(daemon: Daemon, window: NewWindow) -> None:

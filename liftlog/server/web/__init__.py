@@ -5,11 +5,13 @@ asking       one request for a page: who asks, for what, and what may be shown
 entering     sign in and out; the viewer of a request, by cookie, token or neither
 sessions     who is signed in, bounded in number and time; tokens against forged requests
 pages        the views: overview and health, stream, records with their form, one record,
-             consumers and moving one, groups, topology, charts, access, cluster
+             versions of a key, consumers and moving one, groups, topology, charts, access,
+             cluster; forms that create and edit a stream, and publish a message
 actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second
 history      the last minutes and hours of each stream and of the daemon, in bounded memory
 browsing     records for a page, found in a thread
+fields       chosen JSON fields as columns; two values side by side
 conditions   a text, a JSON field or an expression in values
 automaton    regular expressions whose time depends on the length of the text alone
 content      a value as text, JSON, hexadecimal or msgpack

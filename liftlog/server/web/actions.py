@@ -26,7 +26,6 @@ class Action:
     question: str
     consequence: str
     done: str
-    """Shown on the page of the stream afterwards."""
     request: Callable[[str], Message]
 
 
@@ -69,7 +68,15 @@ def action_of(asked: Asked) -> Action:
     return ACTIONS[asked.request.path.rsplit("/", 1)[1]]
 
 
-def _check(asked: Asked) -> None:
+DONE = {
+    "create": "The stream records its subject from now on.",
+    "edit": "The settings are changed.",
+    **{action.name: action.done for action in ACTIONS.values()},
+}
+"""Shown on the page of the stream after a change."""
+
+
+def check_changeable(asked: Asked) -> None:
     """Raises Forbidden. Opening the page changes nothing, so only a refusal is audited."""
     if asked.stream.startswith("_") or not asked.may("admin", asked.stream):
         asked.authorize("admin")
@@ -77,7 +84,7 @@ def _check(asked: Asked) -> None:
 
 
 async def confirm(asked: Asked) -> Shown:
-    _check(asked)
+    check_changeable(asked)
     action = action_of(asked)
     described = await asked.describe()
     token = asked.parts.sessions.form_token(asked.viewer.cookie, purpose(action, asked.stream))
@@ -87,7 +94,7 @@ async def confirm(asked: Asked) -> Shown:
 
 
 async def perform(asked: Asked) -> web.Response:
-    _check(asked)
+    check_changeable(asked)
     action, stream = action_of(asked), asked.stream
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, purpose(action, stream))

@@ -13,6 +13,7 @@ from acl.rules import Operation
 from liftlog.errors import InvalidArgument, LiftlogError, NotLeader, ShuttingDown
 from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer, StreamInfo
 from liftlog.server.access.gate import Gate
+from liftlog.server.http.appending import Appender
 from liftlog.server.http.callers import peer_of
 from liftlog.server.http.server import Health
 from liftlog.server.pull.fairness import FairThreads, SpreadWork
@@ -38,6 +39,7 @@ class Parts:
     history: History
     descriptions: Descriptions
     sessions: Sessions
+    appender: Appender
     spread: SpreadWork = field(default_factory=SpreadWork)
     searching: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for each step through a log: the viewers take turns, so that all of their searches
@@ -132,9 +134,11 @@ class Asked:
 class Shown:
     """`data` is the answer of the `.json` twin, and all that the template is given of the daemon.
     `extra` is only for the form of the page: values of fields, links. `refused`: the form was
-    wrong; the page shows it with the reasons in it, and the twin answers this error."""
+    wrong; the page shows it with the reasons in it, and the twin answers this error. `moved_to`: a
+    form was carried out, and the browser goes on to this page."""
 
     title: str
     data: dict[str, Any]
     extra: dict[str, Any] = field(default_factory=dict)
     refused: LiftlogError | None = None
+    moved_to: str = ""

@@ -19,8 +19,10 @@ from liftlog.server.web.pages.access import access
 from liftlog.server.web.pages.charts import daemon_charts, stream_charts
 from liftlog.server.web.pages.cluster import cluster
 from liftlog.server.web.pages.consumers import consumers, move, moving
+from liftlog.server.web.pages.editing import create, creating, edit, editing
 from liftlog.server.web.pages.groups import group
 from liftlog.server.web.pages.overview import health, overview
+from liftlog.server.web.pages.publishing import publish, publishing
 from liftlog.server.web.pages.record import record, value
 from liftlog.server.web.pages.records import records
 from liftlog.server.web.pages.stream import stream
@@ -44,6 +46,14 @@ class Page(NamedTuple):
     is_live: bool = False
 
 
+class Form(NamedTuple):
+    """A form posted to the page of the same path. It is shown again if it is wrong."""
+
+    path: str
+    template: str
+    view: View
+
+
 _STREAM = "/ui/streams/{stream}"
 PAGES = (
     Page("/ui/streams", "overview.html", overview, is_live=True),
@@ -51,10 +61,13 @@ PAGES = (
     Page("/ui/topology", "topology.html", topology, is_live=True),
     Page("/ui/charts", "charts.html", daemon_charts, is_live=True),
     Page("/ui/access", "access.html", access),
+    Page("/ui/create", "editing.html", creating),
     Page("/ui/health", "health.html", health, is_live=True),
     Page("/ui/cluster", "cluster.html", cluster, is_live=True),
     # Before the stream's own page: routes are tried in this order.
     Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
+    Page(f"{_STREAM}/edit", "editing.html", editing),
+    Page(f"{_STREAM}/publish", "publishing.html", publishing),
     Page(f"{_STREAM}/versions", "versions.html", versions),
     Page(f"{_STREAM}/consumers/{{consumer}}", "moving.html", moving),
     Page(f"{_STREAM}/groups/{{group}}", "group.html", group, is_live=True),
@@ -62,6 +75,11 @@ PAGES = (
     Page(f"{_STREAM}/records", "records.html", records),
     *(Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm) for name in actions.ACTIONS),
     Page(_STREAM, "stream.html", stream, is_live=True),
+)
+FORMS = (
+    Form("/ui/create", "editing.html", create),
+    Form(f"{_STREAM}/edit", "editing.html", edit),
+    Form(f"{_STREAM}/publish", "publishing.html", publish),
 )
 
 
@@ -95,10 +113,12 @@ class WebSite:
             for page in PAGES
             if page.view is actions.confirm
         ]
+        routes += [web.post(form.path, self._guarded(self._html(form))) for form in FORMS]
         return routes
 
     async def close(self) -> None:
         await self._parts.history.close()
+        await self._parts.appender.close()
 
     # --- every page ---
 
@@ -127,15 +147,18 @@ class WebSite:
 
         return handle
 
-    def _html(self, page: Page) -> Callable[[Asked], Awaitable[web.StreamResponse]]:
+    def _html(self, page: Page | Form) -> Callable[[Asked], Awaitable[web.StreamResponse]]:
         async def serve(asked: Asked) -> web.StreamResponse:
             shown = await page.view(asked)
+            if shown.moved_to:
+                return answers.see_other(shown.moved_to)
+            has_twin = isinstance(page, Page) and page.view is not actions.confirm
             text = await self._rendering.page(
                 page.template,
                 title=shown.title,
                 data=shown.data,
-                twin="" if page.view is actions.confirm else twin_of(asked.request),
-                is_live=page.is_live,
+                twin=twin_of(asked.request) if has_twin else "",
+                is_live=isinstance(page, Page) and page.is_live,
                 **self._frame(asked.request, asked.viewer),
                 **shown.extra,
             )

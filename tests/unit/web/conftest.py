@@ -136,9 +136,9 @@ def long_searches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def site(broker: WebBroker) -> Site:
     @asynccontextmanager
-    async def start(policy: Policy | None = None) -> AsyncIterator[Browser]:
+    async def start(policy: Policy | None = None, appender: Any = None) -> AsyncIterator[Browser]:
         async with pull_server(broker, policy=policy) as (pull, _):
-            async with http_port(pull) as (_, base, _):
+            async with http_port(pull, appender=appender) as (_, base, _):
                 browser = Browser(base, pull)
                 try:
                     yield browser

@@ -58,6 +58,7 @@ async def overview(asked: Asked) -> Shown:
             "q": wanted,
             "sort": sort,
             "only": only,
+            "may_create": asked.gate.may_somewhere(asked.viewer.principal, "create"),
             "sort_links": links,
             "older": "?" + urlencode({**paging, "page": number - 1}) if number > 1 else "",
             "newer": "?" + urlencode({**paging, "page": number + 1}) if number < pages else "",

@@ -17,7 +17,7 @@ from liftlog.log import Log
 from liftlog.log.segment import Segment
 from liftlog.protocol.administration import LeasesAnswer, ListLeases
 from liftlog.protocol.checkpoints import CheckpointsAnswer, ListCheckpoints
-from liftlog.server.web.actions import ACTIONS
+from liftlog.server.web.actions import DONE
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.formats import damage_marks, segment_parts
 from liftlog.server.web.pages.cluster import replication_of, without_lags
@@ -68,7 +68,7 @@ async def stream(asked: Asked) -> Shown:
     ]
     damaged = data["quarantined"]
     drawn = segment_parts(_undamaged(segments, damaged))
-    done = ACTIONS.get(asked.request.query.get("done", ""))
+    done = DONE.get(asked.request.query.get("done", ""), "")
     return Shown(
         name,
         data,
@@ -77,8 +77,7 @@ async def stream(asked: Asked) -> Shown:
             "marks": damage_marks(drawn, damaged[:_MAX_MARKS]),
             "damaged_offsets": sum(one["next_offset"] - one["first_offset"] for one in damaged),
             "settings": _settings(described.settings),
-            "done": done is not None,
-            "done_text": done.done if done else "",
+            "done": done,
             "problems": PROBLEMS,
         },
     )
