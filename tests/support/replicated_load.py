@@ -24,7 +24,9 @@ from support.history import History
 from support.ingesting import numbered, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame, pub_frame
+from support.replicated_group import GroupReader
 from support.replicated_readers import CampaignReader, CheckpointReader, CopyReader, stored_of
+from support.rounds import is_torture
 
 _VOLLEY_SECONDS = 0.15
 _EASY_VOLLEY_SECONDS = 1.0
@@ -269,6 +271,8 @@ class Load:
         # A reader that takes long may miss a tombstone of what it has read before: not this one.
         kept = [name for name in self.settings if name != "keyed"]
         self._readers = [CopyReader(cluster, self.settings), CheckpointReader(cluster, kept)]
+        if is_torture():
+            self._readers.append(GroupReader(cluster, "plain"))
         for reader in self._readers:
             reader.start()
         for publishers in self.publishers.values():
