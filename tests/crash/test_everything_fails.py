@@ -10,6 +10,7 @@ How long it took until all streams were acked again is printed:
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -157,4 +158,7 @@ def test_everything_fails(name: str, tmp_path: Path) -> None:
         site.load.check_all(site.cluster, refused_may_be_stored=lossy)
     found = sorted(site.seconds)
     p50, p99 = (found[int(share * (len(found) - 1))] for share in (0.5, 0.99))
-    print(f"{rounds(0)} rounds: acks after p50 {p50:.1f}, p99 {p99:.1f}, most {found[-1]:.1f} s")
+    print(
+        f"{rounds(0)} rounds: acks after p50 {p50:.1f}, p99 {p99:.1f}, most {found[-1]:.1f} s; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )

@@ -7,6 +7,7 @@ message's, on any replica. The longest time without an ack of each round is prin
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -67,10 +68,12 @@ class Rounds:
         assert_kept(self.publishers, cluster.read_all(STREAM))
         cluster.assert_sound()
         found = sorted(self.pauses)
+        load = os.getloadavg()[0]
         print(
             f"\n{len(found)} rounds, seconds without an ack: p50 {found[len(found) // 2]:.2f}, "
             f"p90 {found[len(found) * 9 // 10]:.2f}, p99 {found[len(found) * 99 // 100]:.2f}, "
-            f"most {found[-1]:.2f}; {sum(len(one.acked) for one in self.publishers)} acked"
+            f"most {found[-1]:.2f}; {sum(len(one.acked) for one in self.publishers)} acked; "
+            f"load {load:.1f}"
         )
 
 
