@@ -12,11 +12,13 @@ a publisher may use it in a subject.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MAX_PATTERN_BYTES = 1024
 """NATS allows 4096 bytes for a whole control line; a pattern is only a part of it."""
 
 _WILDCARD = re.compile(r"[*>]")
+_WILD = ("*", ">")
 
 
 def is_valid_pattern(pattern: str) -> bool:
@@ -73,6 +75,24 @@ def overlaps(first: str, second: str) -> bool:
         if a != b and a != "*" and b != "*":
             return False
     return len(left) == len(right)
+
+
+def matches_any(patterns: Iterable[str], subject: str) -> bool:
+    """Whether a message on the literal `subject` reaches a subscription to one of `patterns`."""
+    return any(matches(pattern, subject) for pattern in patterns)
+
+
+def overlap_any(first: Iterable[str], second: Iterable[str]) -> bool:
+    """Whether some subject matches a pattern of both."""
+    by_token: dict[str, list[str]] = {}
+    for other in second:
+        by_token.setdefault(other.partition(".")[0], []).append(other)
+    for one in first:
+        token = one.partition(".")[0]
+        near = by_token if token in _WILD else (token, *_WILD)
+        if any(overlaps(one, other) for name in near for other in by_token.get(name, ())):
+            return True
+    return False
 
 
 def is_subset(inner: str, outer: str) -> bool:

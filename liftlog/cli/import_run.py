@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acl.subjects import matches, overlaps
+from acl.subjects import matches_any, overlap_any
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.import_sources import Item, JetStream, Lines, Parquet
 from liftlog.cli.problems import Problem
@@ -46,7 +46,7 @@ class Import:
     source: Source
     name: str
     stream: str
-    subject: str
+    subjects: list[str]
     last_offset: int
     copied: int
     count: int = 0
@@ -66,7 +66,7 @@ class Import:
             source,
             name,
             stream,
-            info.subject,
+            info.recorded_subjects,
             info.log_end_offset - 1,
             _last_copied(client, info, name),
         )
@@ -88,7 +88,7 @@ class Import:
 
     async def _run(self, servers: list[str], creds: Path | None, *, use_envelope: bool) -> None:
         if isinstance(self.source, JetStream) and self.source.servers == servers:
-            await _check_is_retired(self.source, self.subject)
+            await _check_is_retired(self.source, self.subjects)
         publisher = Publisher(
             servers,
             expect=[self.stream],
@@ -137,10 +137,10 @@ class Import:
     def _check_subject(self, item: Item, known: set[str]) -> None:
         if item.subject in known:
             return
-        if not matches(self.subject, item.subject):
+        if not matches_any(self.subjects, item.subject):
             raise InvalidArgument(
                 f"message {item.sequence} has the subject {item.subject!r}, which {self.stream} "
-                f"({self.subject}) does not record",
+                f"({', '.join(self.subjects)}) does not record",
                 hint=f"after number {self.copied} nothing was stored",
             )
         known.add(item.subject)
@@ -193,9 +193,9 @@ def _last_copied(client: SyncClient, info: StreamInfo, name: str) -> int:
     return 0
 
 
-async def _check_is_retired(source: JetStream, subject: str) -> None:
+async def _check_is_retired(source: JetStream, subjects: list[str]) -> None:
     """Raises Problem if JetStream would record the copies again, and so without end."""
-    recorded = [one for one in await source.subjects() if overlaps(one, subject)]
+    recorded = [one for one in await source.subjects() if overlap_any((one,), subjects)]
     if recorded:
         raise Problem(
             f"JetStream's stream {source.stream} records {', '.join(recorded)}, and so the copies",

@@ -67,7 +67,12 @@ def stream_commands() -> None:
 @stream_commands.command()
 @click.argument("name")
 @click.option(
-    "--subject", "-s", metavar="SUBJECT", help="NATS subject to record, for example orders.>"
+    "--subject",
+    "-s",
+    "subjects",
+    multiple=True,
+    metavar="SUBJECT",
+    help="NATS subject to record, for example orders.> Can be repeated.",
 )
 @click.option(
     "--set",
@@ -79,7 +84,7 @@ def stream_commands() -> None:
 )
 @server_options
 @debug_option
-def create(name: str, subject: str | None, assignments: tuple[str, ...]) -> None:
+def create(name: str, subjects: tuple[str, ...], assignments: tuple[str, ...]) -> None:
     """Create the stream NAME.
 
     Returns once NATS has confirmed the subscription: everything published from then on is
@@ -91,10 +96,11 @@ def create(name: str, subject: str | None, assignments: tuple[str, ...]) -> None
       liftlog stream create orders --subject 'orders.>'
       liftlog stream create prices -s 'prices.*' --set retention.max_age=7d --set compression=zstd
       liftlog stream create latest -s 'state.>' --set compaction.min_dirty_ratio=0.2
+      liftlog stream create sales -s 'orders.>' -s 'invoices.*.sent'
     """
     settings = parse_assignments(assignments)
-    if subject is not None:
-        settings["subject"] = subject
+    if subjects:
+        settings["subject"] = list(subjects)
     if "subject" not in settings:
         raise click.UsageError(
             "--subject SUBJECT is required: what to record.", click.get_current_context()
@@ -244,7 +250,7 @@ def streams_for(subject: str) -> None:
 def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: bool) -> ExitCode:
     """Change settings of the stream NAME while it runs.
 
-    Other settings stay as they are. subject, queue_group and initial_offset cannot be changed. If
+    Other settings stay as they are. queue_group and initial_offset cannot be changed. If
     the new limits make retention delete records at once, the command asks first.
 
     \b

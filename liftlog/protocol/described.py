@@ -54,6 +54,9 @@ class StreamInfo(Described):
 
     name: str = ""
     subject: str = ""
+    """All subjects in one line; with several it is no pattern."""
+    subjects: list[str] = field(default_factory=list)
+    """Empty from an older daemon, whose streams have one; see `recorded_subjects`."""
     queue_group: str | None = None
     state: str = "unknown"
     origin: str = "api"
@@ -78,6 +81,11 @@ class StreamInfo(Described):
     compaction: dict[str, Any] = field(default_factory=dict)
     readable_subjects: list[str] = field(default_factory=list)
     """If not empty, the caller gets only the records on these subjects. Only `describe` says so."""
+
+    @property
+    def recorded_subjects(self) -> list[str]:
+        """The patterns, of which no two overlap; empty if they are not known."""
+        return self.subjects or ([self.subject] if self.subject else [])
 
     @property
     def records(self) -> int:

@@ -24,15 +24,17 @@ _CODEC_PACKAGES = {"lz4": "lz4", "zstd": "zstandard"}
 
 
 def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
-    reserved = _reserved(stream.subject)
-    if reserved is not None and stream.acks != "off":
-        # Our ack would race the answer that the requester waits for, or we would ack our own acks.
-        yield Finding(
-            (*at, "acks"),
-            f"{stream.acks!r}: expected off, because the subject {stream.subject!r} "
-            f"can match {reserved}",
-            involved=((*at, "subject"),),
-        )
+    for subject in stream.subjects if stream.acks != "off" else ():
+        reserved = _reserved(subject)
+        if reserved is not None:
+            # Our ack would race the answer that the requester waits for, or we would ack our own.
+            yield Finding(
+                (*at, "acks"),
+                f"{stream.acks!r}: expected off, because the subject {subject!r} "
+                f"can match {reserved}",
+                involved=((*at, "subject"),),
+            )
+            break
     if stream.max_message_bytes > stream.max_pending_bytes:
         yield Finding(
             (*at, "max_message_bytes"),

@@ -42,7 +42,7 @@ _EXAMPLE_SUBJECT = "orders.>"
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PATTERNS = {"duration": DURATION_PATTERN, "size": SIZE_PATTERN}
-_SECTIONS_FROM_TEXT = ("servers", "listen")
+_LISTS_FROM_TEXT = ("servers", "listen", "subject")
 
 
 def render_template() -> str:
@@ -50,7 +50,7 @@ def render_template() -> str:
     lines = [_HEAD]
     lines += _section(Settings, Settings().to_yaml_dict(), "")
     lines += ["", _STREAM_HEAD.rstrip()]
-    defaults = StreamSettings(subject=_EXAMPLE_SUBJECT).to_yaml_dict()
+    defaults = StreamSettings.model_validate({"subject": _EXAMPLE_SUBJECT}).to_yaml_dict()
     lines += _plain(StreamSettings, defaults, "    ")
     return "\n".join(lines) + "\n"
 
@@ -111,7 +111,7 @@ def json_schema() -> dict[str, Any]:
             _widen(key, setting)
         _allow_empty(section)
     _write_defaults(schema, schema, Settings().to_yaml_dict())
-    stream = StreamSettings(subject="x").to_yaml_dict()
+    stream = StreamSettings.model_validate({"subject": _EXAMPLE_SUBJECT}).to_yaml_dict()
     _write_defaults(schema, schema["$defs"]["StreamSettings"], stream)
     for optional in (CompactionSettings(), SubjectSequencesSettings()):
         section = schema["$defs"][type(optional).__name__]
@@ -134,9 +134,9 @@ def _widen(key: str, setting: dict[str, Any]) -> None:
         if "enum" in one:
             _add_numbers_and_flags(one["enum"])
             one.pop("type", None)
-    if key in _SECTIONS_FROM_TEXT and setting.get("type") == "array":
+    if key in _LISTS_FROM_TEXT and setting.get("type") == "array":
         items = {name: setting.pop(name) for name in ("type", "items")}
-        setting["anyOf"] = [items, {"type": "string"}]  # with commas
+        setting["anyOf"] = [items, {"type": "string"}]
 
 
 def _add_numbers_and_flags(words: list[Any]) -> None:

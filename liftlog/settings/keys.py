@@ -72,13 +72,19 @@ def summary_of(model: type[BaseModel]) -> str:
 
 
 def is_text_field(model: type[BaseModel], path: KeyPath) -> bool:
-    """Whether the value at `path` is text, so that `012` there is not a number."""
-    field = _field(model, path)
-    if field is None:
-        return False
+    """Whether the value at `path` is text, so that `012` there is not a number. It may be a list of
+    texts, too, if `is_texts_field`."""
+    if is_texts_field(model, path):
+        return True
     return any(
-        isinstance(kind, type) and issubclass(kind, (str, SecretStr, PurePath)) for kind in field
+        isinstance(kind, type) and issubclass(kind, (str, SecretStr, PurePath))
+        for kind in _field(model, path) or ()
     )
+
+
+def is_texts_field(model: type[BaseModel], path: KeyPath) -> bool:
+    """Whether the value at `path` is one text or a list of texts."""
+    return any(get_origin(kind) is tuple for kind in _field(model, path) or ())
 
 
 def _section(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:

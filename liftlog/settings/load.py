@@ -21,7 +21,7 @@ from liftlog.errors import ConfigError, InvalidArgument
 from .checks import check_installed, check_settings, check_stream
 from .daemon import Settings
 from .findings import Finding, from_validation, message_of
-from .keys import KeyPath, SettingsModel, is_text_field, known_keys
+from .keys import KeyPath, SettingsModel, is_text_field, is_texts_field, known_keys
 from .stream import StreamSettings
 
 ENV_PREFIX = "LIFTLOG_"
@@ -165,6 +165,9 @@ class Sources:
                 problem = document.findings[0][2]
                 self.findings.append(Finding(path, problem, origin))
             return text
+        is_list = isinstance(document.value, list) and is_texts_field(self._model, path)
+        if is_list:
+            return document.value
         if is_text and document.value is not None and not stripped.startswith(_QUOTES):
             # A password 0123 is not the number 83.
             return text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict
 
-from acl.subjects import why_invalid
+from acl.subjects import overlaps, why_invalid
 
 from .keys import SettingsModel
 from .units import Count, Duration, Flag, PositiveDuration, Size
@@ -15,6 +16,8 @@ MAX_SEGMENT_BYTES = 2**32 - 1
 MAX_BATCH_RECORDS = 65_535
 MAX_BATCH_BYTES = 16 * 2**20
 MAX_SUBJECTS = 10_000_000
+MAX_FILTERS = 256
+_MAX_SHOWN = 80
 # nats-server refuses a larger max_payload.
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_REPLICAS = 7
@@ -30,11 +33,32 @@ Durability = Literal["fsync", "interval", "os"]
 Compression = Literal["none", "lz4", "zstd"]
 
 
-def _subject(text: str) -> str:
-    problem = why_invalid(text)
-    if problem is not None:
-        raise ValueError(f"not a NATS subject: {problem}")
-    return text
+def _listed(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected text (put it in quotes), or a list of texts")
+    return (value,)
+
+
+def _some_subjects(subjects: tuple[str, ...]) -> tuple[str, ...]:
+    if not 1 <= len(subjects) <= MAX_FILTERS:
+        raise ValueError(f"expected 1 to {MAX_FILTERS} subjects")
+    for one in subjects:
+        problem = why_invalid(one)
+        if problem is not None:
+            what = "" if len(subjects) == 1 else f"{one[:_MAX_SHOWN]!r} is "
+            raise ValueError(f"{what}not a NATS subject: {problem}")
+    # NATS would deliver a message twice that matches two of them.
+    for first, second in combinations(subjects, 2):
+        if overlaps(first, second):
+            shown = f"{first[:_MAX_SHOWN]!r} and {second[:_MAX_SHOWN]!r}"
+            raise ValueError(f"{shown} overlap: one message could match both")
+    return subjects
+
+
+def _shortly(subjects: tuple[str, ...]) -> str | list[str]:
+    return subjects[0] if len(subjects) == 1 else list(subjects)
 
 
 def _queue_group(text: str) -> str:
@@ -231,12 +255,19 @@ class RebatchSettings(SettingsModel):
 class StreamSettings(SettingsModel):
     """One stream. Build it with `parse_stream_settings`, which also does the cross checks."""
 
-    subject: Annotated[str, Strict(), AfterValidator(_subject)] = Field(
-        description="NATS subject to record; the wildcards `*` and `>` are allowed."
+    subjects: Annotated[
+        tuple[Annotated[str, Strict()], ...],
+        BeforeValidator(_listed),
+        AfterValidator(_some_subjects),
+        PlainSerializer(_shortly),
+    ] = Field(
+        alias="subject",
+        description="NATS subject to record, or a list of up to 256 that do not overlap; the "
+        "wildcards `*` and `>` are allowed.",
     )
     queue_group: Annotated[str, Strict(), AfterValidator(_queue_group)] | None = Field(
         default=None,
-        description="Share the subject's messages with the other members of this group.",
+        description="Share the messages with the other members of this group.",
     )
     acks: Annotated[Acks, BeforeValidator(_on_or_off)] = Field(
         default="on",
@@ -313,3 +344,8 @@ class StreamSettings(SettingsModel):
         description="`all`: ack when every replica in sync has synced the message, and at least "
         "`min_isr` have. `leader`: ack when the leader has.",
     )
+
+    @property
+    def shown_subjects(self) -> str:
+        """All subjects in one line."""
+        return ", ".join(self.subjects)

@@ -9,7 +9,7 @@ from envelope import AckPolicy
 
 @dataclass(frozen=True, slots=True)
 class SequencerConfig:
-    """Sizes in bytes. `subject` is only told to publishers that speak Liftbridge's envelope.
+    """Sizes in bytes. `subjects` are only told to publishers that speak Liftbridge's envelope.
 
     With `is_replicated` others hold copies: acks under the policy `leader` leave when a message is
     durable here, those under `all` when it is committed, and answers to our envelope name the
@@ -26,7 +26,7 @@ class SequencerConfig:
     group_max_bytes: int = 8 * 1024 * 1024
     recognise_envelopes: bool = True
     recognise_liftbridge: bool = False
-    subject: str = ""
+    subjects: tuple[str, ...] = ()
     is_replicated: bool = False
     ack_policy: AckPolicy = "all"
     leader_epoch: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from acl.subjects import matches
 from envelope import AckPolicy, Envelope, liftbridge
 from envelope.fields import NO_HEADERS, wrong_id, wrong_key
 from envelope.liftbridge import Ack
@@ -71,9 +72,17 @@ def ack_to(
     """What an ack repeats of its message; without the offset and the time of the commit."""
     return _new(
         Ack,
-        (config.stream, config.subject, subject, 0, ack_inbox, correlation_id, ack_policy, stamp,
-         0, liftbridge.OK),
+        (config.stream, _recorded_by(config, subject), subject, 0, ack_inbox, correlation_id,
+         ack_policy, stamp, 0, liftbridge.OK),
     )  # fmt: skip
+
+
+def _recorded_by(config: SequencerConfig, subject: str) -> str:
+    """The subject of the stream that this one matches: Liftbridge's streams have one."""
+    patterns = config.subjects
+    if len(patterns) == 1:
+        return patterns[0]
+    return next((pattern for pattern in patterns if matches(pattern, subject)), "")
 
 
 def acks_to(
@@ -85,10 +94,25 @@ def acks_to(
     stamp: int,
 ) -> list[Ack]:
     """As `ack_to`, for many with one policy."""
-    stream, subject, error = config.stream, config.subject, liftbridge.OK
+    stream, error = config.stream, liftbridge.OK
+    recorded_by = {name: _recorded_by(config, name) for name in set(subjects)}
     columns = zip(subjects, ack_inboxes, correlation_ids, strict=True)
     return [
-        _new(Ack, (stream, subject, name, 0, inbox, correlation_id, ack_policy, stamp, 0, error))
+        _new(
+            Ack,
+            (
+                stream,
+                recorded_by[name],
+                name,
+                0,
+                inbox,
+                correlation_id,
+                ack_policy,
+                stamp,
+                0,
+                error,
+            ),
+        )
         for name, inbox, correlation_id in columns
     ]
 

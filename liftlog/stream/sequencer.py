@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, compress, repeat
 from operator import add, not_
 
-from acl.subjects import matches
+from acl.subjects import matches_any
 from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import Answer, Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
@@ -72,7 +72,7 @@ class Sequencer(Tail):
             last_message_id=last_message_id,
             commit_clock=commit_clock,
         )
-        self.sibling_streams: Mapping[bytes, str] = {}
+        self.sibling_streams: Mapping[bytes, Sequence[str]] = {}
         """Subjects of streams that get messages of their own, by name; this one may be there."""
         self.columns_from_rows = _COLUMNS_FROM_ROWS
         """Shorter runs are judged one message at a time, which comes to the same."""
@@ -321,10 +321,10 @@ class Sequencer(Tail):
     def _is_for_another(self, control: Control, subject: bytes) -> bool:
         """Whether the message names another stream that records this subject too."""
         wanted = control.expected_stream
-        pattern = self.sibling_streams.get(wanted)
-        if pattern is None or wanted == self.config.stream.encode():
+        patterns = self.sibling_streams.get(wanted)
+        if patterns is None or wanted == self.config.stream.encode():
             return False
-        return matches(pattern, subject.decode("utf-8", "replace"))
+        return matches_any(patterns, subject.decode("utf-8", "replace"))
 
     def _settled(
         self,

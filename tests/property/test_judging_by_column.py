@@ -207,7 +207,7 @@ def sequencer(
     dedupe.restore({"key": "00" * 16, "remembered": []})
     made = Sequencer(config, dedupe, AckSubjects(["in.>"]), next_offset=next_offset)
     made.columns_from_rows = columns_from_rows
-    made.sibling_streams = {b"other": "in.*"}
+    made.sibling_streams = {b"other": ("in.*",)}
     made.subjects = SubjectSequences(100, known_from=1, log_start_offset=lambda: 1)
     return made
 
@@ -401,7 +401,7 @@ def test_ordinary_blocks_are_not_odd() -> None:
 
 
 def test_a_duplicate_is_answered_after_its_original() -> None:
-    config = SequencerConfig("s", acks="envelope", recognise_envelopes=True, subject="in.>")
+    config = SequencerConfig("s", acks="envelope", recognise_envelopes=True, subjects=("in.>",))
     one = sequencer(config, 1000, columns_from_rows=1)
     asked = envelope.encode(b"v", ack_subject="acks.1", message_id="i", correlation_id="c")
     again = envelope.encode(b"v", ack_subject="acks.1", message_id="i")

@@ -153,7 +153,7 @@ class Harness:
         self.dedupe = DedupeWindow(WINDOW_NS, 1000)
         self.sequencer = Sequencer(config, self.dedupe, AckSubjects(["in.>"]), next_offset=1)
         self.sequencer.columns_from_rows = columns_from_rows
-        self.sequencer.sibling_streams = {SIBLING.encode(): SIBLING_SUBJECT}
+        self.sequencer.sibling_streams = {SIBLING.encode(): (SIBLING_SUBJECT,)}
         self.model = Model(acks, keeps_subjects=keeps_subjects)
         if keeps_subjects:
             self.sequencer.subjects = SubjectSequences(

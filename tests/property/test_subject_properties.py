@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acl import is_literal, is_subset, is_valid_pattern, matches, overlaps
+from acl.subjects import matches_any, overlap_any
 
 # Patterns use a and b in up to 3 tokens. One token more, and one word that no pattern uses, tell
 # any two sets of subjects apart.
@@ -43,6 +44,13 @@ patterns = st.sampled_from(ALL_PATTERNS)
 @given(patterns, st.sampled_from(SUBJECTS))
 def test_matches(pattern: str, subject: str) -> None:
     assert matches(pattern, subject) == model_matches(pattern.split("."), subject.split("."))
+
+
+@given(st.lists(patterns, max_size=4), st.lists(patterns, max_size=4), st.sampled_from(SUBJECTS))
+def test_lists_of_patterns(first: list[str], second: list[str], subject: str) -> None:
+    pairs = itertools.product(first, second)
+    assert overlap_any(first, second) == any(overlaps(one, other) for one, other in pairs)
+    assert matches_any(first, subject) == any(matches(one, subject) for one in first)
 
 
 def test_overlaps_and_subsets_of_all_pairs() -> None:

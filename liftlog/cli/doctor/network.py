@@ -18,7 +18,7 @@ import click
 import nats
 from nats.errors import Error
 
-from acl.subjects import overlaps
+from acl.subjects import overlap_any
 from liftlog import __version__
 from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.options import connect_to_server
@@ -215,9 +215,9 @@ async def _ask_nats(settings: Settings) -> dict[str, Any]:
 async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[str, str]:
     """What the daemon would ask for and NATS refuses, with its words: streams by name,
     `checkpoints` and `acks`. It joins no queue group, so it takes no message from other members."""
-    wanted = {f"stream {name}": stream.subject for name, stream in settings.streams.items()}
+    wanted = {f"stream {name}": stream.subjects for name, stream in settings.streams.items()}
     if is_open_to_nats(settings):
-        wanted["checkpoints"] = offsets_settings(settings).subject
+        wanted["checkpoints"] = offsets_settings(settings).subjects
     found: dict[str, str] = {}
 
     async def ignore(message: Any) -> None:
@@ -228,7 +228,7 @@ async def _refused(settings: Settings, client: Any, errors: list[str]) -> dict[s
         await client.flush(timeout=_SECONDS)
         await client.flush(timeout=_SECONDS)
 
-    for name, subject in wanted.items():
+    for name, subject in ((name, one) for name, subjects in wanted.items() for one in subjects):
         errors.clear()
         subscription = await client.subscribe(subject, cb=ignore)
         await confirm()
@@ -304,12 +304,12 @@ def _jetstream(settings: Settings, found: dict[str, list[str]] | None) -> Checku
             "jetstream", SKIPPED, "not enabled for this account, or no permission to ask"
         )
     clashes = [
-        f"{name} ({stream.subject}) and JetStream's {other} ({subject})"
+        f"{name} ({stream.shown_subjects}) and JetStream's {other} ({subject})"
         for name, stream in settings.streams.items()
         if stream.acks == "on"
         for other, subjects in found.items()
         for subject in subjects
-        if overlaps(stream.subject, subject)
+        if overlap_any(stream.subjects, (subject,))
     ]
     if clashes:
         return Checkup(
@@ -325,7 +325,7 @@ def _jetstream(settings: Settings, found: dict[str, list[str]] | None) -> Checku
     shared = [
         name
         for name, stream in settings.streams.items()
-        if any(overlaps(stream.subject, one) for subjects in found.values() for one in subjects)
+        if any(overlap_any(stream.subjects, subjects) for subjects in found.values())
     ]
     if shared:
         detail = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
 
-from acl.subjects import overlaps
+from acl.subjects import overlap_any
 from liftlog.cli.doctor import FAILED, OK, WARNING, Checkup
 from liftlog.errors import ConfigError
 from liftlog.server.pull.certificates import check_pull_tls
@@ -31,10 +31,10 @@ def check_streams(settings: Settings) -> Iterator[Checkup]:
     from liftlog.server.streams.neighbours import share_messages
 
     clashes = [
-        f"{first} ({one.subject}) and {second} ({other.subject})"
+        f"{first} ({one.shown_subjects}) and {second} ({other.shown_subjects})"
         for (first, one), (second, other) in combinations(settings.streams.items(), 2)
         if one.acks == other.acks == "on"
-        and overlaps(one.subject, other.subject)
+        and overlap_any(one.subjects, other.subjects)
         and not share_messages(one, other)
     ]
     if clashes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from acl.policy import Decision, Policy, ReadDecision
@@ -47,10 +48,11 @@ class Gate:
         stream: str,
         *,
         peer: str = "",
-        subject: str | None = None,
+        subjects: Sequence[str] = (),
     ) -> None:
         """Raises InvalidArgument for a bad name, then Forbidden, before anything is looked up.
-        The audit names `peer`.
+        `subjects` are those of a stream to be created: each must be allowed. The audit names
+        `peer`.
 
         For `read` this covers the stream itself: its description, offsets, leases, checkpoints.
         Code that hands out records asks `readable_subjects` as well.
@@ -61,10 +63,11 @@ class Gate:
         check_stream_name(stream, may_be_system=operation not in _CHANGES)
         if self.policy is None:
             return
-        decision = self._decide(self.policy, principal or ANONYMOUS, operation, stream, subject)
-        if not decision.allowed:
-            self._audit.denied(principal, peer, operation, stream, decision.explanation)
-            raise _forbidden(principal, operation, stream, decision.explanation)
+        for subject in subjects or (None,):
+            decision = self._decide(self.policy, principal or ANONYMOUS, operation, stream, subject)
+            if not decision.allowed:
+                self._audit.denied(principal, peer, operation, stream, decision.explanation)
+                raise _forbidden(principal, operation, stream, decision.explanation)
         if operation in PRIVILEGED:
             self._audit.allowed(principal, peer, operation, stream, decision.explanation)
 

@@ -36,7 +36,7 @@ def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> 
         max_message_bytes=settings.max_message_bytes,
         recognise_envelopes=settings.envelope,
         recognise_liftbridge=settings.liftbridge,
-        subject=settings.subject,
+        subjects=settings.subjects,
         is_replicated=settings.replicas > 1,
         ack_policy=settings.ack_policy,
         leader_epoch=leader_epoch,

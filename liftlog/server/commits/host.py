@@ -346,7 +346,9 @@ class StreamHost:
         metadata["possible_losses"] = self._own_losses
         return metadata | ({"switches": switches} if switches else {})
 
-    def set_neighbours(self, ack_subjects: AckSubjects, siblings: dict[bytes, str]) -> None:
+    def set_neighbours(
+        self, ack_subjects: AckSubjects, siblings: dict[bytes, tuple[str, ...]]
+    ) -> None:
         """Where acks may go, and the subjects of the streams that get messages of their own, by
         name. Holds from the next message on."""
         self.sequencer.ack_subjects = ack_subjects

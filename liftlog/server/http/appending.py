@@ -14,7 +14,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from acl.subjects import is_literal, matches
+from acl.subjects import is_literal, matches_any
 from liftlog.client.publisher import Publisher
 from liftlog.client.publishing.results import Ack
 from liftlog.errors import Conflict, InvalidArgument, NatsUnavailable
@@ -138,13 +138,14 @@ def subject_of(stream: StreamInfo, asked: str | None) -> str:
     that the stream does not record.
     """
     if asked is None:
-        if is_literal(stream.subject):
-            return stream.subject
+        patterns = stream.recorded_subjects
+        if len(patterns) == 1 and is_literal(patterns[0]):
+            return patterns[0]
         raise InvalidArgument(
             f"the stream {stream.name} records {stream.subject}: the subject is missing",
             hint='set "subject" in JSON, or the header Liftlog-Subject with raw bytes',
         )
-    if not is_literal(asked) or not matches(stream.subject, asked):
+    if not is_literal(asked) or not matches_any(stream.recorded_subjects, asked):
         raise InvalidArgument(
             f"the stream {stream.name} records {stream.subject}; {asked[:80]!r} does not match that"
         )

@@ -27,13 +27,16 @@ _COOKIE_START = COOKIES[0][:2]
 assert all(cookie.startswith(_COOKIE_START) for cookie in COOKIES)
 _UNIFORM_MIN_ROWS = 8
 _UNIFORM_MAX_SIZES = 32
+_UNIFORM_MAX_SIDS = 16
 _UNIFORM_RETRY_CHUNKS = 16
 
 
 class MessageSink(Protocol):
     """Who gets the messages. Neither method may block, await or raise."""
 
-    def deliver(self, sid: int, run: MessageRun) -> None: ...
+    def deliver(self, sid: int, run: MessageRun) -> None:
+        """`sid` is the number of the run, if there are others that join it."""
+        ...
 
     def chunk_end(self) -> None:
         """All messages of what was read at once have been delivered."""
@@ -50,7 +53,7 @@ class StockParser(Protocol):
 
 
 class _Columns:
-    """Messages of one subscription while a chunk is parsed."""
+    """Messages of one run while a chunk is parsed."""
 
     __slots__ = ("headers", "payloads", "replies", "subjects")
 
@@ -83,22 +86,22 @@ class _Columns:
 
 
 class _Shape:
-    """Messages of one subscription that differ in reply, header and payload bytes, in the subject
-    unless it is known to be `subject`, and in size among the few `sizes`: (of the headers, of
-    both), the first one 0 for a message without headers.
+    """Messages of one run, with `sids` of one length, that differ in reply, header and payload
+    bytes, in the subject unless it is known to be `subject`, and in size among the few `sizes`: (of
+    the headers, of both), the first one 0 for a message without headers.
 
     One expression splits a chunk into columns. With a single size headers and payload are groups
     of their own; with several, what follows the reply subject is one group, cut up afterwards.
     """
 
-    __slots__ = ("_fixed_bytes", "_header_sizes", "has_headers", "has_reply", "pattern", "sid",
+    __slots__ = ("_fixed_bytes", "_header_sizes", "has_headers", "has_reply", "pattern", "run",
                  "stride", "subject")  # fmt: skip
 
     def __init__(
-        self, sid: bytes, sizes: Collection[tuple[int, int]], subject: bytes | None, *,
-        has_reply: bool,
+        self, run: bytes, sids: Sequence[bytes], sizes: Collection[tuple[int, int]],
+        subject: bytes | None, *, has_reply: bool,
     ) -> None:  # fmt: skip
-        self.sid = sid
+        self.run = run
         self.subject = subject
         self.has_reply = has_reply
         # `[^ ]` instead of all that a subject may not hold: three times as fast, and checked after.
@@ -128,10 +131,11 @@ class _Shape:
             }
             fixed = len(b"MSG")
             groups = 2
+        sid = sids[0] if len(sids) == 1 else b"(?:%b)" % b"|".join(sids)
         self.pattern = re.compile(rb"%b %b %b %b%b\r\n" % (op, name, sid, reply, body), re.DOTALL)
         self.stride = 1 + groups + has_reply + (subject is None)
         blanks = 4 if has_reply else 3
-        self._fixed_bytes = fixed + len(subject or b"") + blanks + len(sid) + len(_CRLF)
+        self._fixed_bytes = fixed + len(subject or b"") + blanks + len(sids[0]) + len(_CRLF)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Shape) and self.pattern == other.pattern
@@ -205,8 +209,14 @@ class BatchParser:
         before_pong: Callable[[], None],
         pressure: Callable[[], Coroutine[Any, Any, None]],
         on_error: Callable[[bytes], bool] = lambda line: False,
+        joined_runs: Mapping[bytes, bytes] = {},
     ) -> None:
-        """`on_error` gets each -ERR line and says whether that was all there is to do with it."""
+        """`on_error` gets each -ERR line and says whether that was all there is to do with it.
+
+        Messages of several subscriptions can be put in one run, in the order in which they came:
+        `joined_runs` has the `sid` under which the run is delivered for those of the others.
+        """
+        self._joined = joined_runs
         self._stock = stock
         self._sink = sink
         self._before_pong = before_pong
@@ -312,7 +322,7 @@ class BatchParser:
         headers = (data[start:header_end],) if header_end > start else None
         has_cookie = payload.startswith(_COOKIE_START)
         run = MessageRun((words[1],), (words[3],), (payload,), headers, has_cookie=has_cookie)
-        self._sink.deliver(int(words[2]), run)
+        self._sink.deliver(int(self._joined.get(words[2], words[2])), run)
         self._sink.chunk_end()
         return True
 
@@ -321,19 +331,19 @@ class BatchParser:
         start = pos
         # A search for one byte is the fastest there is, and text does not hold this one.
         may_have_cookie = data.find(_COOKIE_BYTE, pos) >= 0
-        by_sid: dict[bytes, _Columns] = {}
+        by_run: dict[bytes, _Columns] = {}
         if self._uniform is not None and not self._uniform_wait:
-            pos = self._take_uniform(data, pos, by_sid)
+            pos = self._take_uniform(data, pos, by_run)
         elif self._uniform_wait:
             self._uniform_wait -= 1
-        known = {sid: len(columns.payloads) for sid, columns in by_sid.items()}
-        pos = self._take_any(data, pos, len(data), by_sid)
+        known = {number: len(columns.payloads) for number, columns in by_run.items()}
+        pos = self._take_any(data, pos, len(data), by_run)
         if pos == start:
             return pos
-        if len(by_sid) == 1:
-            ((sid, columns),) = by_sid.items()
-            self._learn_uniform(sid, columns, len(columns.payloads) - known.get(sid, 0))
-        for sid, columns in by_sid.items():
+        if len(by_run) == 1:
+            ((number, columns),) = by_run.items()
+            self._learn_uniform(number, columns, len(columns.payloads) - known.get(number, 0))
+        for number, columns in by_run.items():
             run = MessageRun(
                 columns.subjects,
                 columns.replies,
@@ -341,11 +351,11 @@ class BatchParser:
                 columns.headers,
                 has_cookie=may_have_cookie and _any_cookie(columns.payloads),
             )
-            self._sink.deliver(int(sid), run)
+            self._sink.deliver(int(number), run)
         self._sink.chunk_end()
         return pos
 
-    def _take_uniform(self, data: bytes, pos: int, by_sid: dict[bytes, _Columns]) -> int:
+    def _take_uniform(self, data: bytes, pos: int, by_run: dict[bytes, _Columns]) -> int:
         """Messages of the shape that was learned: one call of the regex engine splits the chunk
         into columns.
 
@@ -365,7 +375,7 @@ class BatchParser:
         at = 0
         for stop in [*stops, count]:
             if at < stop:
-                columns = by_sid.get(shape.sid) or by_sid.setdefault(shape.sid, _Columns())
+                columns = by_run.get(shape.run) or by_run.setdefault(shape.run, _Columns())
                 length = shape.take(columns, fields[at * stride : stop * stride])
                 if not length:
                     self._forget_shape()
@@ -373,7 +383,7 @@ class BatchParser:
                 pos += length
             if stop < count:
                 end = pos + len(gaps[stop])
-                pos = self._take_any(data, pos, end, by_sid)
+                pos = self._take_any(data, pos, end, by_run)
                 if pos != end:
                     return pos
             at = stop
@@ -383,7 +393,7 @@ class BatchParser:
         self._uniform = None
         self._uniform_wait = _UNIFORM_RETRY_CHUNKS
 
-    def _learn_uniform(self, sid: bytes, columns: _Columns, count: int) -> None:
+    def _learn_uniform(self, run: bytes, columns: _Columns, count: int) -> None:
         """From the last `count` messages, which came one after the other."""
         if count < _UNIFORM_MIN_ROWS or self._uniform_wait:
             return
@@ -399,11 +409,22 @@ class BatchParser:
         sizes = {(header_size, header_size + size) for header_size, size in sizes}
         seen = columns.subjects[-count:]
         subject = seen[0] if seen.count(seen[0]) == len(seen) else None
-        shape = _Shape(sid, sizes, subject, has_reply=not without_reply)
+        sids = self._sids_of(run)
+        if len(sids) > _UNIFORM_MAX_SIDS:
+            self._forget_shape()
+            return
+        shape = _Shape(run, sids, sizes, subject, has_reply=not without_reply)
         if shape != self._uniform:
             self._uniform = shape
 
-    def _take_any(self, data: bytes, pos: int, until: int, by_sid: dict[bytes, _Columns]) -> int:
+    def _sids_of(self, run: bytes) -> list[bytes]:
+        """Those that are as long as most of them, which one expression can find."""
+        sids = [run, *(sid for sid, joined in self._joined.items() if joined == run)]
+        lengths = [len(sid) for sid in sids]
+        usual = max(lengths, key=lengths.count)
+        return [sid for sid in sids if len(sid) == usual]
+
+    def _take_any(self, data: bytes, pos: int, until: int, by_run: dict[bytes, _Columns]) -> int:
         """One message after the other, whatever its form, as long as they begin before `until`."""
         find = data.find
         length = len(data)
@@ -431,7 +452,8 @@ class BatchParser:
             if header_end > stop:
                 raise ProtocolError
             if sid != last_sid:
-                columns = by_sid.get(sid) or by_sid.setdefault(sid, _Columns())
+                run = self._joined.get(sid, sid)
+                columns = by_run.get(run) or by_run.setdefault(run, _Columns())
                 last_sid = sid
             if header_end > start:
                 columns.header_column().append(data[start:header_end])

@@ -14,6 +14,7 @@ from typing import Any
 
 import nats.errors
 
+from acl.subjects import overlap_any
 from liftlog.errors import NatsUnavailable
 from liftlog.server.ingest.endings import (
     Cause,
@@ -25,7 +26,7 @@ from liftlog.server.ingest.endings import (
 )
 from liftlog.server.ingest.seam import make_client
 from liftlog.server.ingest.servers import NatsServerAddress, login_options
-from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
+from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunHandler
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
 
@@ -48,7 +49,7 @@ class NatsConnection:
         seam: str,
         *,
         on_chunk_end: Callable[[], None],
-        on_revoked: Callable[[LinkSubscription, str], None],
+        on_revoked: Callable[[LinkSubscription, str, str], None],
         on_publish_refused: Callable[[Rejection], None],
         on_change: Callable[[], None],
         wait_until_ready_to_read: Callable[[], Awaitable[None]],
@@ -64,11 +65,16 @@ class NatsConnection:
         """0 if not known."""
         self.connect_urls: list[object] = []
         """The servers of its cluster that the server last announced."""
-        self.sids: dict[LinkSubscription, int] = {}
+        self.sids: dict[LinkSubscription, dict[str, int]] = {}
+        """Of each, the numbers of its subjects, without those that NATS refuses."""
         self._handlers: dict[int, RunHandler] = {}
-        self._wanted: dict[int, LinkSubscription] = {}
+        """By run number. It is the first number that the subscription had on this connection."""
+        self._runs: dict[LinkSubscription, int] = {}
+        self._joined_runs: dict[bytes, bytes] = {}
+        """The run number of each other number."""
+        self._wanted: dict[int, tuple[LinkSubscription, str]] = {}
         self._asked: dict[int, str] = {}
-        """Subscriptions that wait for an answer; not empty: why NATS has refused it."""
+        """Subjects that wait for an answer; not empty: why NATS has refused it."""
         self._refused_unnamed = ""
         self.chunk_end = on_chunk_end
         self._on_revoked = on_revoked
@@ -78,7 +84,14 @@ class NatsConnection:
         self._reading_is_held = reading_is_held
         self._last_sid = 0
         self._client, self._transport = make_client(
-            seam, address.scheme, self, self._pressure, self._is_pressed, self, tls_name
+            seam,
+            address.scheme,
+            self,
+            self._pressure,
+            self._is_pressed,
+            self,
+            tls_name,
+            self._joined_runs,
         )
 
     async def log_in(self, settings: NatsSettings) -> None:
@@ -179,15 +192,15 @@ class NatsConnection:
         if rejection.sid in self._wanted:
             found = [rejection.sid]
         else:
-            found = [sid for sid, one in self._wanted.items() if one.subject.lower() == named]
+            found = [sid for sid, (_, one) in self._wanted.items() if one.lower() == named]
         waiting = [sid for sid in found if sid in self._asked] or found
         if len(waiting) != 1:
             self._refused_unnamed = rejection.text
         elif waiting[0] in self._asked:
             self._asked[waiting[0]] = rejection.text
         else:
-            wanted = self._forget(waiting[0])
-            self._on_revoked(wanted, rejection.text)
+            wanted, subject = self._forget(waiting[0])
+            self._on_revoked(wanted, subject, rejection.text)
 
     def on_trouble(self, error: Exception) -> None:
         self.end(self._ending_by(error))
@@ -254,57 +267,106 @@ class NatsConnection:
         self,
         wanted: Sequence[LinkSubscription],
         handler_of: Callable[[LinkSubscription], RunHandler] = lambda one: one.handler,
-    ) -> dict[LinkSubscription, str]:
-        """Returns when NATS has answered, with the refused subscriptions and the reasons. One call
-        at a time. Raises NatsUnavailable."""
-        refused = await self._ask(wanted, handler_of)
-        if self._refused_unnamed and len(wanted) > 1:
+    ) -> dict[LinkSubscription, Refusals]:
+        """Subscribe to those of their subjects that NATS does not deliver yet, and leave those that
+        they do not want any more. Returns when NATS has answered, with what it refused and the
+        reasons. One call at a time. Raises NatsUnavailable."""
+        asked = [
+            (one, subject)
+            for one in wanted
+            for subject in one.subjects
+            if subject not in self.sids.get(one, {})
+        ]
+        for one in wanted:
+            one.is_changed = False
+        left = self._leave(wanted)
+        try:
+            refused = await self._ask(asked, handler_of)
+        finally:
+            for sid in left:
+                if sid in self._wanted:
+                    self._forget(sid)
+        if self._refused_unnamed and len(asked) > 1:
             # To find out which one it refused, ask for them one at a time.
-            self.unsubscribe([one for one in wanted if one in self.sids])
-            refused = {}
-            for one in wanted:
-                refused |= await self._ask([one], handler_of)
-        return refused
+            self._unsubscribe(self._sids_of(asked))
+            refused = []
+            for pair in asked:
+                refused += await self._ask([pair], handler_of)
+        found: dict[LinkSubscription, dict[str, str]] = {}
+        for subscription, subject, problem in refused:
+            found.setdefault(subscription, {})[subject] = problem
+        return dict(found)
+
+    def _leave(self, wanted: Iterable[LinkSubscription]) -> list[int]:
+        """Unsubscribe from subjects that are not wanted any more. First, since a new one may
+        overlap with them, and a message may not come twice. Returns their numbers: what NATS has
+        sent already is still delivered."""
+        left: list[int] = []
+        for one in wanted:
+            sids = self.sids.get(one, {})
+            old = [subject for subject in sids if subject not in one.subjects]
+            left += [sids[subject] for subject in old]
+            if old and overlap_any(old, [new for new in one.subjects if new not in sids]):
+                one.on_gap("its subjects were changed")
+        self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in left))
+        return left
 
     async def _ask(
         self,
-        wanted: Sequence[LinkSubscription],
+        asked: Sequence[tuple[LinkSubscription, str]],
         handler_of: Callable[[LinkSubscription], RunHandler],
-    ) -> dict[LinkSubscription, str]:
+    ) -> list[tuple[LinkSubscription, str, str]]:
+        """Returns what NATS refused, and why."""
         self._refused_unnamed = ""
         commands = []
-        for one in wanted:
-            self._last_sid += 1
-            sid = self.sids[one] = self._last_sid
-            self._wanted[sid] = one
-            self._handlers[sid] = handler_of(one)
+        for one, subject in asked:
+            sid = self._number(one, subject)
+            self._handlers.setdefault(self._runs[one], handler_of(one))
             self._asked[sid] = ""
             queue = f" {one.queue_group}" if one.queue_group else ""
-            commands.append(f"SUB {one.subject}{queue} {sid}\r\n".encode())
+            commands.append(f"SUB {subject}{queue} {sid}\r\n".encode())
         self.send(b"".join(commands))
         try:
             await self.confirm()
             answers = dict(self._asked)
         finally:
             self._asked = {}
-        if self._refused_unnamed and len(wanted) == 1:
+        if self._refused_unnamed and len(asked) == 1:
             answers = dict.fromkeys(answers, self._refused_unnamed)
-        return {self._forget(sid): problem for sid, problem in answers.items() if problem}
+        return [(*self._forget(sid), problem) for sid, problem in answers.items() if problem]
 
-    def _forget(self, sid: int) -> LinkSubscription:
-        self._handlers.pop(sid, None)
-        wanted = self._wanted.pop(sid)
-        if self.sids.get(wanted) == sid:
+    def _number(self, wanted: LinkSubscription, subject: str) -> int:
+        """A number for one subject. All of a subscription come in the same runs, in their order."""
+        self._last_sid += 1
+        sid = self._last_sid
+        self.sids.setdefault(wanted, {})[subject] = sid
+        self._wanted[sid] = (wanted, subject)
+        run = self._runs.setdefault(wanted, sid)
+        if run != sid:
+            self._joined_runs[b"%d" % sid] = b"%d" % run
+        return sid
+
+    def _forget(self, sid: int) -> tuple[LinkSubscription, str]:
+        wanted, subject = self._wanted.pop(sid)
+        self._joined_runs.pop(b"%d" % sid, None)
+        sids = self.sids[wanted]
+        del sids[subject]
+        if not sids:
             del self.sids[wanted]
-        return wanted
+            self._handlers.pop(self._runs.pop(wanted), None)
+        return wanted, subject
+
+    def _sids_of(self, asked: Iterable[tuple[LinkSubscription, str]]) -> list[int]:
+        """Without those that are not subscribed to."""
+        found = [self.sids.get(one, {}).get(subject) for one, subject in asked]
+        return [sid for sid in found if sid is not None]
 
     def set_handler(self, wanted: LinkSubscription, handler: RunHandler) -> None:
         """Deliver its messages to `handler` from now on."""
-        self._handlers[self.sids[wanted]] = handler
+        self._handlers[self._runs[wanted]] = handler
 
-    def unsubscribe(self, wanted: Iterable[LinkSubscription]) -> None:
-        """End these subscriptions at once: no more messages are delivered."""
-        sids = [self.sids[one] for one in wanted if one in self.sids]
+    def _unsubscribe(self, sids: Iterable[int]) -> None:
+        """At once: no more messages are delivered."""
         self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
         for sid in sids:
             self._forget(sid)
@@ -312,14 +374,14 @@ class NatsConnection:
     async def drain(self, wanted: Iterable[LinkSubscription], seconds: float) -> None:
         """Unsubscribe; returns when all messages under way were received. Raises NatsUnavailable if
         NATS does not answer in time."""
-        leaving = [one for one in wanted if one in self.sids]
-        self.send(b"".join(b"UNSUB %d\r\n" % self.sids[one] for one in leaving))
+        sids = [sid for one in wanted for sid in self.sids.get(one, {}).values()]
+        self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
         try:
             await self.confirm(seconds)
         finally:
-            for one in leaving:
-                if one in self.sids:
-                    self._forget(self.sids[one])
+            for sid in sids:
+                if sid in self._wanted:
+                    self._forget(sid)
 
     async def confirm(self, seconds: float = CONFIRM_SECONDS) -> None:
         """Returns when the server has processed everything sent before, and everything it had sent

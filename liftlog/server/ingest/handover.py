@@ -18,7 +18,7 @@ from acl.subjects import matches, overlaps
 from liftlog.errors import NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.overlap import Overlap
-from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
+from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunHandler
 from liftlog.stream.acks import published
 from liftlog.stream.run import MessageRun
 
@@ -57,11 +57,16 @@ class Handover:
             max_messages=_MAX_MESSAGES,
             max_held_bytes=_MAX_HELD_BYTES,
         )
-        self.refused: dict[LinkSubscription, str] = {}
-        """Subscriptions that the new server refused, with the reason."""
+        self.refused: dict[LinkSubscription, Refusals] = {}
+        """Subscriptions that the new server refused, or parts of them, with the reasons."""
         self.doubt = ""
         """Why a message may have been lost; empty if none was."""
-        self._echoing = [one for one in self.wanted if overlaps(one.subject, "_INBOX.>")]
+        self._echoing = [
+            (one, pattern)
+            for one in self.wanted
+            for pattern in one.subjects
+            if overlaps(pattern, "_INBOX.>")
+        ]
 
     @property
     def copies(self) -> int:
@@ -97,8 +102,8 @@ class Handover:
             return
         for subject, payload in published(commands):
             text = subject.decode("ascii", "replace")
-            for one in self._echoing:
-                if matches(one.subject, text):
+            for one, pattern in self._echoing:
+                if matches(pattern, text):
                     self._overlap.note(one, [(subject, b"", b"", payload)])
 
     async def _wait(self) -> None:

@@ -67,7 +67,9 @@ class JetStreamWatch:
             self._look = _Look(connection, self._lock)
         acked = [one for one in wanted if one.is_acked and one.confirmed]
         # A stream of inboxes would record the answers.
-        would_record = any(overlaps(one.subject, "_INBOX.>") for one in wanted)
+        would_record = any(
+            overlaps(subject, "_INBOX.>") for one in wanted for subject in one.subjects
+        )
         if acked and not would_record and not self._look.is_refused:
             self._looking = asyncio.create_task(self._look.ask(acked), name="nats-jetstream")
 
@@ -87,7 +89,7 @@ class _Look:
         self._answers: dict[int, list[str]] = {}
         self._missing = 0
         self._done = asyncio.Event()
-        self._subscription = LinkSubscription(f"{self._inbox}.*", None, self._receive)
+        self._subscription = LinkSubscription((f"{self._inbox}.*",), None, self._receive)
         self.is_refused = False
         """NATS does not let the daemon ask, so asking again is useless."""
 
@@ -95,6 +97,7 @@ class _Look:
         """Set `jetstream_streams` of each to the streams of JetStream that overlap with it."""
         connection = self.connection
         try:
+            questions: list[tuple[LinkSubscription, str]] = []
             if self._subscription not in connection.sids:
                 async with self._lock:
                     self.is_refused = bool(await connection.subscribe([self._subscription]))
@@ -102,10 +105,11 @@ class _Look:
                     return
             self._answers.clear()
             self._done.clear()
-            self._missing = len(wanted)
+            questions += [(one, subject) for one in wanted for subject in one.subjects]
+            self._missing = len(questions)
             commands = []
-            for number, one in enumerate(wanted):
-                question = json.dumps({"subject": one.subject}).encode()
+            for number, (_, subject) in enumerate(questions):
+                question = json.dumps({"subject": subject}).encode()
                 head = f"PUB {_NAMES} {self._inbox}.{number} {len(question)}\r\n".encode()
                 commands.append(head + question + b"\r\n")
             connection.send(b"".join(commands))
@@ -116,15 +120,18 @@ class _Look:
                 await self._done.wait()
         except (NatsUnavailable, TimeoutError):
             pass  # keep what is known so far
-        logger.debug("jetstream-looked asked=%d answers=%d", len(wanted), len(self._answers))
+        logger.debug("jetstream-looked asked=%d answers=%d", len(questions), len(self._answers))
+        found: dict[LinkSubscription, set[str]] = {}
         for number, names in self._answers.items():
-            self._tell(wanted[number], names)
+            found.setdefault(questions[number][0], set()).update(names)
+        for one, streams in found.items():
+            self._tell(one, sorted(streams))
 
     def _tell(self, one: LinkSubscription, names: list[str]) -> None:
         if names and names != one.jetstream_streams:
             logger.warning(
                 "jetstream-on-the-same-subject subject=%s jetstream_streams=%s advice=%s",
-                one.subject,
+                ",".join(one.subjects),
                 ",".join(names),
                 "set acks: off for our stream, or remove the other one: both ack the same messages",
             )
@@ -141,7 +148,7 @@ class _Look:
             except (ValueError, AttributeError):
                 continue
             if isinstance(names, list):
-                self._answers[number] = sorted(map(str, names))
+                self._answers[number] = list(map(str, names))
             self._missing -= 1
         if self._missing <= 0:
             self._done.set()

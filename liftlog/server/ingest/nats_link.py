@@ -435,21 +435,32 @@ class NatsLink:
 
     def want(
         self,
-        subject: str,
+        subjects: tuple[str, ...],
         queue_group: str | None,
         handler: RunHandler,
         on_gap: Callable[[str], None] = lambda reason: None,
         *,
         is_acked: bool = False,
     ) -> LinkSubscription:
-        """Request a subscription. It is made as soon as NATS is available. `on_gap` is called
-        with the reason whenever messages may have been missed. If `is_acked`, the link checks
-        whether JetStream acks the same messages."""
-        wanted = LinkSubscription(subject, queue_group, handler, on_gap, is_acked)
+        """Request a subscription to subjects that do not overlap. It is made as soon as NATS is
+        available. `on_gap` is called with the reason whenever messages may have been missed. If
+        `is_acked`, the link checks whether JetStream acks the same messages."""
+        wanted = LinkSubscription(subjects, queue_group, handler, on_gap, is_acked)
         self._jetstream.changed()
         self._book.add(wanted)
         self._work.set()
         return wanted
+
+    def retarget(self, wanted: LinkSubscription, subjects: tuple[str, ...]) -> None:
+        """Want these subjects instead. What is on the old ones is delivered until NATS has
+        confirmed the new ones; see `attach`. Does nothing if they are the same."""
+        if subjects == wanted.subjects:
+            return
+        wanted.subjects, wanted.is_changed = subjects, True
+        wanted.confirmed = False
+        wanted.refusals = {one: why for one, why in wanted.refusals.items() if one in subjects}
+        self._jetstream.changed()
+        self._work.set()
 
     async def attach(self, wanted: LinkSubscription) -> None:
         """Make a wanted subscription and wait until NATS confirms it.
@@ -462,7 +473,7 @@ class NatsLink:
                 await self._ask([wanted])
             if wanted.problem:
                 raise NatsRefused(
-                    f"NATS refused the subscription to {wanted.subject}: {wanted.problem}"
+                    f"NATS refused the subscription to {wanted.refused_subjects}: {wanted.problem}"
                 )
 
     async def unwant(self, wanted: LinkSubscription) -> bool:

@@ -101,8 +101,15 @@ class SingleClient(Client):
 class RawClient(SingleClient):
     """The fallback: nats-py's own parser, messages as raw bytes, no decoding that can fail."""
 
-    def __init__(self, sink: MessageSink, pressure: Pressure, owner: Owner) -> None:
+    def __init__(
+        self,
+        sink: MessageSink,
+        pressure: Pressure,
+        owner: Owner,
+        joined_runs: Mapping[bytes, bytes],
+    ) -> None:
         super().__init__(owner)
+        self._liftlog_joined = joined_runs
         self._liftlog_sink = sink
         self._liftlog_pressure = pressure
         self._liftlog_rows: dict[int, list[tuple[bytes, bytes, bytes, bytes]]] = {}
@@ -111,7 +118,8 @@ class RawClient(SingleClient):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        rows = self._liftlog_rows.setdefault(sid, [])
+        run = int(self._liftlog_joined.get(b"%d" % sid, sid))
+        rows = self._liftlog_rows.setdefault(run, [])
         rows.append((bytes(subject), bytes(reply or b""), data, headers or b""))
         if not self._liftlog_scheduled:
             self._liftlog_scheduled = True
@@ -120,8 +128,8 @@ class RawClient(SingleClient):
 
     def _liftlog_deliver(self) -> None:
         self._liftlog_scheduled = False
-        by_sid, self._liftlog_rows = self._liftlog_rows, {}
-        for sid, rows in by_sid.items():
+        by_run, self._liftlog_rows = self._liftlog_rows, {}
+        for number, rows in by_run.items():
             subjects, replies, payloads, headers = zip(*rows, strict=True)
             has_cookie = any(payload.startswith(COOKIES) for payload in payloads)
             run = MessageRun(
@@ -131,7 +139,7 @@ class RawClient(SingleClient):
                 headers if any(headers) else None,
                 has_cookie=has_cookie,
             )
-            self._liftlog_sink.deliver(sid, run)
+            self._liftlog_sink.deliver(number, run)
         self._liftlog_sink.chunk_end()
 
     async def _process_pong(self) -> None:
@@ -230,16 +238,17 @@ def make_client(
     is_pressed: Callable[[], bool],
     owner: Owner,
     tls_name: str = "",
+    joined_runs: Mapping[bytes, bytes] = {},
 ) -> tuple[SingleClient, WideTransport | WebSocketTransport]:
     """A nats-py client and its transport, whose messages go to `sink`. Not yet connected.
 
     `pressure` is awaited after each chunk that passes through the read loop, which is every chunk
     while `is_pressed`. `scheme` is that of the server's URL, `tls_name` the name expected in its
-    certificate if it is not the URL's host.
+    certificate if it is not the URL's host. `joined_runs` is that of `BatchParser`, and may change.
     """
     if seam == "client":
         separate_at_blanks_only()
-        client: SingleClient = RawClient(sink, pressure, owner)
+        client: SingleClient = RawClient(sink, pressure, owner, joined_runs)
         return client, _give_transport(client, scheme, tls_name, None)
     client = SingleClient(owner)
 
@@ -256,6 +265,7 @@ def make_client(
         before_pong=lambda: replace_done_pongs(client),
         pressure=pressure,
         on_error=take_error,
+        joined_runs=joined_runs,
     )
     client._ps = parser  # type: ignore[assignment]
 

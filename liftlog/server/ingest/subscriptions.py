@@ -16,15 +16,24 @@ _ASK_AGAIN_SECONDS = (1.0, 30.0)
 RunHandler = Callable[[MessageRun], None]
 
 
+Refusals = Mapping[str, str]
+"""By subject, why NATS refuses a subscription."""
+
+
+def in_words(refusals: Refusals) -> str:
+    return "; ".join(dict.fromkeys(refusals.values()))
+
+
 def _ignore(reason: str) -> None:
     pass
 
 
 @dataclass(slots=True, eq=False)
 class LinkSubscription:
-    """One wanted subscription; it outlives connections."""
+    """What one receiver wants; it outlives connections. No message matches two of its subjects, and
+    messages on all of them arrive in the order in which NATS sends them."""
 
-    subject: str
+    subjects: tuple[str, ...]
     queue_group: str | None
     handler: RunHandler
     on_gap: Callable[[str], None] = _ignore
@@ -34,24 +43,35 @@ class LinkSubscription:
     jetstream_streams: list[str] = field(default_factory=list)
     """Streams of JetStream that receive some of the same messages, as of the last check."""
     confirmed: bool = False
-    """As far as the daemon knows, NATS delivers."""
-    problem: str = ""
-    """Why NATS refuses it."""
+    """As far as the daemon knows, NATS delivers on all subjects."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """By subject, why NATS refuses it. The other subjects are delivered."""
     was_confirmed: bool = False
     was_refused: bool = False
     """Since it was last confirmed."""
+    is_changed: bool = False
+    """Its subjects have changed after NATS was last asked for them."""
+
+    @property
+    def problem(self) -> str:
+        """Why NATS refuses it, or a part of it; empty if it does not."""
+        return in_words(self.refusals)
+
+    @property
+    def refused_subjects(self) -> str:
+        return ", ".join(self.refusals)
 
     def accepted(self) -> None:
         """NATS has confirmed it."""
         if self.was_refused:
             self.on_gap("NATS refused the subscription for a while")
-        self.confirmed = self.was_confirmed = True
-        self.problem, self.was_refused = "", False
+        self.confirmed, self.was_confirmed = not self.is_changed, True
+        self.refusals, self.was_refused = {}, False
 
-    def refused(self, problem: str) -> None:
-        """NATS does not deliver."""
+    def refused(self, refusals: Mapping[str, str]) -> None:
+        """NATS does not deliver on these subjects, and gives these reasons."""
         self.confirmed, self.was_refused = False, True
-        self.problem = problem
+        self.refusals = dict(refusals)
 
 
 class SubscriptionBook:
@@ -82,7 +102,7 @@ class SubscriptionBook:
         return taken
 
     def answered(
-        self, asked: Iterable[LinkSubscription], refused: Mapping[LinkSubscription, str]
+        self, asked: Iterable[LinkSubscription], refused: Mapping[LinkSubscription, Refusals]
     ) -> None:
         """NATS has answered: it refused some of what was asked, with these words."""
         for one in asked:
@@ -90,20 +110,23 @@ class SubscriptionBook:
                 self._refuse(one, refused[one])
                 continue
             if one.problem:
-                logger.info("nats-subscription-allowed subject=%s", one.subject)
+                logger.info("nats-subscription-allowed subject=%s", one.refused_subjects)
             one.accepted()
 
-    def revoked(self, one: LinkSubscription, problem: str) -> None:
+    def revoked(self, one: LinkSubscription, subject: str, problem: str) -> None:
         """NATS has ended a subscription that it had confirmed."""
         if one in self._wanted:
-            self._refuse(one, problem)
+            self._refuse(one, {**one.refusals, subject: problem})
             one.on_gap(f"NATS ended the subscription: {problem}")
 
-    def _refuse(self, one: LinkSubscription, problem: str) -> None:
+    def _refuse(self, one: LinkSubscription, refusals: Refusals) -> None:
         self.refusals += 1
-        if problem != one.problem:
-            logger.warning("nats-subscription-refused subject=%s reason=%s", one.subject, problem)
-        one.refused(problem)
+        known = one.refusals
+        one.refused(refusals)
+        if one.refusals != known:
+            logger.warning(
+                "nats-subscription-refused subject=%s reason=%s", one.refused_subjects, one.problem
+            )
 
     def disconnected(self) -> None:
         """There is no connection any more."""

@@ -71,11 +71,11 @@ class Request:
     def caller(self) -> Caller:
         return Caller(OVER_NATS, self.parts.gate, self.parts.broker, "nats")
 
-    def authorize(self, operation: Operation, *, subject: str | None = None) -> None:
+    def authorize(self, operation: Operation, *, subjects: Sequence[str] = ()) -> None:
         """May the clients of NATS do that to the request's stream? Raises Forbidden,
         InvalidArgument."""
         gate = self.parts.gate
-        gate.authorize(OVER_NATS, operation, self.stream, peer="nats", subject=subject)
+        gate.authorize(OVER_NATS, operation, self.stream, peer="nats", subjects=subjects)
 
     def may_read(self, stream: str) -> bool:
         return self.parts.gate.may(OVER_NATS, "read", stream)

@@ -33,7 +33,7 @@ class Presence:
         self._name = name
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._answer: asyncio.Future[bytes] | None = None
-        self._wanted = link.want(f"{self._inbox}.*", None, self._receive)
+        self._wanted = link.want((f"{self._inbox}.*",), None, self._receive)
         self._asked = 0
         link.on_publish_refused.append(self._refused)
 

@@ -249,10 +249,10 @@ class JetStreamApi:
 
     def _subscribe(self) -> None:
         group = self._mark.replace(" ", ".")
-        self._subscriptions = [self._link.want(f"{PREFIX}>", group, self._take)]
+        self._subscriptions = [self._link.want((f"{PREFIX}>",), group, self._take)]
         if self._own_prefix:
             own = f"{self._own_prefix.decode()}>"
-            self._subscriptions.append(self._link.want(own, group, self._take))
+            self._subscriptions.append(self._link.want((own,), group, self._take))
 
     async def _unsubscribe(self) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []

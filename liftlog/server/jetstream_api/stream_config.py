@@ -20,7 +20,12 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.config_fields import ConfigFields
 from liftlog.settings import StreamSettings
-from liftlog.settings.stream import MAX_HISTORY, MAX_MESSAGE_BYTES, JetStreamSettings
+from liftlog.settings.stream import (
+    MAX_FILTERS,
+    MAX_HISTORY,
+    MAX_MESSAGE_BYTES,
+    JetStreamSettings,
+)
 
 _NS = 1_000_000_000
 _DUPLICATE_WINDOW_NS = 120 * _NS
@@ -58,7 +63,7 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
     if own.description:
         config["description"] = own.description
     config |= {
-        "subjects": [settings.subject],
+        "subjects": list(settings.subjects),
         "retention": "limits",
         "max_consumers": own.max_consumers or -1,
         "max_msgs": limits.max_messages or -1,
@@ -98,6 +103,7 @@ def settings_from(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _CHANGEABLE = {
+    "subject": "subjects",
     "acks": "no_ack",
     "dedupe_window": "duplicate_window",
     "max_message_bytes": "max_msg_size",
@@ -126,7 +132,7 @@ def changes_from(
 
 def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
     """Raises JetStreamError if two configurations of one stream differ in what cannot change."""
-    for key in ("subjects", "first_seq", "num_replicas"):
+    for key in ("first_seq", "num_replicas"):
         if have.get(key) != want.get(key):
             raise invalid_config(
                 f"stream configuration update can not change {key}: a stream records what it was "
@@ -157,7 +163,7 @@ class _Reader(ConfigFields):
         no_ack = self._flag("no_ack")
         own = self._own()
         settings: dict[str, Any] = {
-            "subject": self._subject(),
+            "subject": self._subjects(),
             "acks": "off" if no_ack else "on",
             "dedupe_window": self._duplicate_window(max_age) / _NS,
             "max_message_bytes": self._message_size(),
@@ -213,24 +219,26 @@ class _Reader(ConfigFields):
 
     # --- what is mapped ---
 
-    def _subject(self) -> str:
+    def _subjects(self) -> list[str]:
         name = self._text("name")
         if name != self._name:
             raise JetStreamError(400, 10056, "stream name in subject does not match request")
         subjects = self._left.pop("subjects", None) or [self._name]
         if not isinstance(subjects, list) or not all(isinstance(one, str) for one in subjects):
             raise invalid_json("subjects: expected a list of text")
-        for one in subjects:
+        if len(subjects) > MAX_FILTERS:
+            raise invalid_config(f"subjects: expected at most {MAX_FILTERS}")
+        for number, one in enumerate(subjects):
             if why_invalid(one) is not None:
                 raise invalid_config("invalid subject")
             if overlaps(one, "$JS.>") or overlaps(one, "$SYS.>"):
                 raise invalid_config("subjects that overlap with the system's are not supported")
-        if len(subjects) > 1:
-            raise invalid_config(
-                "subjects: a stream records one subject, which may have wildcards; create a stream "
-                "for each"
-            )
-        return str(subjects[0])
+            if one in subjects[:number]:
+                raise invalid_config("duplicate subjects detected")
+            for other in subjects[:number]:
+                if overlaps(one, other):
+                    raise invalid_config(f'subject "{one}" overlaps with "{other}"')
+        return subjects
 
     def _duplicate_window(self, max_age: int) -> int:
         window = self._nanoseconds("duplicate_window")

@@ -7,7 +7,7 @@ import time
 from typing import Any, TypeVar
 
 import liftlog
-from acl.subjects import is_subset, overlaps, why_invalid
+from acl.subjects import is_subset, overlap_any, why_invalid
 from liftlog.errors import (
     Conflict,
     InternalError,
@@ -252,7 +252,7 @@ async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
         raise bad_request("invalid subject")
     answer = await _asked(request, ListStreams(), StreamsAnswer)
     found = [StreamInfo.from_wire(one) for one in answer.streams]
-    return [one for one in found if not subject or (one.subject and overlaps(one.subject, subject))]
+    return [one for one in found if not subject or overlap_any(one.recorded_subjects, (subject,))]
 
 
 # --- created, changed, deleted ---
@@ -261,7 +261,7 @@ async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
 @answers("STREAM.CREATE", "stream_create", arguments=(1, 1))
 async def _create(request: Request) -> Answer:
     settings = _wanted(request)
-    request.authorize("create", subject=settings["subject"])
+    request.authorize("create", subjects=settings["subject"])
     wanted = config_of(request.stream, parse_stream_settings(settings))
     existing = await _existing(request)
     if existing is not None:
@@ -313,23 +313,27 @@ async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
         return
     # Those, too, that this client may not read: it learns that the subject is taken.
     for info in await request.broker.list_streams():
-        if info.acks == "on" and any(overlaps(info.subject, one) for one in wanted["subjects"]):
+        if info.name == request.stream or info.acks != "on":
+            continue
+        if overlap_any(info.recorded_subjects, wanted["subjects"]):
             raise JetStreamError(400, 10065, "subjects overlap with an existing stream")
 
 
 @answers("STREAM.UPDATE", "stream_update", arguments=(1, 1), at_leader=True)
 async def _update(request: Request) -> Answer:
     settings = _wanted(request)
-    request.authorize("create", subject=settings["subject"])
+    request.authorize("create", subjects=settings["subject"])
     existing = await _description(request)
     have = config_of(existing.name, _settings_of(existing))
     want = config_of(request.stream, parse_stream_settings(settings))
     check_unchangeable(have, want)
+    if have["subjects"] != want["subjects"]:
+        await _check_neighbours(request, want)
     changes = changes_from(settings, have, want)
     message = UpdateStream(request.stream, changes, allow_deletion=True)
     try:
         answer = await _asked(request, message, Updated)
-    except Conflict as error:
+    except (Conflict, NatsRefused) as error:
         raise JetStreamError(500, 10069, str(error)) from None
     return await _described(request, StreamInfo.from_wire(answer.stream))
 
@@ -365,7 +369,7 @@ async def _purge(request: Request) -> Answer:
         raise _not_purged("message purge not permitted")
     if settings.read_only:
         raise JetStreamError(400, 10109, "invalid operation on sealed stream")
-    if subject and not is_subset(info.subject, subject):
+    if subject and not all(is_subset(one, subject) for one in info.recorded_subjects):
         raise _not_purged(
             "messages of one subject cannot be purged, only the oldest of a stream; compaction "
             "deletes by key"

@@ -62,7 +62,16 @@ from liftlog.protocol.replication import (
     MoveStream,
     RestoreMetadata,
 )
-from liftlog.server.pull.requests import Ask, At, Caller, Told, ask_leader, handles, starts
+from liftlog.server.pull.requests import (
+    Ask,
+    At,
+    Caller,
+    Told,
+    ask_leader,
+    handles,
+    starts,
+    subjects_of,
+)
 from liftlog.server.streams.replicated import ReplicatedStreams
 
 # --- streams ---
@@ -93,7 +102,12 @@ async def _create(caller: Caller, message: CreateStream) -> Message:
         ) from None
     if not caller.may("read", message.stream):
         # If it was there before, the rest would describe what others recorded.
-        created = StreamInfo(name=created.name, subject=created.subject, state=created.state)
+        created = StreamInfo(
+            name=created.name,
+            subject=created.subject,
+            subjects=created.subjects,
+            state=created.state,
+        )
     return StreamAnswer(created.to_wire())
 
 
@@ -141,6 +155,11 @@ async def _compact(caller: Caller, message: CompactStream) -> Message:
 
 @handles(UpdateStream, "admin", at=At.LEADER)
 async def _update(caller: Caller, message: UpdateStream) -> Message:
+    subjects = subjects_of(message.settings)
+    if subjects:  # as for a stream that is created for them
+        caller.gate.authorize(
+            caller.principal, "create", message.stream, peer=caller.peer, subjects=subjects
+        )
     update = await caller.broker.administration.update_stream(
         message.stream,
         message.settings,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from functools import partial
@@ -276,7 +276,7 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
         operation,
         _stream_of(message),
         peer=caller.peer,
-        subject=_subject(message),
+        subjects=subjects_of(message.settings) if isinstance(message, CreateStream) else (),
     )
 
 
@@ -286,9 +286,9 @@ def _stream_of(message: Message) -> str:
     return name
 
 
-def _subject(message: Message) -> str | None:
-    """The subject of a stream to be created. The broker reports any value that is not text."""
-    if not isinstance(message, CreateStream):
-        return None
-    subject = message.settings.get("subject")
-    return subject if isinstance(subject, str) else None
+def subjects_of(settings: Mapping[str, Any]) -> Sequence[str]:
+    """Those of a stream to be created or changed. The broker reports any value that is not text."""
+    wanted = settings.get("subject")
+    if isinstance(wanted, list) and all(isinstance(one, str) for one in wanted):
+        return wanted
+    return (wanted,) if isinstance(wanted, str) else ()

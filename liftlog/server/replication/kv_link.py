@@ -24,7 +24,7 @@ from liftlog.records.message_headers import build_block
 from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
-from liftlog.server.ingest.subscriptions import LinkSubscription
+from liftlog.server.ingest.subscriptions import LinkSubscription, in_words
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
 
@@ -80,8 +80,8 @@ class KvLink:
         self._pool = ServerPool(servers)
         self._on_connected = on_connected
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
-        self._answers = LinkSubscription(f"{self._inbox}.*", None, self._receive)
-        self._notices = LinkSubscription(notices, None, on_notices)
+        self._answers = LinkSubscription((f"{self._inbox}.*",), None, self._receive)
+        self._notices = LinkSubscription((notices,), None, on_notices)
         self._connection: NatsConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -153,7 +153,7 @@ class KvLink:
             await connection.log_in(self._settings)
             refused = await connection.subscribe([self._answers, self._notices])
             if self._answers in refused:
-                raise NatsUnavailable(f"it refuses inboxes: {refused[self._answers]}")
+                raise NatsUnavailable(f"it refuses inboxes: {in_words(refused[self._answers])}")
         except (OSError, nats.errors.Error, TimeoutError, NatsUnavailable) as error:
             await connection.close()
             self.problem = f"{address.shown}: {why_not_connected(error).removeprefix('nats: ')}"
@@ -163,7 +163,7 @@ class KvLink:
             await connection.close()
             raise
         self._pool.learn(address, connection.connect_urls)
-        self.notices_refused = refused.get(self._notices, "")
+        self.notices_refused = in_words(refused.get(self._notices, {}))
         if self.notices_refused:
             self._warn("metadata-notices-refused error=%s", self.notices_refused)
         self._connection, self._asked_at = connection, 0.0
@@ -279,7 +279,7 @@ class KvLink:
                     )
                 )
 
-    def _revoked(self, subscription: LinkSubscription, text: str) -> None:
+    def _revoked(self, subscription: LinkSubscription, subject: str, text: str) -> None:
         """NATS has ended a subscription, after its permissions were changed."""
         if self._connection is not None:
             self._connection.end(Ending(Cause.AUTHORIZATION, text))

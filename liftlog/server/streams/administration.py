@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import liftlog
-from acl.subjects import overlaps, why_invalid
+from acl.subjects import overlap_any, why_invalid
 from compaction import RetentionDecision
 from liftlog.errors import (
     Conflict,
     Forbidden,
     InvalidArgument,
+    NatsRefused,
     ShuttingDown,
     StreamUnavailable,
 )
@@ -30,6 +31,7 @@ from liftlog.protocol.messages import REQUESTS
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.records import StreamRecords
+from liftlog.server.streams.attachments import Attachments
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.retention import (
@@ -66,6 +68,7 @@ class StreamDirectory(Protocol):
     reserve: DiskReserve
     records: StreamRecords
     clock_guard: ClockGuard
+    attachments: Attachments
 
     @property
     def hosts(self) -> Mapping[str, StreamHost]: ...
@@ -139,8 +142,10 @@ class Administration:
         """Change the settings that are given; the others stay. The change is durable and in effect
         on return.
 
-        Raises InvalidArgument for a bad value or a setting that cannot be changed, and Conflict for
-        a stream of the configuration file. Without `allow_deletion` it also raises Conflict when
+        Raises InvalidArgument for a bad value or a setting that cannot be changed, Conflict for a
+        stream of the configuration file, NatsRefused for subjects (then nothing has changed), and
+        NatsUnavailable when NATS cannot be asked for them (then they are changed, and it is asked
+        as soon as possible). Without `allow_deletion` it also raises Conflict when
         retention would then remove more than a tenth of the stream. With `dry_run` nothing changes,
         and all but the last is raised as well.
         """
@@ -156,7 +161,10 @@ class Administration:
             if decision is not None and not (allow_deletion or dry_run):
                 _refuse_large_removal(host, decision)
             if found and not dry_run:
+                before = host.settings
                 await self._adopt(host, wanted, found)
+                if wanted.subjects != before.subjects:
+                    await self._attach(host, before)
             return StreamUpdate(
                 info=self._streams.describe(host),
                 differences=[
@@ -165,6 +173,15 @@ class Administration:
                 removal=None if decision is None else _removal(host, decision),
                 dry_run=dry_run,
             )
+
+    async def _attach(self, host: StreamHost, before: StreamSettings) -> None:
+        """Return when NATS has confirmed the subjects that were changed. If it refuses one, all
+        settings are again what they were `before`. Raises NatsRefused, NatsUnavailable."""
+        try:
+            await self._streams.attachments.attach(host)
+        except NatsRefused:
+            await self._adopt(host, before, differences(host.settings, before))
+            raise
 
     async def pause(self, name: str) -> StreamInfo:
         """Refuse new messages until `resume`, also after a restart. On return everything received
@@ -299,7 +316,7 @@ class Administration:
         return [
             self._streams.describe(host)
             for host in hosts
-            if not host.name.startswith("_") and overlaps(host.settings.subject, subject)
+            if not host.name.startswith("_") and overlap_any(host.settings.subjects, (subject,))
         ]
 
     def daemon_info(self, may_read: Callable[[str], bool] = lambda name: True) -> DaemonInfo:

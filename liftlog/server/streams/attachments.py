@@ -75,12 +75,19 @@ class Attachments:
             relay = self._relays[host.name] = Relay(time.monotonic, receive)
             receive = relay.receive
         self._subscriptions[host.name] = self._link.want(
-            host.settings.subject,
+            host.settings.subjects,
             host.settings.queue_group,
             receive,
             partial(self._note_gap, host),
             is_acked=host.settings.acks == "on",
         )
+
+    def settings_changed(self) -> None:
+        """Some streams may have other subjects: subscribe to these as soon as possible."""
+        for name, wanted in self._subscriptions.items():
+            host = self._hosts.get(name)
+            if self._link is not None and host is not None:
+                self._link.retarget(wanted, host.settings.subjects)
 
     async def attach(self, host: StreamHost) -> None:
         """Returns when NATS has confirmed the subscription. Raises NatsUnavailable, and NatsRefused
@@ -119,7 +126,7 @@ class Attachments:
                 relay.taker.broken(reason)
 
         wanted = self._link.want(
-            host.settings.subject,
+            host.settings.subjects,
             host.settings.queue_group,
             relay.receive,
             missed,
@@ -180,7 +187,9 @@ class Attachments:
     def refused(self) -> list[RefusedSubject]:
         """The subscriptions that NATS refuses, ordered by stream."""
         return [
-            RefusedSubject(name, wanted.subject, wanted.problem, name not in self._optional)
+            RefusedSubject(
+                name, wanted.refused_subjects, wanted.problem, name not in self._optional
+            )
             for name, wanted in sorted(self._subscriptions.items())
             if wanted.problem
         ]

@@ -300,6 +300,7 @@ class Broker:
         """Call it when streams have come or gone, or settings of one have changed."""
         self._has_new_neighbours = False
         self._neighbours.changed()
+        self.attachments.settings_changed()
 
     # --- the pull server's Broker ---
 

@@ -23,7 +23,8 @@ def describe(
     log = host.log
     return StreamInfo(
         name=host.name,
-        subject=host.settings.subject,
+        subject=host.settings.shown_subjects,
+        subjects=list(host.settings.subjects),
         queue_group=host.settings.queue_group,
         state=state,
         origin=host.origin,
@@ -54,7 +55,8 @@ def describe_elsewhere(name: str, settings: StreamSettings, record: StreamRecord
     """A stream of the cluster without an open copy on this node."""
     return StreamInfo(
         name=name,
-        subject=settings.subject,
+        subject=settings.shown_subjects,
+        subjects=list(settings.subjects),
         queue_group=settings.queue_group,
         state="elsewhere",
         origin=origin_of(record),

@@ -213,7 +213,7 @@ class StreamMaker:
             with contextlib.suppress(LiftlogError):
                 await self.remove_files(name)
             raise
-        logger.info("stream-created stream=%s subject=%s", name, settings.subject)
+        logger.info("stream-created stream=%s subject=%s", name, settings.shown_subjects)
         for warning in self._neighbours.warnings(host):
             logger.warning("stream-warning stream=%s %s", name, warning)
         return host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from acl.subjects import overlaps
+from acl.subjects import overlap_any
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings
 from liftlog.stream import AckSubjects
@@ -20,7 +20,7 @@ class Neighbours:
         """The subjects to which acks may be sent."""
         self._hosts = hosts
         self._warnings: dict[str, list[str]] = {}
-        self._siblings: dict[str | None, dict[bytes, str]] = {}
+        self._siblings: dict[str | None, dict[bytes, tuple[str, ...]]] = {}
 
     def changed(self) -> None:
         """Call it when streams have come or gone, or settings of one have changed: gives every
@@ -28,8 +28,18 @@ class Neighbours:
         hosts = list(self._hosts.values())
         self._warnings.clear()
         self.ack_subjects = AckSubjects(
-            [host.settings.subject for host in hosts if host.settings.acks != "off"],
-            [host.settings.subject for host in hosts if host.settings.acks == "off"],
+            [
+                one
+                for host in hosts
+                if host.settings.acks != "off"
+                for one in host.settings.subjects
+            ],
+            [
+                one
+                for host in hosts
+                if host.settings.acks == "off"
+                for one in host.settings.subjects
+            ],
             self._chosen,
         )
         # Streams with the same neighbours share a map: a thousand streams with one map each would
@@ -44,7 +54,7 @@ class Neighbours:
         group = host.settings.queue_group
         if group not in self._siblings:
             self._siblings[group] = {
-                other.name.encode(): other.settings.subject
+                other.name.encode(): other.settings.subjects
                 for other in self._hosts.values()
                 if not share_messages(host.settings, other.settings)
             }
@@ -73,9 +83,9 @@ def rivals(name: str, settings: StreamSettings, others: Mapping[str, StreamSetti
     for other_name, other in others.items():
         if other_name == name or other.acks != "on":
             continue
-        if not share_messages(settings, other) and overlaps(settings.subject, other.subject):
+        if not share_messages(settings, other) and overlap_any(settings.subjects, other.subjects):
             found.append(
-                f"stream {other_name} also acks messages on {other.subject}: publishers take the "
-                "first ack they get, which says nothing about the other stream"
+                f"stream {other_name} also acks messages on {other.shown_subjects}: publishers "
+                "take the first ack they get, which says nothing about the other stream"
             )
     return found

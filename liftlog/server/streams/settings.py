@@ -27,8 +27,7 @@ SWITCHES = ("paused", "read_only")
 """Settings that the API may also change for a stream of the configuration file."""
 
 _FIXED = {
-    "subject": "what is recorded belongs to the identity of a stream",
-    "queue_group": "what is recorded belongs to the identity of a stream",
+    "queue_group": "with whom a stream shares messages belongs to its identity",
     "initial_offset": "the first offset was assigned when the stream was created",
     "replicas": "the nodes were chosen when the stream was created",
 }

@@ -199,7 +199,8 @@ async def test_with_the_real_policy(broker: LogBroker) -> None:
         async with connect(address, token=f"shop.{SECRET}") as shop:
             assert shop.server.principal == "shop"
             assert (await shop.create_stream("mine", subject="shop.a.>")).subject == "shop.a.>"
-            for subject in (">", "orders.>", "shop", None):
+            await shop.create_stream("several", subject=["shop.b", "shop.c.*"])
+            for subject in (">", "orders.>", "shop", None, ["shop.d", "orders"], ["shop.d", 5], []):
                 with pytest.raises(Forbidden):
                     await shop.create_stream("more", subject=subject)
             with pytest.raises(Forbidden):

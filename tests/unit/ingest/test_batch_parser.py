@@ -246,6 +246,32 @@ def test_the_same_messages_as_the_stock_parser(
     assert ours.infos == stock.infos
 
 
+def of_several_subscriptions(rows: list[Row]) -> list[Row]:
+    return [row._replace(sid=(1, 2, 77, 3)[number % 4]) for number, row in enumerate(rows)]
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.one_of(uniform_runs().map(of_several_subscriptions), uniform_runs()), max_size=6),
+    st.lists(st.one_of(st.integers(1, 40), st.integers(100, 5000)), min_size=1),
+)
+def test_the_messages_of_joined_subscriptions_keep_their_order(
+    runs: list[list[Row]], sizes: list[int]
+) -> None:
+    rows = [row for run in runs for row in run]
+    data = b"".join(map(frame, rows))
+    recorder = Recorder()
+    joined = {b"2": b"1", b"77": b"1", b"3": b"1"}
+
+    async def scenario() -> None:
+        parser = make(recorder, joined_runs=joined)
+        for chunk in cut(data, iter(sizes * (len(data) + 1))):
+            await parser.parse(chunk)
+
+    asyncio.run(scenario())
+    assert recorder.rows == [row._replace(sid=1) for row in rows]
+
+
 @settings(max_examples=300)
 @given(
     st.lists(
@@ -297,6 +323,31 @@ async def test_uniform_runs_are_whole(reply: bytes) -> None:
     assert recorder.rows == rows_of(100, reply=reply) * 3
     assert [len(run) for run in recorder.runs] == [100, 100, 100]
     assert recorder.chunk_ends == 3
+
+
+async def test_joined_subscriptions_are_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    joined = {b"%d" % sid: b"3" for sid in (4, 5)}
+    parser = make(recorder, joined_runs=joined)
+    rows = [row._replace(sid=3 + row.payload[-1] % 3) for row in rows_of(99)]
+    chunk = b"".join(map(frame, rows))
+    await parser.parse(chunk)
+
+    def must_not(*arguments: Any) -> int:
+        raise AssertionError("it read a message by itself")
+
+    joined[b"10"] = b"3"  # longer than the others
+    odd = Row(10, b"orders.10", b"_INBOX.x", b"", b"%20d" % 1)
+    take_any = parser._take_any
+    monkeypatch.setattr(
+        parser, "_take_any", lambda *a: take_any(*a) if a[1] == a[2] else must_not()
+    )
+    await parser.parse(chunk)
+    monkeypatch.undo()
+    await parser.parse(chunk + frame(odd) + chunk)
+    expected = [row._replace(sid=3) for row in [*rows, *rows, *rows, odd, *rows]]
+    assert recorder.rows == expected
+    assert [len(run) for run in recorder.runs] == [99, 99, 199]
 
 
 async def test_the_fast_path_ends_where_the_run_does() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.server.ingest.nats_link import NatsLink
+from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.settings import NatsSettings
 from liftlog.stream import MessageRun
 
@@ -107,9 +108,10 @@ class Harness:
         await self.link.close()
         await self.server.stop()
 
-    async def attach(self, subject: str) -> None:
-        wanted = self.link.want(subject, None, self.runs.append, self.gaps.append)
+    async def attach(self, *subjects: str) -> LinkSubscription:
+        wanted = self.link.want(subjects, None, self.runs.append, self.gaps.append)
         await self.link.attach(wanted)
+        return wanted
 
     @property
     def payloads(self) -> list[bytes]:
@@ -276,6 +278,103 @@ async def test_a_forbidden_subject_is_told_to_who_asks(start: Start) -> None:
     harness.server.drop()
     await until(lambda: harness.server.connections == 2)
     await until(lambda: all(wanted.confirmed for wanted in harness.link._book.wanted))
+
+
+async def test_the_messages_of_several_subjects_come_in_one_order(start: Start) -> None:
+    harness = await start()
+    await harness.attach("a.>", "b", "c.*")
+    sent = [(b"a.x", 1), (b"b", 2), (b"a.y", 1), (b"c.x", 3), (b"b", 2)]
+    harness.server.send(
+        b"".join(b"MSG %b %d 1\r\n%d\r\n" % (*one, i) for i, one in enumerate(sent))
+    )
+    await until(lambda: len(harness.payloads) == 5)
+    assert harness.payloads == [b"0", b"1", b"2", b"3", b"4"]
+    assert [one for run in harness.runs for one in run.subjects] == [one for one, _ in sent]
+
+
+async def test_a_part_that_nats_refuses_is_asked_for_again(start: Start) -> None:
+    """The other part arrives all the time, once."""
+    harness = await start()
+    harness.server.refuse_subjects.add(b"secret")
+    with pytest.raises(NatsRefused, match=r"refused the subscription to secret: .*secret"):
+        await harness.attach("a.>", "secret", "b")
+    (wanted,) = harness.link._book.wanted
+    assert not wanted.confirmed
+    harness.server.send(b"MSG a.b 1 1\r\n1\r\nMSG b 3 1\r\n2\r\n")
+    await until(lambda: harness.payloads == [b"1", b"2"])
+    harness.server.refuse_subjects.clear()
+    harness.link.ask_again()
+    await until(lambda: wanted.confirmed)
+    asked = harness.server.subscriptions
+    assert [one for one in asked if one != b"secret"] == [b"a.>", b"b"]
+    assert len(harness.gaps) == 1
+    harness.server.send(b"MSG secret %d 1\r\n3\r\nMSG a.b 1 1\r\n4\r\n" % len(asked))
+    await until(lambda: harness.payloads == [b"1", b"2", b"3", b"4"])
+
+
+async def test_subjects_are_changed_without_a_gap_for_those_that_stay(start: Start) -> None:
+    harness = await start()
+    wanted = await harness.attach("a", "b")
+    harness.link.retarget(wanted, ("b", "c"))
+    assert not wanted.confirmed
+    await harness.link.attach(wanted)
+    assert wanted.confirmed
+    assert harness.server.subscriptions == [b"a", b"b", b"c"]
+    assert harness.server.lines.count(b"UNSUB 1\r\n") == 1
+    harness.server.send(b"MSG b 2 1\r\n1\r\nMSG c 3 1\r\n2\r\n")
+    await until(lambda: len(harness.payloads) == 2)
+    assert (harness.payloads, harness.gaps) == ([b"1", b"2"], [])
+    # One that overlaps with another that goes: NATS may miss some in between.
+    harness.link.retarget(wanted, ("b", "*"))
+    await until(lambda: wanted.confirmed)
+    assert harness.gaps == ["its subjects were changed"]
+
+
+async def test_subjects_that_change_while_nats_is_asked_for_others(start: Start) -> None:
+    harness = await start()
+    wanted = await harness.attach("a")
+    harness.server.mute = True
+    harness.link.retarget(wanted, ("a", "b"))
+    await until(lambda: b"b" in harness.server.subscriptions)
+    harness.link.retarget(wanted, ("a", "c"))
+    harness.server.mute = False
+    harness.server.send(b"PONG\r\n")
+    await until(lambda: wanted.confirmed)
+    assert harness.server.subscriptions == [b"a", b"b", b"c"]
+    assert b"UNSUB 2\r\n" in harness.server.lines
+
+
+async def test_the_first_of_several_subjects_is_taken_away(start: Start) -> None:
+    """NATS has reloaded its permissions."""
+    harness = await start()
+    wanted = await harness.attach("a.>", "b")
+    refusal = b'-ERR \'Permissions Violation for Subscription to "a.>" using sid "1"\'\r\n'
+    harness.server.send(refusal)
+    await until(lambda: harness.gaps)
+    assert (wanted.confirmed, list(wanted.refusals)) == (False, ["a.>"])
+    harness.server.send(b"MSG b 2 1\r\n1\r\n")
+    await until(lambda: harness.payloads == [b"1"])
+    # The same again with the rest: then nothing is left that could be delivered.
+    harness.server.send(refusal.replace(b"a.>", b"b").replace(b'"1"', b'"2"'))
+    await until(lambda: len(harness.gaps) == 2)
+    assert list(wanted.refusals) == ["a.>", "b"]
+
+
+async def test_an_answer_that_came_too_late_does_not_subscribe_twice(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = await start()
+    monkeypatch.setattr("liftlog.server.ingest.connection.CONFIRM_SECONDS", 0.05)
+    confirm = harness.link._connection.confirm  # type: ignore[union-attr]
+    monkeypatch.setattr(harness.link._connection, "confirm", lambda seconds=0.05: confirm(seconds))
+    harness.server.mute = True
+    with pytest.raises(NatsUnavailable):
+        await harness.attach("a.>", "b")
+    harness.server.mute = False
+    harness.server.send(b"PONG\r\n" * harness.server.lines.count(b"PING\r\n"))
+    (wanted,) = harness.link._book.wanted
+    await until(lambda: wanted.confirmed)
+    assert harness.server.subscriptions == [b"a.>", b"b"]
 
 
 async def test_acks_without_a_connection_are_counted(start: Start) -> None:

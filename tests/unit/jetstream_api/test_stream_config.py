@@ -44,7 +44,7 @@ def limits(least: int) -> st.SearchStrategy[int]:
 CONFIGS = st.fixed_dictionaries(
     {},
     optional={
-        "subjects": st.sampled_from([["a"], ["a.>"], ["a.*.b"], ["x.y.z"]]),
+        "subjects": st.sampled_from([["a"], ["a.>"], ["a.*.b"], ["x", "y.z.>", "x.a"]]),
         "description": st.text(max_size=40).filter(lambda text: text.isprintable()),
         "metadata": st.dictionaries(
             st.text(st.characters(codec="utf-8"), min_size=1, max_size=9),
@@ -84,8 +84,8 @@ def test_what_is_shown_can_be_asked_for_again(fields: dict[str, Any]) -> None:
 
 @given(CONFIGS, CONFIGS)
 def test_an_update_leads_to_what_was_asked_for(one: dict[str, Any], other: dict[str, Any]) -> None:
-    same = {key: one[key] for key in ("subjects", "first_seq") if key in one}
-    other = {key: value for key, value in other.items() if key not in ("subjects", "first_seq")}
+    same = {key: one[key] for key in ("first_seq",) if key in one}
+    other = {key: value for key, value in other.items() if key not in same and key != "first_seq"}
     before, after = settings_of(**one), settings_of(**{**other, **same})
     have, want = config_of("orders", before), config_of("orders", after)
     if have["sealed"] and not want["sealed"]:
@@ -117,7 +117,7 @@ def test_an_update_leaves_alone_what_jetstream_does_not_know() -> None:
 
 
 def test_without_subjects_the_name_is_the_subject() -> None:
-    assert settings_of().subject == "orders"
+    assert settings_of().subjects == ("orders",)
 
 
 def test_limits_hold_to_an_eighth() -> None:
@@ -157,6 +157,9 @@ def test_the_duplicate_window_is_that_of_jetstream() -> None:
         {"max_age": 5},
         {"max_age": -1},
         {"subjects": ["a b"]},
+        {"subjects": ["a", "b", "a"]},
+        {"subjects": ["a.>", "*.b"]},
+        {"subjects": [f"s.{number}" for number in range(257)]},
         {"subjects": ["$JS.API.>"]},
         {"subjects": [">"]},
         {"max_msg_size": 2**30},

@@ -85,8 +85,10 @@ async def test_update(call: Caller) -> None:
     assert [one["setting"] for one in done.differences] == ["acks", "retention.max_messages"]
     assert (done.dry_run, done.info.acks) == (False, "off")
     assert (await call("update_stream", "s", acks="off")).differences == []
-    with pytest.raises(InvalidArgument, match="subject"):
-        await call("update_stream", "s", subject="other")
+    with pytest.raises(InvalidArgument, match="queue_group"):
+        await call("update_stream", "s", queue_group="other")
+    changed = (await call("update_stream", "s", subject=["other", "another"])).info
+    assert changed.recorded_subjects == ["other", "another"]
     with pytest.raises(InvalidArgument, match="strings"):
         await call("update_stream", "s", {1: 2})
 

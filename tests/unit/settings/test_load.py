@@ -48,7 +48,7 @@ def test_the_contract_of_the_readme(tmp_path: Path) -> None:
         tmp_path,
     )
     orders = settings.streams["orders"]
-    assert (orders.subject, orders.queue_group, orders.acks) == ("orders.>", None, "on")
+    assert (orders.subjects, orders.queue_group, orders.acks) == (("orders.>",), None, "on")
     assert (orders.flush.messages, orders.flush.interval_seconds) == (1000, 1.0)
     assert (orders.dedupe_window_seconds, orders.max_message_bytes) == (120.0, 8 * 2**20)
     assert orders.retention.max_age_seconds == 7 * 86_400
@@ -132,7 +132,7 @@ def test_values_of_the_environment_are_yaml_except_text() -> None:
     assert len(settings.pull.listen) == 2
     assert settings.http.listen is None
     assert settings.data_dir == Path("7")
-    assert settings.streams["orders"].subject == ">"
+    assert settings.streams["orders"].subjects == (">",)
     assert settings.streams["orders"].retention.max_messages == 5
 
 

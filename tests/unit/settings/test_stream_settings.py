@@ -20,6 +20,7 @@ def test_defaults() -> None:
     "given",
     [
         {},
+        {"subject": ["a", "b.>"]},
         {"acks": "off", "queue_group": "g", "retention": {"max_age": 0.1, "max_messages": 7}},
         {"segment": {"max_bytes": 4097, "max_age": None}, "dedupe_window": "1h1s", "paused": True},
     ],
@@ -39,6 +40,35 @@ def test_the_yaml_dict_has_the_users_keys_and_values() -> None:
     assert written["dedupe_window"] == "2m"
     assert written["retention"] == {"max_age": None, "max_bytes": "10GiB", "max_messages": None}
     assert written["segment"] == {"max_bytes": "256MiB", "max_age": "1d"}
+
+
+@pytest.mark.parametrize(
+    ("given", "subjects", "written"),
+    [("a.>", ("a.>",), "a.>"), (["a"], ("a",), "a"), (["b", "a"], ("b", "a"), ["b", "a"])],
+)
+def test_a_stream_has_one_subject_or_several(given: Any, subjects: Any, written: Any) -> None:
+    stream = parse_stream_settings({"subject": given})
+    assert (stream.subjects, stream.to_yaml_dict()["subject"]) == (subjects, written)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ([], "1 to 256"),
+        (["a", "a"], "overlap"),
+        (["*.b", "c", "a.>"], "'*.b' and 'a.>' overlap"),
+        (["a", "b c"], "'b c' is not a NATS subject"),
+        (["a", 5], "text"),
+        ({"a": "b"}, "text"),
+        (None, "text"),
+    ],
+)
+def test_subjects_that_no_stream_can_have(given: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_stream_settings({"subject": given})
+    (found,) = caught.value.details["findings"]
+    assert found["path"].startswith("subject")
+    assert problem in found["problem"]
 
 
 def test_all_findings_at_once() -> None:

@@ -30,7 +30,9 @@ KILLER = bytes.fromhex("B90E43B400FF0000")
 
 def make(*, next_offset: int = 1, **config: Any) -> Sequencer:
     return Sequencer(
-        SequencerConfig("orders", **{"recognise_liftbridge": True, "subject": "orders.*"} | config),
+        SequencerConfig(
+            "orders", **{"recognise_liftbridge": True, "subjects": ("orders.*",)} | config
+        ),
         DedupeWindow(120 * S, 1000),
         AckSubjects(["orders.*"]),
         next_offset=next_offset,

@@ -247,7 +247,11 @@ def test_refusing_plain_messages() -> None:
 
 def test_refusing_is_silent_when_a_sibling_is_meant() -> None:
     sequencer = make()
-    sequencer.sibling_streams = {b"audit": "orders.*", b"far": "payments", b"orders": "orders.*"}
+    sequencer.sibling_streams = {
+        b"audit": ["other", "orders.*"],
+        b"far": ["payments"],
+        b"orders": ["orders.*"],
+    }
     blocks = [block(f"Nats-Expected-Stream: {name}") for name in ("audit", "far", "orders")]
     commands = sequencer.refuse_run(run_of([b""] * 3, headers=blocks), OVERLOADED)
     assert len(bodies(commands)) == 2

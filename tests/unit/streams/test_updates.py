@@ -54,7 +54,7 @@ async def test_nothing_to_change_changes_nothing(running: Running, admin: Admini
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"subject": "other"}, "subject"),
+        ({"subject": ["a", "a.>", "a.b"]}, "subject"),
         ({"queue_group": "g"}, "queue_group"),
         ({"initial_offset": 7, "acks": "off"}, "initial_offset"),
         ({"retention": {"max_age": "soon"}}, "retention.max_age"),

@@ -185,4 +185,6 @@ def _settings(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 def _worded(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return "none" if value is None else str(value)
