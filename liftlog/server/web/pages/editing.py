@@ -12,6 +12,7 @@ from liftlog.errors import Forbidden, InvalidArgument, LiftlogError
 from liftlog.protocol.administration import StreamUpdate, Updated, UpdateStream
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import ANONYMOUS, CreateStream
+from liftlog.server.pull.requests import subjects_of
 from liftlog.server.web.actions import check_changeable
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.entering import check_form, read_form
@@ -63,9 +64,9 @@ async def create(asked: Asked) -> Shown:
         if "subject" not in settings:
             raise InvalidArgument("subject: it is missing: say what to record")
         name = texts["name"]
-        subject = settings["subject"] if isinstance(settings["subject"], str) else None
+        subjects = subjects_of(settings)
         asked.gate.authorize(
-            asked.viewer.principal, "create", name, peer=asked.peer, subject=subject
+            asked.viewer.principal, "create", name, peer=asked.peer, subjects=subjects
         )
         await asked.carry_out(CreateStream(name, settings))
     except LiftlogError as error:
@@ -279,4 +280,6 @@ def _at(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     return "" if value is None or isinstance(value, Mapping) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from acl.subjects import is_literal
 from liftlog.client.publishing.results import PublishUnknown
 from liftlog.errors import InvalidArgument, LiftlogError
 from liftlog.protocol.described import StreamInfo
@@ -19,8 +20,9 @@ async def publishing(asked: Asked) -> Shown:
     described = await asked.describe()
     asked.authorize("admin")  # again after the await
     texts = {**dict.fromkeys(FIELDS, ""), "subject": asked.text("subject")}
-    if not texts["subject"] and not any(sign in described.subject for sign in "*>"):
-        texts["subject"] = described.subject
+    subjects = described.recorded_subjects
+    if not texts["subject"] and len(subjects) == 1 and is_literal(subjects[0]):
+        texts["subject"] = subjects[0]
     return _form(asked, described, texts)
 
 

@@ -108,7 +108,7 @@ def _row(asked: Asked, info: StreamInfo, subject: str, readers: list[Row]) -> Ro
     # What cannot continue comes first, then what is farthest behind.
     readers.sort(key=lambda one: (not one["problem"], -(one["lag"] or 0), one["id"]))
     replication = leader_of(asked, info.name)
-    filters = [info.subject]
+    filters = info.recorded_subjects
     return {
         "name": info.name,
         "filters": filters,
