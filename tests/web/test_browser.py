@@ -226,7 +226,7 @@ def test_a_stream_from_its_creation_on_without_javascript(
     page.get_by_role("button", name="Publish").click()
     expect(page.get_by_role("alert")).to_contain_text("does not match that")
     page.get_by_label("Subject").fill("bills.eu.new")
-    page.get_by_label("Key").fill("bill-1")
+    page.get_by_label("Key", exact=True).fill("bill-1")
     page.get_by_label("Headers").fill("Origin: page")
     page.get_by_role("button", name="Publish").click()
     expect(page.get_by_role("status").first).to_contain_text("Stored at offset 1 of bills.")
