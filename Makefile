@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-spark jetstream-clients jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-web bench-spark jetstream-clients jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ bench-cluster: setup ## Measure replicated streams against JetStream R3 (ARGS="-
 
 bench-streams: setup ## Measure a cluster with many streams (ARGS="--streams 1000", ARGS="--help")
 	$(BIN)/python tests/bench/streams.py $(ARGS)
+
+bench-web: setup ## Measure the web page with 500 streams and a million records (ARGS="--help")
+	$(BIN)/python tests/bench/web.py $(ARGS)
 
 bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help")
 	$(BIN)/python tests/bench/spark.py $(ARGS)

@@ -21,6 +21,8 @@ from liftlog.server.web.asking import Asked
 
 _SEARCH_SECONDS = 0.7
 """For one page; the records found until then are shown."""
+_SHOWN_SECONDS = 0.3
+"""A page that has records by then is shown: who searches wants to see the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item]
     span, start, note = await asked.scan(_start, log, wanted)
     walk = _walk(log, wanted, span, start, selection)
     rows: list[Row] = []
-    until = time.monotonic() + _SEARCH_SECONDS
+    began = time.monotonic()
+    until = began + _SEARCH_SECONDS
     while len(rows) < wanted.limit and not walk.at_end:
         async with asked.parts.searching:
             items = await asked.scan(walk.step, wanted.limit - len(rows))
@@ -84,6 +87,8 @@ async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item]
             if time.monotonic() > until:
                 walk.resume_after(item)
                 break
+        if rows:
+            until = min(until, began + _SHOWN_SECONDS)
         if time.monotonic() > until:
             break
     # Checked again after the last await: the ACL may have changed.

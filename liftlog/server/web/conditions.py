@@ -87,8 +87,16 @@ class Expression:
         found = np.zeros(len(values), np.bool_)
         for first, part in _steps(values):
             ends = part.ends.astype(np.int64)
-            matches = self.automaton.matches(part.data, ends[:-1], np.diff(ends))
-            found[first : first + len(part)] = matches
+            if not self.automaton.needle:
+                matches = self.automaton.matches(part.data, ends[:-1], np.diff(ends))
+                found[first : first + len(part)] = matches
+                continue
+            raw = _LOWER[part.content()].tobytes()
+            some = np.array(list(_items_with(self.automaton.needle, raw, part)), np.intp)
+            if len(some):
+                begins = ends[some]
+                matches = self.automaton.matches(part.data, begins, ends[some + 1] - begins)
+                found[first + some] = matches
         return found if values.valid is None else found & values.valid
 
 

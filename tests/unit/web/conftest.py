@@ -131,6 +131,7 @@ def broker(tmp_path: Path) -> Any:
 def long_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a busy machine does not cut a search of a few records short."""
     monkeypatch.setattr(browsing, "_SEARCH_SECONDS", 30.0)
+    monkeypatch.setattr(browsing, "_SHOWN_SECONDS", 30.0)
 
 
 @pytest.fixture

@@ -37,6 +37,8 @@ def test_as_python_finds_it(expression: str) -> None:
     automaton = compile_expression(expression)
     raw = [text.encode() for text in TEXTS]
     assert found(automaton, raw) == expected
+    for text, matches in zip(raw, expected, strict=True):
+        assert not matches or automaton.needle in text.lower()
     # The same side by side with so many that numpy follows them.
     assert found(automaton, raw * _FEW) == expected * _FEW
 
@@ -58,9 +60,21 @@ pieces = st.recursive(
 def test_whatever_the_expression(expression: str, texts: list[str]) -> None:
     known = re.compile(expression.replace("$", r"\Z"), re.ASCII)
     automaton = compile_expression(expression)
-    assert found(automaton, [text.encode() for text in texts]) == [
-        known.search(text) is not None for text in texts
-    ]
+    expected = [known.search(text) is not None for text in texts]
+    assert found(automaton, [text.encode() for text in texts]) == expected
+    for text, matches in zip(texts, expected, strict=True):
+        assert not matches or automaton.needle in text.encode().lower()
+
+
+@pytest.mark.parametrize(
+    ("expression", "needle"),
+    [("abc", "abc"), ('"order": (7|9),', '"order": '), ("^error .*timeout", "timeout"),
+     ("(?i)AbC", "abc"), ("ABc", "abc"), ("a|b", ""), ("(ab){2}c", "ababc"), ("(ab)+c", "ab"),
+     ("a{0,2}bc", "bc"), ("[ab]c", "c"), ("n[e]{2}dle", "needle"), ("ab?c", "a"), ("ü", "ü"),
+     ("x^yz", "xyz"), ("", ""), (".*", "")],
+)  # fmt: skip
+def test_what_every_match_contains(expression: str, needle: str) -> None:
+    assert compile_expression(expression).needle == needle.encode()
 
 
 @pytest.mark.parametrize("expression", ["(a+)+$", "(a|a)*b", "(a*)*c", "(.*)(.*)(.*)(.*)x$"])

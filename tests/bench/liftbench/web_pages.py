@@ -1,0 +1,210 @@
+"""The web page where there is much: how long its pages take with 500 streams, how soon a search in
+a million records finds something, and what it costs those who wait for acks meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+from support.daemon import Daemon
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats, pub_frame
+
+from liftlog.client import connect_sync
+
+PAGE_SECONDS, HIT_SECONDS, DELAY_SECONDS = 0.05, 1.0, 0.05
+"""What must hold."""
+_PAGES = (
+    "/ui/streams", "/ui/streams?sort=size&page=5", "/ui/streams?q=plant-2", "/ui/topology",
+    "/ui/topology?subject=plant.250.x", "/ui/consumers", "/ui/streams/plant-250", "/ui/health",
+)  # fmt: skip
+_SEARCHES = {
+    "text": "value=needle&kind=text",
+    "JSON field": f"value={quote('customer.name = needle')}&kind=json",
+    "expression": f"value={quote('n[e]{2}dle')}&kind=regex",
+    "subject": "subject=large.needle",
+}
+_BURST = 1000
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _options(arguments)
+    short: list[str] = []
+    _pages(options.streams, options.rounds, short)
+    _searches(options.records, options.seconds, options.rounds, short)
+    for line in short:
+        print(f"SHORT: {line}")
+    return 1 if short else 0
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-web", description=__doc__)
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase with acks")
+    parser.add_argument("--rounds", type=int, default=5)
+    return parser.parse_args(arguments)
+
+
+def _page(address: str, path: str) -> tuple[float, str]:
+    """How long it took, in seconds, and its text."""
+    host, _, port = address.rpartition(":")
+    began = time.perf_counter()
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    assert answer.status == 200, text
+    return time.perf_counter() - began, text
+
+
+def _pages(count: int, rounds: int, short: list[str]) -> None:
+    streams = {f"plant-{n:03}": {"subject": f"plant.{n}.>"} for n in range(count)}
+    with NatsServer() as server, Daemon(server.url, {"streams": streams}) as daemon:
+        with connect_sync(daemon.pull_address) as client:
+            for n in range(count):
+                for consumer in ("billing", "shipping"):
+                    client.commit_checkpoint(consumer, f"plant-{n:03}", 1)
+        print(f"{count} streams, {2 * count} consumers; page in ms: median, longest")
+        for path in _PAGES:
+            path = path.replace("250", f"{count // 2:03}")
+            _page(daemon.http_address, path)  # its template is compiled, once
+            times = [_page(daemon.http_address, path)[0] for _ in range(8 * rounds)]
+            median = statistics.median(times)
+            print(f"  {path:40} {median * 1000:6.1f} {max(times) * 1000:6.1f}")
+            if median > PAGE_SECONDS:
+                short.append(f"{path} takes {median * 1000:.0f} ms")
+
+
+def _searches(count: int, seconds: float, rounds: int, short: list[str]) -> None:
+    settings = {"streams": {"large": {"subject": "large.>", "acks": "off"},
+                            "victim": {"subject": "victim"}}}  # fmt: skip
+    with NatsServer() as server, Daemon(server.url, settings) as daemon:
+        _fill(server, daemon, count)
+        print(f"{count:,} records; seconds to the first hit of a search from the newest on")
+        for name, question in _SEARCHES.items():
+            near, far = _first_hit(daemon, question, 1.0), _first_hit(daemon, question, 0.998)
+            print(f"  {name:11} of the newest 0.2 %: {near:5.2f}, of the oldest 0.1 %: {far:5.2f}")
+            if far > HIT_SECONDS:
+                short.append(f"{name}: first hit after {far:.2f} s")
+        for name, question in (("JSON field", "value=customer.id%20=%20absent&kind=json"),
+                               ("expression", "value=ab[s]ent&kind=regex")):  # fmt: skip
+            _acks(server, daemon, name, question, seconds, rounds, short)
+
+
+def _fill(server: NatsServer, daemon: Daemon, count: int) -> None:
+    """There are two needles: near the end, and near the start."""
+    needles = {int(count * part) for part in (0.999, 0.001)}
+    with RawNats(server.port) as client:
+        for begin in range(0, count, _BURST):
+            frames = []
+            for n in range(begin, min(begin + _BURST, count)):
+                name = "needle" if n in needles else f"Customer {n % 977}"
+                value = {"order": n, "customer": {"id": n % 977, "name": name}, "cents": n % 9973}
+                subject = "large.needle" if n in needles else "large.x"
+                frames.append(pub_frame(subject, json.dumps(value).encode()))
+            client.send(b"".join(frames))
+        client.ping()
+    deadline = time.monotonic() + 300
+    while daemon.metric("liftlog_high_watermark", stream="large") <= count:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _first_hit(daemon: Daemon, question: str, begin: float) -> float:
+    """As the script of the page searches: part after part, until one has a record. `begin`: the
+    part of the stream that lies below the first record that is looked at."""
+    log = "/ui/streams/large/records.json?limit=25&"
+    _, text = _page(daemon.http_address, log)
+    top = int(json.loads(text)["high_watermark"] * begin)
+    path, began = f"{log}{question}&order=newest&offset={top}", time.perf_counter()
+    while True:
+        _, text = _page(daemon.http_address, path)
+        found = json.loads(text)
+        if found["records"] or found["at_end"]:
+            assert found["records"], "the needle is there"
+            return time.perf_counter() - began
+        path = f"{log}{question}&order=newest&offset={found['next_offset']}"
+
+
+@contextmanager
+def _searching(daemon: Daemon, question: str) -> Iterator[None]:
+    """One viewer after the other searches all of it, again and again, as two at once."""
+    stop = threading.Event()
+
+    def search() -> None:
+        path = f"/ui/streams/large/records.json?{question}"
+        while not stop.is_set():
+            _, text = _page(daemon.http_address, path)
+            found: dict[str, Any] = json.loads(text)
+            path = f"/ui/streams/large/records.json?{question}"
+            if not found["at_end"]:
+                path += f"&order=newest&offset={found['next_offset']}"
+
+    threads = [threading.Thread(target=search) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _acks(
+    server: NatsServer,
+    daemon: Daemon,
+    name: str,
+    question: str,
+    seconds: float,
+    rounds: int,
+    short: list[str],
+) -> None:
+    """Without and with a search, in turns; the publisher is alone on its stream."""
+    quiet: list[float] = []
+    beside: list[float] = []
+    for _ in range(rounds):
+        quiet += _publish(server, seconds)
+        with _searching(daemon, question):
+            beside += _publish(server, seconds)
+    print(f"acks of another stream beside two searches by {name}, in ms: median, p99, p99.9, max")
+    for label, times in (("without", quiet), ("with", beside)):
+        shown = [statistics.median(times), *(_part(times, p) for p in (0.99, 0.999)), max(times)]
+        print(f"  {label:8}", *(f"{one * 1000:7.2f}" for one in shown), f"({len(times):,} acks)")
+    delay = _part(beside, 0.999) - _part(quiet, 0.999)
+    if delay > DELAY_SECONDS:
+        short.append(f"{name}: a search delays acks by {delay * 1000:.0f} ms (p99.9)")
+
+
+def _part(times: list[float], part: float) -> float:
+    return sorted(times)[min(len(times) - 1, int(len(times) * part))]
+
+
+def _publish(server: NatsServer, seconds: float) -> list[float]:
+    """Seconds until each ack, one message at a time."""
+    times = []
+    until = time.monotonic() + seconds
+    with RawNats(server.port) as client:
+        client.sub("answers.>")
+        while time.monotonic() < until:
+            began = time.perf_counter()
+            client.send(pub_frame("victim", b"x" * 100, reply="answers.1"))
+            client.next_message()
+            times.append(time.perf_counter() - began)
+            time.sleep(0.002)
+    return times
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
