@@ -32,7 +32,7 @@ class Changing:
 
     async def describe(self, name: str) -> StreamInfo:
         settings = self.settings.to_yaml_dict()
-        subject = self.settings.subject
+        subject = self.settings.shown_subjects
         return StreamInfo(name, subject, acks="on", settings=settings, incarnation="i")
 
     async def create(self, name: str, settings: dict[str, Any]) -> StreamInfo:
