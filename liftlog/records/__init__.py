@@ -13,6 +13,8 @@ With numpy, for those who work on many records at a time:
     column_set, columns   records as arrays; from a batch and to one
     small_batches         many small batches, checked and held together
     positions, many       many batches as one set of columns, or as records
+    scattered             records left where they lie, for code that copies some of them
+    slots                 the slot of each record in a consumer group
     selection             which records are selected, and which columns
     arrow                 one batch, or many, for Arrow
 """

@@ -44,6 +44,14 @@ class BinaryColumn:
     def size_bytes(self) -> int:
         return int(self.ends[-1]) - int(self.ends[0])
 
+    @property
+    def starts(self) -> NDArray[np.int32]:
+        return self.ends[:-1]
+
+    @property
+    def stops(self) -> NDArray[np.int32]:
+        return self.ends[1:]
+
     def content(self) -> Bytes:
         """The bytes of all items, one after another."""
         return self.data[self.ends[0] : self.ends[-1]]

@@ -2,8 +2,8 @@
 
 `decode_columns` returns views into the batch and copies only what has to be widened.
 `encode_columns` is its inverse. No step runs per record in Python. This module needs numpy, as do
-column_set.py, many.py, positions.py, small_batches.py, selection.py and the two for Arrow; the rest
-of the package imports them only on demand, so a client does not need numpy.
+column_set.py, many.py, positions.py, scattered.py, small_batches.py, slots.py, selection.py and the
+one for Arrow; the rest of the package imports them only on demand, so a client does not need numpy.
 """
 
 from __future__ import annotations

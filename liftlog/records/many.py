@@ -26,7 +26,8 @@ from liftlog.records.format import (
     TOMBSTONES,
 )
 from liftlog.records.layout import Binary
-from liftlog.records.positions import AnyArray, Batches, cut, locate
+from liftlog.records.positions import AnyArray, Batches, Joined, cut, locate
+from liftlog.records.scattered import ScatteredColumn, ScatteredRecords, column_of
 from liftlog.records.small_batches import Numbers, SmallBatches
 
 _new_tuple: Any = tuple.__new__
@@ -88,6 +89,19 @@ def decode_many(batches: Sequence[RecordBatch]) -> Columns:
     return Columns(found.offsets(), found.timestamps_ns(), subjects, ids, keys, headers, values)
 
 
+def scatter(batches: Sequence[Batches], most_subjects: int) -> ScatteredRecords | None:
+    """All records of verified batches that follow each other. None if their dictionaries together
+    have more than `most_subjects` entries. Raises CorruptBatch."""
+    found = ManyBatches(batches, in_one=True)
+    if found.entry_count > most_subjects:
+        return None
+    subjects, ids = _distinct_subjects(found)
+    keys, headers, values = found.scattered()
+    return ScatteredRecords(
+        found.offsets(), found.timestamps_ns(), subjects, ids, keys, headers, values
+    )
+
+
 def _distinct_subjects(
     found: ManyBatches,
 ) -> tuple[tuple[tuple[bytes, bool], ...], NDArray[np.uint16] | None]:
@@ -108,8 +122,9 @@ class ManyBatches:
     batches.
     """
 
-    def __init__(self, batches: Sequence[Batches]) -> None:
-        self._at, self._octets = locate(batches)
+    def __init__(self, batches: Sequence[Batches], *, in_one: bool = False) -> None:
+        """`in_one` is for `scattered`."""
+        self._at, self._octets = locate(batches, in_one=in_one)
         self._layout = self._at.layout
         self._counts = self._at.counts
         stops = np.cumsum(self._counts)
@@ -121,6 +136,11 @@ class ManyBatches:
 
     def __len__(self) -> int:
         return self._total
+
+    @property
+    def entry_count(self) -> int:
+        """How many entries the dictionaries of all batches have."""
+        return int(self._layout.entries.sum())
 
     def offsets(self) -> Numbers:
         bases = np.repeat(self._at.base_offsets - self._firsts, self._counts)
@@ -183,12 +203,8 @@ class ManyBatches:
         at = self._layout.keys
         if at is None:
             return self._nothing(np.zeros(self._total, np.bool_))
-        present = self._present(KEYS)
-        column = self._items(at, self._counts, present)
-        valid = self._bits(at.bitmap, self._counts, present)
-        if present is not None:
-            valid = self._spread(valid, present)
-        return BinaryColumn(column.ends, column.data, valid)
+        column = self._items(at, self._counts, self._present(KEYS))
+        return BinaryColumn(column.ends, column.data, self._has_key(at))
 
     def headers(self) -> BinaryColumn:
         """Empty for records without headers."""
@@ -200,15 +216,51 @@ class ManyBatches:
     def values(self) -> BinaryColumn:
         """Null for tombstones."""
         column = self._items(self._layout.values, self._counts, None)
-        if not self._some & TOMBSTONES:
-            return column
-        present = self._present(TOMBSTONES)
-        valid = self._bits(self._layout.values.bitmap, self._counts, present)
-        if present is not None:
-            valid = ~self._spread(~valid, present)
-        return BinaryColumn(column.ends, column.data, valid)
+        return BinaryColumn(column.ends, column.data, self._has_value())
+
+    def scattered(self) -> tuple[ScatteredColumn | None, ScatteredColumn | None, ScatteredColumn]:
+        """The keys, headers and values where they lie. No keys or headers: no record has any. They
+        refer to the bytes of the batches."""
+        at = self._layout
+        keys = headers = None
+        if at.keys is not None:
+            keys = self._in_place(at.keys, self._present(KEYS), self._has_key(at.keys))
+        if at.headers is not None:
+            headers = self._in_place(at.headers, self._present(HEADERS), None)
+        return keys, headers, self._in_place(at.values, None, self._has_value())
 
     # --- pieces ---
+
+    def _has_key(self, at: Binary[Numbers]) -> Flags:
+        present = self._present(KEYS)
+        valid = self._bits(at.bitmap, self._counts, present)
+        return valid if present is None else self._spread(valid, present)
+
+    def _has_value(self) -> Flags | None:
+        if not self._some & TOMBSTONES:
+            return None
+        present = self._present(TOMBSTONES)
+        valid = self._bits(self._layout.values.bitmap, self._counts, present)
+        return valid if present is None else ~self._spread(~valid, present)
+
+    def _in_place(
+        self, column: Binary[Numbers], present: Flags | None, valid: Flags | None
+    ) -> ScatteredColumn:
+        assert isinstance(self._octets, Joined)
+        ends = self._octets.stretches(np.int32, column.ends + 4, self._counts, present)
+        begin, counts = column.data, self._counts
+        if present is not None:
+            begin, counts = begin[present], counts[present]
+        stops = ends + np.repeat(begin, counts)
+        starts = np.empty_like(stops)
+        starts[1:] = stops[:-1]
+        starts[np.cumsum(counts) - counts] = begin
+        # The first and the last of each batch were checked; this checks the others.
+        if (stops < starts).any():
+            raise CorruptBatch("the offsets of a column run backwards")
+        if present is not None:
+            starts, stops = self._spread(starts, present), self._spread(stops, present)
+        return column_of(starts, stops, self._octets.all, valid)
 
     def _present(self, bit: int) -> Flags | None:
         """Which batches have this attribute; None: all."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
-from liftlog.records.column_set import Flags
+from liftlog.records.column_set import Bytes, Flags
 from liftlog.records.decode import RecordBatch
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader
@@ -66,16 +66,16 @@ def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
     return batches
 
 
-def locate(found: Sequence[Batches]) -> tuple[Positions, _Apart | _Joined]:
+def locate(found: Sequence[Batches], *, in_one: bool = False) -> tuple[Positions, _Apart | Joined]:
     """The positions and the bytes of verified batches with at least one record each, less than
-    2 GiB in all.
+    2 GiB in all. `in_one`: the positions are to be those in one buffer.
 
     Raises CorruptBatch when columns reach past the end of their batch, or offsets beyond 63 bits.
     """
     total = sum([len(some.raw) for some in found])
-    octets: _Apart | _Joined
-    if total < _JOIN_BELOW_BYTES * count_batches(found):
-        octets = joined = _Joined(found)
+    octets: _Apart | Joined
+    if in_one or total < _JOIN_BELOW_BYTES * count_batches(found):
+        octets = joined = Joined(found)
         positions = joined.positions()
     else:
         batches = one_by_one(found)
@@ -173,11 +173,13 @@ _NOTHING = Binary(0, 0, 0)
 # --- small batches ---
 
 
-class _Joined:
-    """Batches copied into one buffer."""
+class Joined:
+    """Batches in one buffer; copied, unless they lie in one already."""
 
     def __init__(self, found: Sequence[Batches]) -> None:
-        self._raw = b"".join([some.raw for some in found])
+        self._raw: bytes | memoryview = found[0].raw
+        if len(found) > 1:
+            self._raw = b"".join([some.raw for some in found])
         begin: list[Numbers] = []
         lengths: list[Numbers] = []
         at = 0
@@ -206,6 +208,10 @@ class _Joined:
         if present is not None:
             first, sizes = first[present], sizes[present]
         return cut(items, first, sizes)
+
+    @property
+    def all(self) -> Bytes:
+        return np.frombuffer(self._raw, np.uint8)
 
     def positions(self) -> Positions:
         heads = heads_at(self._raw, self._begin)
@@ -277,7 +283,7 @@ class _Joined:
 class _Words:
     """The i32 of the joined bytes, widened, so that sums of them do not overflow."""
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes | memoryview) -> None:
         self._words = np.frombuffer(raw, np.int32)
 
     def __getitem__(self, place: Numbers) -> Numbers:

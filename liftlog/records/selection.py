@@ -13,37 +13,21 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from acl import subjects as patterns
 from liftlog.errors import InvalidArgument
 from liftlog.records.column_set import BinaryColumn, Bytes, Columns, Flags, Offsets
+from liftlog.records.slots import WantedSlots, slots_of
 
 OFFSET, TIMESTAMP, SUBJECT = "offset", "timestamp", "subject"
 KEY, HEADERS, VALUE = "key", "headers", "value"
 ALL_COLUMNS = frozenset((OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE))
 
-Slots = NDArray[np.uint16]
-
 _CR, _LF, _COLON = b"\r\n:"
 _BLANKS = b" \t"
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 _NO_SUBJECT = ((b"", False),)
-
-
-class WantedSlots(NamedTuple):
-    """Some of the slots over which a consumer group spreads the records of a stream."""
-
-    slot_count: int
-    numbers: tuple[int, ...]
-
-    def matching(self, slots: Slots) -> Flags:
-        """True for each of these slots that is wanted."""
-        wanted = np.zeros(self.slot_count, np.bool_)
-        wanted[list(self.numbers)] = True
-        found: Flags = wanted[slots]
-        return found
 
 
 class WantedHeader(NamedTuple):
@@ -70,13 +54,16 @@ class Selection:
     values: Callable[[BinaryColumn], Flags] | None = None
     slots: WantedSlots | None = None
 
-    def matching(self, records: Columns, slots: Slots | None = None) -> Flags | None:
-        """True for each wanted record; None if all records are wanted. `slots` are those of the
-        records, if they are known."""
+    @property
+    def without_slots(self) -> Selection:
+        """For records that were chosen by their slots already."""
+        return replace(self, slots=None)
+
+    def matching(self, records: Columns) -> Flags | None:
+        """True for each wanted record; None if all records are wanted."""
         found: Flags | None = None
         if self.slots is not None:
-            known = slots_of(records, self.slots.slot_count) if slots is None else slots
-            found = self.slots.matching(known)
+            found = self.slots.flags.take(slots_of(records, self.slots.slot_count))
         if self.readable is not None:
             found = _and(found, _subjects_match(records, self.readable))
         if self.subjects is not None:
@@ -104,9 +91,9 @@ class Selection:
             found[chosen] = condition(records.values.take(chosen))
         return found
 
-    def of(self, records: Columns, slots: Slots | None = None) -> Columns:
+    def of(self, records: Columns) -> Columns:
         """The wanted columns of the wanted records."""
-        mask = self.matching(records, slots)
+        mask = self.matching(records)
         projected = self.project(records)
         return projected if mask is None else projected.take(mask)
 
@@ -117,6 +104,8 @@ class Selection:
         not.
         """
         left_out = ALL_COLUMNS - self.columns
+        if not left_out:
+            return records
         changes: dict[str, Any] = {}
         if TIMESTAMP in left_out:
             changes["timestamps_ns"] = np.zeros(len(records), np.int64)
@@ -129,7 +118,7 @@ class Selection:
         if VALUE in left_out:
             nothing = np.zeros(len(records) + 1, np.int32)
             changes["values"] = BinaryColumn(nothing, np.empty(0, np.uint8), records.values.valid)
-        return replace(records, **changes) if changes else records
+        return replace(records, **changes)
 
 
 # --- from what a client asks for ---
@@ -203,26 +192,6 @@ def _check_slots(slots: Sequence[int], count: int | None) -> WantedSlots:
 
 
 # --- conditions ---
-
-
-def slots_of(records: Columns, count: int) -> Slots:
-    """The slot of each record in a group with so many: its key decides, its subject if it has
-    none."""
-    keys = records.keys
-    if keys is None:
-        sums = _subject_sums(records)
-    else:
-        sums = np.fromiter(map(crc32c, keys.items()), np.uint64, len(records))
-        if keys.valid is not None and not keys.valid.all():
-            sums = np.where(keys.valid, sums, _subject_sums(records))
-    return (sums * np.uint64(count) >> np.uint64(32)).astype(np.uint16)
-
-
-def _subject_sums(records: Columns) -> NDArray[np.uint64]:
-    sums = np.array([crc32c(name) for name, _ in records.subjects], np.uint64)
-    if records.subject_ids is not None:
-        return sums[records.subject_ids]
-    return np.full(len(records), sums[0] if len(sums) else 0, np.uint64)
 
 
 def _and(one: Flags | None, other: Flags) -> Flags:

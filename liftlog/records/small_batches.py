@@ -87,6 +87,18 @@ class SmallBatches:
         """Of all batches as they are stored."""
         return len(self.raw)
 
+    @property
+    def header(self) -> BatchHeader:
+        """Of the first batch."""
+        fields = [int(self.heads[name][0]) for name in BatchHeader._fields]
+        return BatchHeader(*fields)
+
+    @property
+    def is_of_one_epoch(self) -> bool:
+        """Whether all batches have the same leader epoch."""
+        epochs = self.heads["leader_epoch"]
+        return bool(epochs[0] == epochs[-1])  # they never decrease
+
     def batches(self) -> list[RecordBatch]:
         """One by one."""
         columns = [self.heads[name].tolist() for name in BatchHeader._fields]
@@ -107,16 +119,24 @@ def heads_at(raw: memoryview | bytes, starts: Numbers) -> Heads:
 
 
 def take_small_batches(
-    body: memoryview, position: int, place: Place, first_offset: int, stop_offset: int | None
+    body: memoryview,
+    position: int,
+    place: Place,
+    first_offset: int,
+    stop_offset: int | None,
+    *,
+    largest_bytes: int = _LARGEST_BYTES,
+    fewest: int = FEWEST_BATCHES,
 ) -> tuple[SmallBatches, int] | None:
     """The small batches that begin at `position`, and the position that follows them.
 
     Takes only batches that are whole, pass every check, continue each other from `place`, and hold
     no offset outside [first_offset, stop_offset). `place` moves past them. Returns None if there
-    are too few to be worth it or the first one does not qualify.
+    are too few to be worth it or the first one does not qualify. For a caller that decodes the
+    columns of all of them at once, larger batches may be worth it, too.
     """
-    starts = _find_starts(body[position:])
-    if len(starts) < FEWEST_BATCHES:
+    starts = _find_starts(body[position:], largest_bytes)
+    if len(starts) < fewest:
         return None
     begin = np.array(starts, np.int64)
     heads = heads_at(body[position:], begin)
@@ -137,7 +157,7 @@ def take_small_batches(
     return SmallBatches(raw[:end], begin[with_records], heads[with_records]), position + end
 
 
-def _find_starts(body: memoryview) -> list[int]:
+def _find_starts(body: memoryview, largest_bytes: int) -> list[int]:
     """Where whole small batches begin, according to the lengths in their headers."""
     words = body[: len(body) & ~7].cast("I")
     length_at, attributes_at = LENGTH_POSITION >> 2, ATTRIBUTES_POSITION >> 2
@@ -145,7 +165,7 @@ def _find_starts(body: memoryview) -> list[int]:
     found: list[int] = []
     while at <= last and len(found) < _MOST_BATCHES:
         length = words[at + length_at]
-        if not HEADER_SIZE <= length <= _LARGEST_BYTES or length & 7:
+        if not HEADER_SIZE <= length <= largest_bytes or length & 7:
             break
         if words[at + attributes_at] & CODEC_MASK:
             break

@@ -22,13 +22,13 @@ from liftlog.errors import (
 from liftlog.log import Log, LogSlice
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns, Offsets, concat
-from liftlog.records.columns import encode_columns
+from liftlog.records.columns import can_share_batch, encode_columns
 from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader
 from liftlog.records.place import Place
-from liftlog.records.selection import Selection, Slots
+from liftlog.records.selection import Selection
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
-from liftlog.server.pull.pieces import Piece, SharedPieces, chunks_in
+from liftlog.server.pull.pieces import Piece, SharedPieces, Stamps, chunks_in
 
 SCAN_BYTES = 16 * MIB
 """Read of the log for one answer, at most (or one batch, if that is larger)."""
@@ -41,16 +41,17 @@ MAX_ANSWER_BYTES = 1 * MIB
 """Encoded for one answer, at most (or one record). Such answers stay in memory until they are sent,
 unlike slices of files."""
 
-_DIVIDED_BYTES = 8 * MIB
+_DIVIDED_BYTES = 16 * MIB
 """Read for one answer to a member of a group: what the members read in turn stays in memory
 meanwhile (`pieces`)."""
 
 _READ_BYTES = 512 * KIB
-_SHARED_READ_BYTES = 2 * MIB  # each piece costs each member some steps of numpy
+_SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
 
 # Of the batches that are made for an answer:
-_BATCH_BYTES = 256 * KIB
+_BATCH_BYTES = 512 * KIB
 _BATCH_RECORDS = 4096
+_ENOUGH_BYTES = 64 * KIB  # more is not joined: that costs a copy
 _OVERHEAD_BYTES = 128  # of a batch: header, padding
 _MAX_RANGE = 0xFFFF_FFFF
 
@@ -104,6 +105,9 @@ class _Scanner:
         self._builder = _AnswerBuilder(scan.max_bytes)
         self._reached = scan.offset  # everything below was looked at
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
+        slots = scan.selection.slots
+        self._wanted = None if slots is None else slots.flags
+        self._others = scan.selection.without_slots
         self._deadline = time.thread_time() + SCAN_SECONDS
 
     def run(self) -> Scanned:
@@ -135,7 +139,7 @@ class _Scanner:
                     if not self._take_known(known):
                         return False
                     continue
-                piece = log.read(self._reached, min(most, self._left))
+                piece = log.read(self._reached, most)
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
                     return True
@@ -161,11 +165,19 @@ class _Scanner:
     def _take_known(self, known: Piece) -> bool:
         """Scan what was decoded already; False when the answer is full."""
         self._left -= known.length
-        for header, records, slots in known.parts:
-            if not self._take_records(header, records, slots):
+        assert self._wanted is not None
+        for part in known.parts:
+            if part.next_offset <= self._reached:
+                continue
+            low, high = _between(part.records.offsets, self._reached, self._scan.stop_offset)
+            chosen = low + np.flatnonzero(self._wanted.take(part.slots[low:high]))
+            if len(chosen):
+                selected = self._others.of(part.records.take(chosen))
+                if not self._add(selected, part.header, part.stamps):
+                    return False
+            if not self._reach(part.next_offset):
                 return False
-        self._reached = max(self._reached, known.next_offset)
-        return True
+        return self._reach(known.next_offset)
 
     def _take_one_batch(self) -> None:
         """The first bytes are damaged. The log, which has the index, knows how far the damage
@@ -215,31 +227,36 @@ class _Scanner:
         """Whether time is up. Never before there was some progress."""
         return self._reached > self._scan.offset and time.thread_time() >= self._deadline
 
-    def _take_records(
-        self, header: BatchHeader, records: Columns | None, slots: Slots | None = None
-    ) -> bool:
+    def _take_records(self, header: BatchHeader, records: Columns | None) -> bool:
         """Those of the range of `header`; False when the answer is full."""
-        stop = self._scan.stop_offset
         if records is not None:
-            low, high = _between(records, self._reached, stop)
+            low, high = _between(records.offsets, self._reached, self._scan.stop_offset)
             if high - low < len(records):
                 records = records.part(low, high)
-                slots = None if slots is None else slots[low:high]
-            selected = self._scan.selection.of(records, slots)
-            taken = self._builder.add(selected, header)
-            if taken < len(selected):
-                self._reached = int(selected.offsets[taken])
+            if not self._add(self._scan.selection.of(records), header):
                 return False
-        self._reached = max(self._reached, header.next_offset)
+        return self._reach(header.next_offset)
+
+    def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
+        """False when the answer is full."""
+        taken = self._builder.add(selected, header, stamps)
+        if taken == len(selected):
+            return True
+        self._reached = int(selected.offsets[taken])
+        return False
+
+    def _reach(self, offset: int) -> bool:
+        """Everything below was looked at; False at the end of the scan."""
+        self._reached = max(self._reached, offset)
+        stop = self._scan.stop_offset
         if stop is not None and self._reached >= stop:
             self._reached = stop
             return False
         return True
 
 
-def _between(records: Columns, first_offset: int, stop_offset: int | None) -> tuple[int, int]:
-    """Which of the records lie there."""
-    offsets = records.offsets
+def _between(offsets: Offsets, first_offset: int, stop_offset: int | None) -> tuple[int, int]:
+    """Which of the records with these offsets lie there."""
     low = int(offsets.searchsorted(first_offset))
     high = len(offsets) if stop_offset is None else int(offsets.searchsorted(stop_offset))
     return low, max(low, high)
@@ -264,16 +281,17 @@ class _AnswerBuilder:
         self._count = 0
         self._base = 0  # offset of its first record
         self._header: BatchHeader | None = None  # of the batch that this one came from
-        self._stamps = (0, 0)  # oldest and newest
+        self._stamps = (0, 0)  # oldest and newest, or such that all lie between
 
-    def add(self, records: Columns, header: BatchHeader) -> int:
-        """Returns how many of these records were taken: not all when the answer is full."""
+    def add(self, records: Columns, header: BatchHeader, stamps: Stamps | None = None) -> int:
+        """Returns how many of these records were taken: not all when the answer is full. `stamps`
+        of one batch, if these are between them."""
         first, count = 0, len(records)
         while first < count:
             rest = records.part(first, count) if first else records
-            joining = self._joining(rest, header)
+            joining = self._joining(rest, header, stamps)
             if joining:
-                self._append(rest.part(0, joining), header)
+                self._append(rest.part(0, joining), header, stamps)
                 first += joining
             elif not self._parts:
                 return first
@@ -293,20 +311,27 @@ class _AnswerBuilder:
     def body(self) -> bytes:
         return b"".join(self._done)
 
-    def _joining(self, records: Columns, header: BatchHeader) -> int:
+    def _joining(self, records: Columns, header: BatchHeader, stamps: Stamps | None) -> int:
         """How many of these may join the batch under way, or begin one."""
         left = self._max_bytes - self._done_bytes - self._size - _OVERHEAD_BYTES
-        sizes = records.sizes()
-        count = int(sizes.searchsorted(min(_BATCH_BYTES - self._size, left), "right"))
-        base = self._base
-        if self._header is None:
+        room, base, count = min(_BATCH_BYTES - self._size, left), self._base, len(records)
+        if self._header is not None:
+            if self._header.leader_epoch != header.leader_epoch or self._size >= _ENOUGH_BYTES:
+                return 0
+            if count > _BATCH_RECORDS - self._count or records.size_bytes > room:
+                count = min(int(records.sizes().searchsorted(room, "right")),
+                            _BATCH_RECORDS - self._count)  # fmt: skip
+        else:
             base = int(records.offsets[0])
-            # A record that is larger than a batch should be gets one of its own.
-            count = max(count, 1 if sizes[0] <= left or not self._done else 0)
-        elif self._header.leader_epoch != header.leader_epoch:
-            return 0
-        count = min(count, _BATCH_RECORDS - self._count)
-        count = int(records.offsets[:count].searchsorted(base + _MAX_RANGE))
+            if count > _BATCH_RECORDS or records.size_bytes > room:
+                sizes = records.sizes()
+                # A record that is larger than a batch should be gets one of its own.
+                least = 1 if sizes[0] <= left or not self._done else 0
+                count = min(max(int(sizes.searchsorted(room, "right")), least), _BATCH_RECORDS)
+        if count and records.offsets[count - 1] >= base + _MAX_RANGE:
+            count = int(records.offsets[:count].searchsorted(base + _MAX_RANGE))
+        if stamps is not None and (not self._parts or can_share_batch(self._stamps, stamps)):
+            return count
         return self._with_fitting_stamps(records.timestamps_ns[:count])
 
     def _with_fitting_stamps(self, timestamps_ns: Offsets) -> int:
@@ -320,13 +345,14 @@ class _AnswerBuilder:
         fits = (since % 1000 == 0) & (highest - lowest <= 1000 * MAX_TIMESTAMP_DELTA_US)
         return len(fits) if fits.all() else int(fits.argmin())
 
-    def _append(self, records: Columns, header: BatchHeader) -> None:
+    def _append(self, records: Columns, header: BatchHeader, stamps: Stamps | None) -> None:
         if self._header is None:
             self._header = header
             self._base = int(records.offsets[0])
             if self.first_offset is None:
                 self.first_offset = self._base
-        stamps = int(records.timestamps_ns.min()), int(records.timestamps_ns.max())
+        if stamps is None:
+            stamps = int(records.timestamps_ns.min()), int(records.timestamps_ns.max())
         if self._parts:
             stamps = min(stamps[0], self._stamps[0]), max(stamps[1], self._stamps[1])
         self._stamps = stamps

@@ -1,8 +1,8 @@
 """Pieces of the log as columns, for those who look into the records.
 
 The members of a group read the same pieces, each for its own slots. What they have in common is
-done once: to read and check a piece, decode it, and compute the slot of each record. `SharedPieces`
-keeps the pieces that were read last for the members that come next.
+done once: to read and check a piece, find where its records lie, and compute the slot of each.
+`SharedPieces` keeps the pieces that were read last for the members that come next.
 """
 
 from __future__ import annotations
@@ -10,25 +10,30 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log import Log, LogSlice
 from liftlog.log.manifest import Manifest
-from liftlog.log.rewrite.batches import Chunk, chunks_of, with_range
+from liftlog.log.rewrite.batches import Chunk, chunks_of
 from liftlog.protocol.limits import MIB
-from liftlog.records.column_set import Columns, concat
 from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.format import MAX_BATCH_RECORDS, MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader
+from liftlog.records.many import scatter
 from liftlog.records.place import Place
-from liftlog.records.selection import Slots, slots_of
+from liftlog.records.positions import Batches, one_by_one
+from liftlog.records.scattered import ScatteredRecords
+from liftlog.records.slots import Slots, slots_of
+from liftlog.records.small_batches import SmallBatches, take_small_batches
 
-SHARED_BYTES = 24 * MIB
-_LARGEST_SHARED = 4 * MIB
+SHARED_BYTES = 32 * MIB
+_LARGEST_SHARED = 8 * MIB
 """Of one piece: compressed batches may become a thousand times as long."""
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 4096
-"""In the dictionary of what is joined, before those that are equal are found."""
+"""In the dictionaries of what is one part, before those that are equal are found."""
 
 
 def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
@@ -56,18 +61,25 @@ def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
     place.check_end()
 
 
+Stamps = tuple[int, int]
+"""The oldest and the newest of some records."""
+
+
 class Part(NamedTuple):
-    """Records of one epoch. `header` is the first batch's, with the range of all of them."""
+    """Records of one epoch, in the offsets up to `next_offset`. `header` is that of the first
+    batch. `stamps` is None if not all records fit into one batch because of theirs."""
 
     header: BatchHeader
-    records: Columns | None
-    slots: Slots | None
+    next_offset: int
+    records: ScatteredRecords
+    slots: Slots
+    stamps: Stamps | None
 
 
 class Piece:
-    """A piece of the log that was read, checked and decoded, for groups with so many slots. It is
-    good as long as the log has this manifest: whatever is cut off, compacted away or found to be
-    damaged changes that first."""
+    """A piece of the log that was read and checked, for groups with so many slots. It is good as
+    long as the log has this manifest: whatever is cut off, compacted away or found to be damaged
+    changes that first."""
 
     def __init__(
         self, manifest: Manifest, slot_count: int, piece: LogSlice, parts: list[Part], size: int
@@ -109,31 +121,14 @@ class SharedPieces:
         """`raw` is what the piece holds, and `manifest` that of the log before it was read. None if
         it is damaged or cannot be kept: then it is for its reader to look at."""
         size = 0
-        found: list[tuple[BatchHeader, list[Columns]]] = []
-        subjects = 0  # of the newest part
+        found: list[Batches] = []
         try:
-            for chunk in chunks_in(raw, Place(piece.first_offset, piece.next_offset)):
-                size += sum([len(batch.raw) for batch in chunk.batches])
+            for some in _batches_in(raw, Place(piece.first_offset, piece.next_offset)):
+                size += len(some.raw)
                 if size > _LARGEST_SHARED:
                     return None
-                header = chunk.header
-                records = [chunk.columns()] if header.record_count else []
-                subjects += sum([len(one.subjects) for one in records])
-                if (
-                    found
-                    and found[-1][0].leader_epoch == header.leader_epoch
-                    and (subjects <= _MOST_SUBJECTS)
-                ):
-                    before, joined = found[-1]
-                    joined += records
-                    found[-1] = (
-                        with_range(before, before.base_offset, header.last_offset),
-                        joined,
-                    )
-                else:
-                    found.append((header, records))
-                    subjects = sum([len(one.subjects) for one in records])
-            parts = [_joined(header, some, slot_count) for header, some in found]
+                found.append(some)
+            parts = _parts_of(found, slot_count, piece.next_offset)
         except (CorruptBatch, UnsupportedFormat):
             return None
         known = Piece(manifest, slot_count, piece, parts, size)
@@ -146,8 +141,57 @@ class SharedPieces:
         return known
 
 
-def _joined(header: BatchHeader, found: list[Columns], slot_count: int) -> Part:
-    if not found:
-        return Part(header, None, None)
-    records = concat(found)
-    return Part(header, records, slots_of(records, slot_count))
+def _batches_in(raw: bytes, place: Place) -> Iterator[Batches]:
+    """Those with records. Raises CorruptBatch, UnsupportedFormat."""
+    view = memoryview(raw)
+    position = 0
+    while position < len(raw):
+        taken = take_small_batches(
+            view, position, place, place.offset, None, largest_bytes=len(raw), fewest=1
+        )
+        if taken is None:
+            break
+        some, position = taken
+        yield some
+    while position < len(raw):
+        batch = decode_batch(view, position)
+        place.take(batch.header)
+        position += batch.header.length
+        if batch.header.record_count:
+            yield batch
+    place.check_end()
+
+
+def _parts_of(found: list[Batches], slot_count: int, end_offset: int) -> list[Part]:
+    """Raises CorruptBatch."""
+    parts: list[Part] = []
+    waiting = _runs(found)[::-1]
+    while waiting:
+        run = waiting.pop()
+        alone = len(run) == 1 and isinstance(run[0], RecordBatch)
+        records = scatter(run, _MOST_SUBJECTS if not alone else MAX_BATCH_RECORDS)
+        if records is None:
+            batches: list[Batches] = [*one_by_one(run)]
+            middle = len(batches) // 2
+            waiting += [batches[middle:], batches[:middle]] if middle else [batches]
+            continue
+        following = waiting[-1][0].header.base_offset if waiting else end_offset
+        slots, stamps = slots_of(records, slot_count), _stamps_of(records)
+        parts.append(Part(run[0].header, following, records, slots, stamps))
+    return parts
+
+
+def _stamps_of(records: ScatteredRecords) -> Stamps | None:
+    stamps = records.timestamps_ns
+    oldest, newest = int(stamps.min()), int(stamps.max())
+    if newest - oldest > 1000 * MAX_TIMESTAMP_DELTA_US or ((stamps - oldest) % 1000).any():
+        return None
+    return oldest, newest
+
+
+def _runs(found: list[Batches]) -> list[list[Batches]]:
+    """Batches of one epoch each."""
+    if len(found) == 1 and isinstance(found[0], SmallBatches) and found[0].is_of_one_epoch:
+        return [found]
+    alike = groupby(one_by_one(found), key=lambda batch: batch.header.leader_epoch)
+    return [[*run] for _, run in alike]
