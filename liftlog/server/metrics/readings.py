@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metrics.values import Sources
 from liftlog.server.streams.broker import Broker
-from liftlog.server.web.history import DAEMON, Reading
+from liftlog.server.web.history import DAEMON, Reading, of_consumer
 
 _MAX_CHECKPOINTS = 10_000
+_MAX_CONSUMERS = 1000
+"""The lag of so many is kept one by one: 3 KiB each."""
 _HOSTS_PER_TURN = 100
 
 
@@ -23,7 +26,7 @@ class Readings:
 
     async def __call__(self) -> dict[str, Reading]:
         broker = self._sources.broker
-        lags = await _largest_lags(broker)
+        lags, consumers = await _lags(broker)
         found = {}
         for number, host in enumerate(list(broker.hosts.values()), 1):
             found[host.name] = _of_stream(host, lags.get(host.name, 0))
@@ -31,7 +34,7 @@ class Readings:
                 await asyncio.sleep(0)
         self._add(found)
         found[DAEMON] = self._of_daemon()
-        return found
+        return found | consumers
 
     def _add(self, found: dict[str, Reading]) -> None:
         """Over all streams, also those that were deleted since: their sum would fall."""
@@ -77,11 +80,13 @@ def _of_stream(host: StreamHost, lag: float) -> Reading:
     )
 
 
-async def _largest_lags(broker: Broker) -> dict[str, int]:
-    """Per stream, of the consumers that can continue at their checkpoints."""
+async def _lags(broker: Broker) -> tuple[dict[str, int], dict[str, Reading]]:
+    """Per stream the largest, of the consumers that can continue at their checkpoints; and those of
+    single consumers."""
     found: dict[str, int] = {}
+    consumers: dict[str, Reading] = {}
     if not broker.has_checkpoints:
-        return found
+        return found, consumers
     after: str | None = None
     looked_at = 0
     while looked_at < _MAX_CHECKPOINTS:
@@ -89,8 +94,12 @@ async def _largest_lags(broker: Broker) -> dict[str, int]:
         for one in some:
             if one.lag is not None:
                 found[one.stream] = max(one.lag, found.get(one.stream, 0))
+            if len(consumers) < _MAX_CONSUMERS:
+                lag = math.nan if one.lag is None else one.lag
+                name = of_consumer(one.consumer, one.stream)
+                consumers[name] = Reading({}, {}, {}, {"lag": lag})
         looked_at += len(some)
         if after is None:
             break
         await asyncio.sleep(0)
-    return found
+    return found, consumers

@@ -4,6 +4,7 @@ the same way. Pure."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -101,6 +102,8 @@ SPARK_WIDTH, SPARK_HEIGHT = 120.0, 28.0
 WIDTH = 1000
 MAX_PARTS = 80
 _MIN_WIDTH, _MIN_MARK = 6.0, 3.0
+_MARK = 8.0
+"""Width of the mark of a consumer."""
 KINDS = ("compacted", "sealed", "active", "damaged")
 """A group of several kinds is shown as the last of them in this order."""
 
@@ -138,6 +141,22 @@ def damage_marks(
             mark = {"first_offset": low, "next_offset": high}
             marks.append({**mark, "x": round(x, 1), "width": round(width, 1)})
     return marks
+
+
+def places(parts: Sequence[dict[str, Any]], offsets: Sequence[int | None]) -> list[float | None]:
+    """Where these offsets lie in that bar; None where that is not known."""
+    borders = [part["base_offset"] for part in parts]
+    found: list[float | None] = []
+    for offset in offsets:
+        if offset is None or not parts:
+            found.append(None)
+            continue
+        part = parts[max(0, bisect_right(borders, offset) - 1)]
+        length = part["next_offset"] - part["base_offset"]
+        inside = (offset - part["base_offset"]) / length if length else 1.0
+        place = part["x"] + part["width"] * min(max(inside, 0.0), 1.0)
+        found.append(round(min(place, WIDTH - _MARK), 1))
+    return found
 
 
 def _grouped(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -32,6 +32,8 @@ MAX_LONG = 2000
 """Streams of which more than the finest span is kept: 11 KiB each. The others take 3 KiB."""
 DAEMON = ""
 """Stands for the daemon where there is a name of a stream, which is never empty."""
+_BETWEEN = "/"
+"""Not in a name of a stream or consumer."""
 _PER_TURN = 100
 
 
@@ -65,6 +67,11 @@ class Points(NamedTuple):
 
     times: Sequence[float]
     values: Mapping[str, Sequence[float]]
+
+
+def of_consumer(consumer: str, stream: str) -> str:
+    """The name of the history of a consumer."""
+    return f"{consumer}{_BETWEEN}{stream}"
 
 
 class _Series:
@@ -129,6 +136,7 @@ class History:
         self._readings = readings
         self._now, self._wall = now, wall
         self._series: dict[str, dict[str, _Series]] = {}
+        self._streams = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -168,12 +176,15 @@ class History:
                 await asyncio.sleep(0)
         for name in [name for name in self._series if name not in found]:
             del self._series[name]
+        self._streams = sum(_BETWEEN not in name for name in self._series)
 
     def _take(self, name: str, reading: Reading) -> None:
         at, wall = self._now(), self._wall()
         kept = self._series.get(name)
         if kept is None:
-            spans = SPANS if len(self._series) <= MAX_LONG else {FINEST: SPANS[FINEST]}
+            is_long = _BETWEEN in name or self._streams <= MAX_LONG
+            self._streams += _BETWEEN not in name
+            spans = SPANS if is_long else {FINEST: SPANS[FINEST]}
             self._series[name] = {one: _Series(spans[one], reading, at) for one in spans}
             return
         for series in kept.values():

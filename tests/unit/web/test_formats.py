@@ -57,3 +57,21 @@ def test_moments_that_somebody_types(text: str, seconds: int) -> None:
 @pytest.mark.parametrize("text", ["yesterday", "12", "", "h", "9" * 400 + "d", "2026-13-01", "-5m"])
 def test_what_is_no_moment(text: str) -> None:
     assert formats.parse_moment(text) is None
+
+
+def test_places_of_consumers_in_the_segments() -> None:
+    segments = [
+        {"kind": "sealed", "base_offset": low, "next_offset": low + 10, "size_bytes": size}
+        for low, size in ((1, 100), (11, 300), (30, 0))
+    ]
+    parts = formats.segment_parts(segments)
+    offsets = [0, 1, 6, 11, 20, 21, 25, 30, 40, 99]
+    found = [one for one in formats.places(parts, offsets) if one is not None]
+    assert len(found) == len(offsets)
+    assert found == sorted(found)
+    assert (found[0], found[1], found[-1]) == (0.0, 0.0, formats.WIDTH - 8.0)
+    assert found[2] == pytest.approx(parts[0]["width"] / 2, abs=0.1)
+    assert found[3] == pytest.approx(parts[1]["x"], abs=0.1)
+    assert formats.places(parts, [None]) == formats.places([], [7]) == [None]
+    empty = [{"kind": "active", "base_offset": 1, "next_offset": 1, "size_bytes": 0}]
+    assert formats.places(formats.segment_parts(empty), [1]) == [6.0]

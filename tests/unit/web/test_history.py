@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram, quantile
-from liftlog.server.web.history import MAX_LONG, SPANS, History, Points, Reading
+from liftlog.server.web.history import MAX_LONG, SPANS, History, Points, Reading, of_consumer
 from liftlog.server.web.pages.charts import (
     DAEMON_CHARTS,
     HEIGHT,
@@ -119,6 +119,32 @@ async def test_many_streams_are_kept_for_minutes_only() -> None:
     await daemon.look(600)
     assert len(daemon.history.points("s1", "24h").times) == 1
     assert daemon.history.points(f"s{MAX_LONG + 9}", "24h").times == ()
+
+
+async def test_the_lag_of_a_consumer_is_kept_whatever_the_number_of_streams() -> None:
+    daemon = Daemon()
+    for number in range(MAX_LONG + 10):
+        daemon.set(f"s{number}", number)
+    name = of_consumer("billing", "s1")
+    lags = [7.0, math.nan, 3.0]
+    await daemon.look()
+    for lag in (0.0, *lags):
+        daemon.streams[name] = Reading({}, {}, {}, {"lag": lag})
+        await daemon.look(600)
+    for span in SPANS:
+        found = list(daemon.history.points(name, span).values["lag"])
+        assert found == pytest.approx(lags, nan_ok=True)
+    assert set(daemon.history.points("s1", "5m").values) > {"records", "lag"}
+    # Consumers do not take the place of streams.
+    del daemon.streams[f"s{MAX_LONG + 9}"]
+    for number in range(20):
+        del daemon.streams[f"s{number + 100}"]
+        daemon.streams[of_consumer(f"c{number}", "s1")] = Reading({}, {}, {}, {"lag": 1.0})
+    await daemon.look()
+    daemon.set("new", 1)
+    await daemon.look()
+    await daemon.look(600)
+    assert len(daemon.history.points("new", "24h").times) == 1
 
 
 async def test_the_task_ends() -> None:

@@ -135,3 +135,20 @@ async def test_only_for_those_who_may_commit(site: Any, kept: Kept, policy: Any)
         assert f'href="{PAGE}"' in text
         _, text, _ = await browser.get("/ui/consumers")
         assert f'href="{PAGE}"' in text
+
+
+async def test_a_consumer_has_a_chart_and_a_place(site: Any, kept: Kept, policy: Any) -> None:
+    async with site(policy) as browser:
+        await browser.sign_in("eu")
+        status, text, _ = await browser.get("/ui/streams/orders/charts.json?consumer=billing")
+        assert (status, json.loads(text)["series"]) == (200, {"lag": []})
+        status, text, _ = await browser.get("/ui/streams/orders/charts?consumer=billing&span=1h")
+        assert status == 200
+        assert 'href="?consumer=billing&amp;span=24h"' in text
+        assert (await browser.get("/ui/streams/orders/charts?consumer=a%20b"))[0] == 400
+        assert (await browser.get("/ui/streams/bills/charts?consumer=billing"))[0] == 403
+        _, text, _ = await browser.get("/ui/streams/orders.json")
+        (one,) = json.loads(text)["consumers"]
+        assert 0 < one["place"] < 1000
+        _, text, _ = await browser.get("/ui/streams/orders")
+        assert f'x="{one["place"]}"' in text

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from liftlog.errors import Forbidden
+from liftlog.names import check_consumer_name
 from liftlog.server.web import formats
 from liftlog.server.web.asking import Asked, Shown
-from liftlog.server.web.history import DAEMON, SPANS, Points, Span
+from liftlog.server.web.history import DAEMON, SPANS, Points, Span, of_consumer
 
 WIDTH, HEIGHT = 600.0, 120.0
 _TIME_LABELS = 5
@@ -57,6 +58,7 @@ STREAM_CHARTS = (
     Chart("Messages refused", COUNT, (("refused", "refused"),)),
     Chart("Possible losses", COUNT, (("events", "possible_losses"),)),
 )
+CONSUMER_CHARTS = (Chart("Lag", COUNT, (("records", "lag"),)),)
 DAEMON_CHARTS = (
     Chart("Records", RATE, (("stored", "records"), ("read", "read_records"))),
     Chart("Bytes", BYTES, (("received", "received_bytes"), ("read", "read_bytes"))),
@@ -168,10 +170,15 @@ def time_labels(span: Span, now: float) -> list[str]:
 
 
 async def stream_charts(asked: Asked) -> Shown:
+    """With `consumer`, the lag of that one alone."""
     name = asked.authorize("read")
     described = await asked.parts.broker.describe_stream(name)
     asked.authorize("read")  # again after the await
-    return _shown(asked, name, described.state, STREAM_CHARTS)
+    consumer = asked.text("consumer")
+    if not consumer:
+        return _shown(asked, name, described.state, STREAM_CHARTS)
+    check_consumer_name(consumer)
+    return _shown(asked, name, described.state, CONSUMER_CHARTS, consumer)
 
 
 async def daemon_charts(asked: Asked) -> Shown:
@@ -185,31 +192,38 @@ async def daemon_charts(asked: Asked) -> Shown:
     return _shown(asked, DAEMON, "", DAEMON_CHARTS)
 
 
-def _shown(asked: Asked, name: str, state: str, charts: Sequence[Chart]) -> Shown:
+def _shown(
+    asked: Asked, name: str, state: str, charts: Sequence[Chart], consumer: str = ""
+) -> Shown:
     chosen = asked.choice("span", tuple(SPANS))
     span = SPANS[chosen]
-    points = asked.parts.history.points(name, chosen)
+    series = of_consumer(consumer, name) if consumer else name
+    points = asked.parts.history.points(series, chosen)
     now = points.times[-1] if points.times else time.time()
     data: dict[str, Any] = {
         "name": name,
+        "consumer": consumer,
         "state": state,
         "span": chosen,
         "interval_seconds": span.seconds,
         "times": [round(at, 3) for at in points.times],
         "series": {
-            series: [_number(value) for value in points.values.get(series, ())]
+            line: [_number(value) for value in points.values.get(line, ())]
             for chart in charts
-            for _, series in chart.lines
+            for _, line in chart.lines
         },
     }
     data["shape"] = [chosen, state, data["times"][-1:]]
+    query = {"consumer": consumer} if consumer else {}
     return Shown(
         f"Charts of {name}" if name else "Charts",
         data,
         {
             "charts": [drawn(chart, points, span, now) for chart in charts],
             "times": time_labels(span, now),
-            "spans": [(one, SPANS[one].text, "?" + urlencode({"span": one})) for one in SPANS],
+            "spans": [
+                (one, SPANS[one].text, "?" + urlencode({**query, "span": one})) for one in SPANS
+            ],
         },
     )
 

@@ -36,6 +36,10 @@ _COMMIT_SECONDS = 30.0
 _MAX_DIGITS = 19
 
 
+_BLANK = {**Checkpoint().to_wire(), "lag_seconds": None, "may_move": False}
+"""Another node may be of another version, and tell less."""
+
+
 async def consumers(asked: Asked) -> Shown:
     wanted, sort = asked.text("q"), asked.choice("sort", SORTS)
     number = max(1, asked.number("page", 1, 10**6))
@@ -49,6 +53,8 @@ async def consumers(asked: Asked) -> Shown:
     shared = await groups(asked, wanted)
     # Checked again after the await: the ACL may have changed.
     shown = [row for row in shown if asked.may("read", row["stream"])]
+    for row in shown:
+        row["may_move"] = asked.may("commit", row["stream"])
     data = {
         "totals": {
             "consumers": len(rows),
@@ -89,13 +95,8 @@ async def all_consumers(asked: Asked) -> tuple[list[dict[str, Any]], bool]:
         page = await asked.carry_out(ListCheckpoints(after=after))
         assert isinstance(page, CheckpointsAnswer), "the answer to checkpoints"
         found += [
-            {
-                **one.to_wire(),
-                "id": f"{one.consumer}/{one.stream}",
-                "lag_seconds": None,
-                "may_move": asked.may("commit", one.stream),
-            }
-            for one in page.infos
+            {**_BLANK, **one, "id": f"{one.get('consumer')}/{one.get('stream')}"}
+            for one in page.checkpoints
         ]
         after = page.after
         if after is None or len(found) >= _MAX_CONSUMERS:

@@ -19,7 +19,7 @@ from liftlog.protocol.administration import LeasesAnswer, ListLeases
 from liftlog.protocol.checkpoints import CheckpointsAnswer, ListCheckpoints
 from liftlog.server.web.actions import DONE
 from liftlog.server.web.asking import Asked, Shown
-from liftlog.server.web.formats import damage_marks, segment_parts
+from liftlog.server.web.formats import damage_marks, places, segment_parts
 from liftlog.server.web.pages.cluster import replication_of, without_lags
 
 MAX_SEGMENTS = 1000
@@ -68,6 +68,9 @@ async def stream(asked: Asked) -> Shown:
     ]
     damaged = data["quarantined"]
     drawn = segment_parts(_undamaged(segments, damaged))
+    stands = [None if one["problem"] else one["offset"] for one in consumers]
+    for one, place in zip(consumers, places(drawn, stands), strict=True):
+        one["place"] = place
     done = DONE.get(asked.request.query.get("done", ""), "")
     return Shown(
         name,

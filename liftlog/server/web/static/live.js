@@ -83,13 +83,17 @@ function fillElement(element, data) {
     element.querySelector("polyline")?.setAttribute("points", points);
     element.querySelector("polygon")?.setAttribute("points", area);
   }
+  if (element.dataset.x) {
+    const value = found(data, element.dataset.x);
+    if (typeof value === "number") element.setAttribute("x", value);
+  }
   if (element.dataset.value) {
     const value = found(data, element.dataset.value);
     if (typeof value === "number") element.value = value;
   }
 }
 
-const FILLED = [...Object.keys(FORMS), "spark", "value"].map((name) => `[data-${name}]`).join(",");
+const FILLED = [...Object.keys(FORMS), "spark", "value", "x"].map((name) => `[data-${name}]`).join(",");
 
 function scopeOf(element, data, main) {
   const row = element.closest("[data-key]");
