@@ -24,6 +24,8 @@ from liftlog.log.unreadable import read_zeroed
 
 logger = logging.getLogger("liftlog.log")
 
+_BESIDE = (".index", ".sketch")
+"""What lies beside a segment."""
 BROKEN_SUFFIX = ".broken"
 UNLISTED_SUFFIX = ".unlisted"
 _COPY_BYTES = 4 * 1024 * 1024
@@ -110,9 +112,9 @@ class Inventory:
                 name in listed
                 or name in (MANIFEST_NAME, COPY_NAME, SLOT_NAME)
                 or name.endswith(BROKEN_SUFFIX)
-                or (name.endswith(".index") and name.removesuffix(".index") in stems)
+                or (name.endswith(_BESIDE) and name.rpartition(".")[0] in stems)
             )
-            if not known and name.endswith((".log", ".index", ".tmp")):
+            if not known and name.endswith((".log", *_BESIDE, ".tmp")):
                 unlisted.append(name)
         outdated = self._manifest_is_outdated(unlisted)
         if outdated:
@@ -120,7 +122,7 @@ class Inventory:
         # In the order of their offsets: what shows that the manifest is outdated goes last, so a
         # start that is interrupted here comes to the same result.
         for name in unlisted:
-            if outdated and not name.endswith(".tmp"):
+            if outdated and not name.endswith((".sketch", ".tmp")):
                 self._keep_aside(name)
             elif self.fs.exists(self.directory / name):
                 self.fs.unlink(self.directory / name)

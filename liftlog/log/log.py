@@ -23,10 +23,11 @@ from liftlog.log.manifest import (
     end_of_epoch,
     epoch_before,
 )
-from liftlog.log.measuring import Extent, RecordCounts, measure
+from liftlog.log.measuring import Extent, RecordCounts, Wanted, find_matching, measure
 from liftlog.log.reading import Gap
 from liftlog.log.recovery import ActiveState
 from liftlog.log.segment import Segment
+from liftlog.log.sketch import Probe
 from liftlog.log.slices import LogSlice
 from liftlog.log.slot import AckedSlot
 from liftlog.log.state import LogState, ReadView
@@ -532,9 +533,15 @@ class Log:
             finally:
                 pool.release(pooled)
 
-    def extents(self, first_offset: int, step_bytes: int) -> list[Extent]:
+    def extents(
+        self, first_offset: int, step_bytes: int, probe: Probe | None = None
+    ) -> list[Extent]:
         """How the bytes from the segment of `first_offset` to the high watermark lie over the
-        offsets, about `step_bytes` a piece. Reads some index entries. Raises StorageError."""
+        offsets, about `step_bytes` a piece. Reads some index entries. Raises StorageError.
+
+        With `probe`, pieces in which no such record can be have the size 0; and the pieces may end
+        earlier, at a place from which on to ask again. Reads the sketches of segments.
+        """
         with storage_errors(f"measuring {self.name}"):
             view = self._state.view
             segments = [
@@ -543,8 +550,11 @@ class Log:
                 if segment.next_offset > first_offset
                 and view.readable_end(segment).offset > segment.base_offset
             ]
-            fs = self.environment.fs
-            return measure(fs, segments, view.active_index, view.readable_end, step_bytes)
+            about = self.environment.fs, segments, view.active_index, view.readable_end, step_bytes
+            if probe is None:
+                return measure(*about)
+            wanted = Wanted(first_offset, probe, view.manifest.lineage, view.damaged_files)
+            return find_matching(*about, wanted)
 
     def epoch_end(self, epoch: int) -> int:
         """The first offset after that leader epoch: where the next known one begins.

@@ -13,9 +13,10 @@ are remembered at steps, so that the next look reads little.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from liftlog.log.filesystem import File, FileSystem, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex, count_entries, index_path, read_entry
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, walk_batches
+from liftlog.log.sketch import Probe, read_sketch
 from liftlog.log.unreadable import is_unreadable, read_zeroed
 from liftlog.records.decode import decode_batch
 from liftlog.records.header import BatchHeader
@@ -44,6 +46,18 @@ class Extent(NamedTuple):
     first_offset: int
     next_offset: int
     size_bytes: int
+
+
+class Wanted(NamedTuple):
+    """Which records a read wants, and what is to be known of the log to find them."""
+
+    first_offset: int
+    probe: Probe
+    lineage: str
+    damaged: Set[str]
+    """The segment files with quarantined bytes: their sketches do not count."""
+    seconds: float = 0.2
+    """Processor time for the search; it looks at one segment at least."""
 
 
 def measure(
@@ -67,6 +81,56 @@ def measure(
         for extent in _cut(fs, segment, end, active_index, step)
     )
     return list(_merged(found, step))
+
+
+def find_matching(
+    fs: FileSystem,
+    segments: Sequence[Segment],
+    active_index: SparseIndex,
+    readable_end: Callable[[Segment], IndexEntry],
+    step_bytes: int,
+    wanted: Wanted,
+) -> list[Extent]:
+    """As `measure`, but what cannot hold a wanted record has the size 0. Ends early where there
+    would be more than MAX_EXTENTS of them, or where `wanted.seconds` are over.
+
+    Segments with a sketch are judged by it, others count as a whole. Raises OSError.
+    """
+    found: list[Extent] = []
+    step = max(step_bytes, _LEAST_STEP_BYTES)
+    deadline = time.thread_time() + wanted.seconds
+    for segment in segments:
+        if found and time.thread_time() >= deadline:
+            break
+        end = readable_end(segment)
+        sketch = None
+        if segment.sealed and segment.path.name not in wanted.damaged:
+            sketch = read_sketch(fs, segment.path, segment.entry(), wanted.lineage)
+        if sketch is None or end.position < segment.size_bytes:
+            # Only a sketch may say that nothing is there.
+            cut = _cut(fs, segment, end, active_index, step)
+            extents = (one._replace(size_bytes=max(one.size_bytes, 1)) for one in cut)
+        else:
+            extents = (
+                Extent(block.first_offset, block.next_offset, block.size_bytes * block.may_match)
+                for block in sketch.blocks(wanted.probe)
+            )
+        for extent in extents:
+            if extent.next_offset <= wanted.first_offset:
+                continue
+            last = found[-1] if found else None
+            if (
+                last is not None
+                and bool(last.size_bytes) == bool(extent.size_bytes)
+                and (last.size_bytes + extent.size_bytes <= step)
+            ):
+                size = last.size_bytes + extent.size_bytes
+                found[-1] = Extent(last.first_offset, extent.next_offset, size)
+            elif len(found) == MAX_EXTENTS:
+                return found
+            else:
+                found.append(extent)
+    return found
 
 
 def _cut(

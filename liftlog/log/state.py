@@ -27,9 +27,10 @@ from liftlog.errors import StorageError
 from liftlog.log.active_segment import ActiveSegment, LogEnd
 from liftlog.log.environment import IndexCache, LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors
-from liftlog.log.index import IndexEntry, SparseIndex, index_path
+from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import RESERVE_STEP, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.segment import Segment
+from liftlog.log.sketch import files_of
 
 logger = logging.getLogger("liftlog.log")
 
@@ -291,7 +292,7 @@ class LogState:
         """Unlink the files of a segment that the manifest no longer lists; returns its bytes. What
         cannot be removed now, the next start removes."""
         self.environment.indexes.drop(segment.path)
-        for path in (segment.path, index_path(segment.path)):
+        for path in files_of(segment.path):
             try:
                 self.environment.pool.remove(path)
             except OSError as error:

@@ -15,9 +15,9 @@ from typing import Any
 
 from liftlog.errors import SegmentsChanged
 from liftlog.log.filesystem import storage_errors
-from liftlog.log.index import index_path
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, epochs_from
 from liftlog.log.segment import Segment
+from liftlog.log.sketch import files_of
 from liftlog.log.state import LogState, lies_behind
 
 logger = logging.getLogger("liftlog.log")
@@ -211,7 +211,7 @@ def discard_files(state: LogState, names: Sequence[str]) -> None:
             if name in listed:
                 raise ValueError(f"{name} belongs to {state.name}")
             path = state.directory / name
-            for one in (path, index_path(path)):
+            for one in files_of(path):
                 state.environment.pool.remove(one)
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal, StreamInfo
-from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, one_of, text, uint
+from liftlog.protocol.wire import BOOL, LABEL, MAP, NAME, Message, array_of, one_of, raw, text, uint
 from liftlog.protocol.wire import wire as key
 
 _MAX_LEASES = 1000
@@ -121,13 +121,21 @@ class StreamsFor(Message):
 
 @dataclass(frozen=True, slots=True)
 class ListExtents(Message):
-    """How the bytes from `start` on are spread over offsets, in pieces of about `step_bytes`."""
+    """How the bytes from `start` on are spread over offsets, in pieces of about `step_bytes`.
+
+    With any of the other fields, for a reader that wants only records of these times, of this
+    subject and with this key: pieces in which there are none may have the size 0.
+    """
 
     KIND: ClassVar[str] = "extents"
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
     start: int = key("o", uint())
     step_bytes: int = key("z", uint())
+    not_before_ns: int | None = key("fb", uint(), default=None)
+    not_after_ns: int | None = key("fa", uint(), default=None)
+    subject: str | None = key("fs", text(1024), default=None)
+    record_key: bytes | None = key("fk", raw(0, 65_536), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +184,13 @@ class LeasesAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class ExtentsAnswer(Message):
-    """Answer to extents. `offsets` are the borders of the pieces: one more than `sizes`."""
+    """Answer to extents. `offsets` are the borders of the pieces: one more than `sizes`. With
+    `selects` a size of 0 means that no wanted record is there, and the pieces may end early."""
 
     KIND: ClassVar[str] = "measured"
     offsets: list[int] = key("o", array_of(uint(), MAX_EXTENTS + 1))
     sizes: list[int] = key("z", array_of(uint(), MAX_EXTENTS))
+    selects: bool | None = key("q", BOOL, default=None)
 
     @property
     def extents(self) -> list[StreamExtent]:

@@ -367,7 +367,7 @@ class LogSettings(SettingsModel):
 
 
 class CleanerSettings(SettingsModel):
-    """Key compaction, re-batching and scrubbing. They run in a separate process."""
+    """Key compaction, re-batching, sketches and scrubbing. They run in a separate process."""
 
     interval_seconds: PositiveDuration = Field(
         default=15.0, alias="interval", description="How often the daemon looks for work."
@@ -384,6 +384,11 @@ class CleanerSettings(SettingsModel):
         alias="memory",
         description="Memory for the map of keys, at least 1MiB. More keys than fit take several "
         "passes.",
+    )
+    sketches: bool = Field(
+        default=True,
+        description="Make a sketch of each sealed segment, about a hundredth of its size, with "
+        "which reads of few records (one key, one subject, a time) skip the rest.",
     )
     scrub_interval_seconds: PositiveDuration | None = Field(
         default=7 * 86_400.0,

@@ -15,6 +15,7 @@ from support.rewriting import (
     compact_once,
     keyed,
     rebatch_file,
+    sketch_segments,
 )
 from support.simfs import SimFileSystem
 from support.spark_jar import ALL_COLUMNS, jar_rows, python_rows
@@ -58,7 +59,7 @@ def random_row(rng: random.Random, stamp: int) -> Row:
     return Row(stamp, subject, key, value, headers)
 
 
-def random_log(rng: random.Random, target: Path) -> Path:
+def random_log(rng: random.Random, target: Path, *, sketched: bool = False) -> Path:
     """A stream's directory with sealed segments of all kinds of batches; some were compacted or
     batched again. Returns it."""
     fs = SimFileSystem()
@@ -76,6 +77,8 @@ def random_log(rng: random.Random, target: Path) -> Path:
             compact_once(log, fs, compression=rng.choice(CODECS))
         elif rng.random() < 0.5:
             rebatch_file(log, fs, 0, compression=rng.choice(CODECS))
+    if sketched:
+        sketch_segments(log, fs)
     target.mkdir(parents=True)
     for name in fs.list_directory(DIRECTORY):
         (target / name).write_bytes(fs.read(DIRECTORY / name))
@@ -197,6 +200,31 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
     assert frame.selectExpr("count(value)").collect()[0][0] == sum(
         row["value"] is not None for row in everything
     )
+
+
+def test_sketches_leave_no_row_out(spark: SparkSession, tmp_path: Path) -> None:
+    for seed in range(4):
+        rng = random.Random(500 + seed)
+        where = {"path": str(random_log(rng, tmp_path / f"s{seed}", sketched=True))}
+        everything = python_rows(**where)
+        for one in rng.sample(everything, 2):
+            moment = f"timestamp_micros({round(one['timestamp'].timestamp() * 1_000_000)})"
+            for column, condition in (
+                ("subject", f"subject = '{one['subject']}'"),
+                ("key", f"key = X'{(one['key'] or b'').hex()}'"),
+                ("timestamp", f"timestamp = {moment}"),
+            ):
+                wanted = b"" if column == "key" and one["key"] is None else one[column]
+                expected = [row for row in everything if row[column] == wanted]
+                assert jar_rows(spark, condition, **where) == expected, condition
+            expected = [row for row in everything if row["timestamp"] <= one["timestamp"]]
+            assert jar_rows(spark, f"timestamp <= {moment}", **where) == expected
+        literal = {"subject": "wages", "compact": "true"}
+        assert jar_rows(spark, **where, **literal) == python_rows(**where, **literal)
+        frame: Any = spark.read.format("liftlog").options(**where).load()
+        for condition in ("key = X'6E6F6E65'", "subject = 'none'", "timestamp < '2000-01-01'"):
+            planned = frame.where(condition)._jdf.queryExecution().toRdd()
+            assert planned.getNumPartitions() == 0, condition
 
 
 def test_mistakes_are_told_as_by_python(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from support.loop_thread import LoopThread
 from support.nats_server import NatsServer
 from support.nkey_seeds import seed_of
 from support.raw_nats import RawNats
+from support.rewriting import sketch_segments
 from support.served_logs import ServedLogs
 from support.spark import run_to_end
 from support.spark_jar import ALL_COLUMNS, JarOfSession, jar_rows, python_rows
@@ -25,6 +26,7 @@ from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.errors import LiftlogError
+from liftlog.log.filesystem import OsFileSystem
 from liftlog.tls import server_context
 
 if TYPE_CHECKING:
@@ -95,6 +97,34 @@ def test_the_socket_gives_the_same_rows(spark: SparkSession, logs: ServedLogs) -
     ):
         assert chosen
         assert jar_rows(spark, condition, **where) == chosen
+
+
+def test_a_daemon_with_sketches_is_asked_for_few_records(
+    spark: SparkSession, logs: ServedLogs
+) -> None:
+    end = fill(logs, count=120, size=400)
+    where: dict[str, Any] = {"server": logs.server, "stream": "orders"}
+    everything = python_rows(**where)
+    assert len(everything) == end - 1
+    sketch_segments(logs.broker.stream("orders").real_log, OsFileSystem())
+    logs.append("orders", [b"in the active segment"], keys=[b"k3"], subject=b"orders.0")
+    everything = python_rows(**where)
+    frame: Any = spark.read.format("liftlog").options(**where).load()
+    stamp = everything[1500]["timestamp"]
+    moment = f"timestamp_micros({round(stamp.timestamp() * 1_000_000)})"
+    for condition, chosen in (
+        ("key = X'6B33'", [row for row in everything if row["key"] == b"k3"]),
+        ("subject = 'orders.2'", [row for row in everything if row["subject"] == "orders.2"]),
+        (f"timestamp = {moment}", [row for row in everything if row["timestamp"] == stamp]),
+        ("key = X'6E6F6E65'", []),
+    ):
+        assert bool(chosen) == ("6E6F6E65" not in condition)
+        assert jar_rows(spark, condition, **where) == chosen, condition
+    # Of what is sealed nothing is planned; of the active segment no daemon can say it.
+    [last] = frame.where("key = X'6E6F6E65'").selectExpr("count(*)").collect()
+    assert last[0] == 0
+    few = frame.where(f"timestamp < {moment} AND key = X'6E6F6E65'")
+    assert few._jdf.queryExecution().toRdd().getNumPartitions() <= 1
 
 
 def test_damage_on_the_daemons_disk(spark: SparkSession, logs: ServedLogs) -> None:

@@ -66,7 +66,9 @@ class Cleaning:
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.running = Running(directory)
         self.worker = LocalWorker()
-        self.settings = CleanerSettings.model_validate({"scrub_interval": None} | settings)
+        self.settings = CleanerSettings.model_validate(
+            {"scrub_interval": None, "sketches": False} | settings
+        )
         self.cleaner = Cleaner(
             self.running.broker.hosts,
             self.running.broker.now_ns,

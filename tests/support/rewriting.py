@@ -17,9 +17,12 @@ from liftlog.log.rewrite import (
     CompactResult,
     RebatchJob,
     RebatchResult,
+    SketchJob,
+    SketchResult,
     apply_compaction,
     apply_rebatch,
     compact,
+    make_sketch,
     rebatch,
 )
 from liftlog.records import RecordBatch, encode_batch, iter_batches
@@ -215,6 +218,17 @@ def rebatch_file(
     assert RebatchResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
     apply_rebatch(log, result)
     return result
+
+
+def sketch_segments(log: Log, fs: Any) -> list[SketchResult]:
+    """The sketches of all sealed segments."""
+    found = []
+    for segment in log.segments[:-1]:
+        job = SketchJob(str(log.directory), segment.entry(), log.lineage, log.epochs)
+        assert SketchJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+        found.append(make_sketch(job, fs))
+        assert SketchResult.from_dict(json.loads(json.dumps(found[-1].to_dict()))) == found[-1]
+    return found
 
 
 def check_entries(log: Log, fs: Any) -> None:

@@ -4,6 +4,7 @@
     compact    keeps the newest record of each key
     rebatch    joins small batches
     scrub      verifies a segment
+    sketching  makes the sketch of a segment, for selective reads
     mend       puts what another replica has in the place of what is damaged
     batches    what is handled in one step; the records that stay, in new batches
     segments   reads sealed segments, every checksum verified; writes new ones
@@ -24,6 +25,8 @@ from liftlog.log.rewrite.job import (
     RebatchResult,
     ScrubJob,
     ScrubResult,
+    SketchJob,
+    SketchResult,
     Swap,
     apply_compaction,
     apply_mending,
@@ -35,6 +38,7 @@ from liftlog.log.rewrite.mend import PatchDamaged, mend
 from liftlog.log.rewrite.rebatch import needs_rebatch, rebatch
 from liftlog.log.rewrite.scrub import scrub
 from liftlog.log.rewrite.segments import SourceDamaged
+from liftlog.log.rewrite.sketching import make_sketch
 
 __all__ = [
     "CompactJob",
@@ -48,6 +52,8 @@ __all__ = [
     "RebatchResult",
     "ScrubJob",
     "ScrubResult",
+    "SketchJob",
+    "SketchResult",
     "SourceDamaged",
     "Swap",
     "apply_compaction",
@@ -55,6 +61,7 @@ __all__ = [
     "apply_rebatch",
     "compact",
     "leftover_files",
+    "make_sketch",
     "mend",
     "needs_rebatch",
     "rebatch",

@@ -21,9 +21,9 @@ from pydantic import TypeAdapter
 
 from compaction import CompactionPlan
 from liftlog.log.filesystem import FileSystem
-from liftlog.log.index import index_path
 from liftlog.log.log import Log
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.sketch import files_of
 
 TARGET_BATCH_BYTES = 64 * 1024
 """What small batches are put together to."""
@@ -55,7 +55,7 @@ class _CrossesProcesses:
 
 
 class Progress(NamedTuple):
-    """How far a job is. `phase` is one of "map", "rewrite", "verify"."""
+    """How far a job is. `phase` is one of "map", "rewrite", "verify", "sketch"."""
 
     phase: str
     done_bytes: int
@@ -118,6 +118,24 @@ class ScrubJob(_CrossesProcesses):
     source: SegmentEntry
     quarantined: tuple[QuarantinedRange, ...] = ()
     epochs: Epochs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SketchJob(_CrossesProcesses):
+    """Make the sketch of one sealed, undamaged segment; `lineage` is the log's."""
+
+    directory: str
+    source: SegmentEntry
+    lineage: str
+    epochs: Epochs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SketchResult(_CrossesProcesses):
+    """`size_bytes` is 0 if there is no sketch: the segment is damaged."""
+
+    file: str
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +316,12 @@ def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> li
 
 
 def remove_files(fs: FileSystem, directory: Path, names: Sequence[str]) -> None:
-    """Unlink segment files and their indexes; errors are ignored.
+    """Unlink segment files and what lies beside them; errors are ignored.
 
     For files that no manifest ever listed. What remains is removed when the log is opened next.
     """
     for name in names:
-        for path in (directory / name, index_path(directory / name)):
+        for path in files_of(directory / name):
             try:
                 fs.unlink(path)
             except OSError:

@@ -1,8 +1,8 @@
-"""Compaction, re-batching and scrubbing of sealed segments, beside the daemon's own work.
+"""Compaction, re-batching, sketches and scrubbing of sealed segments, beside the daemon's own work.
 
     cleaner        what is done next, one job at a time
     compaction     plans a pass of one stream by the rules of `compaction.planning`
-    next_segments  which consist of small batches and are re-batched, which one is scrubbed next
+    next_segments  what is re-batched, what gets a sketch, and what is scrubbed next
     jobs           one job: run it, swap its outcome in, clean up when it fails
     mending        repairs damage from other replicas
     state          what a stream's cleaning is doing, for people and metrics

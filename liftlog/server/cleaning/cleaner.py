@@ -1,10 +1,10 @@
 """What is cleaned next, one job at a time.
 
-A round first compacts the streams that are due, the dirtiest first, then gives re-batching and
-scrubbing a share of time each. Requested passes come before the others. A stream whose keys do not
-fit into memory takes several passes: after some time its turn is over, and the rest comes in the
-next round, so that no stream keeps the others waiting. A job that fails concerns its stream alone,
-for which the cleaner then backs off, longer with each failure.
+A round first compacts the streams that are due, the dirtiest first, then gives re-batching,
+sketches and scrubbing a share of time each. Requested passes come before the others. A stream whose
+keys do not fit into memory takes several passes: after some time its turn is over, and the rest
+comes in the next round, so that no stream keeps the others waiting. A job that fails concerns its
+stream alone, for which the cleaner then backs off, longer with each failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from liftlog.server.cleaning.compaction import (
     why_idle,
 )
 from liftlog.server.cleaning.jobs import JobRunner
-from liftlog.server.cleaning.next_segments import ScrubSchedule, SmallBatches
+from liftlog.server.cleaning.next_segments import ScrubSchedule, SmallBatches, Unsketched
 from liftlog.server.cleaning.pace import IdleWatch, Seen
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied
 from liftlog.server.cleaning.state import StreamCleaning
@@ -67,6 +67,7 @@ class Cleaner:
         self._jobs = JobRunner(settings, self._worker)
         self._states: dict[StreamHost, StreamCleaning] = {}
         self._small: dict[StreamHost, SmallBatches] = {}
+        self._unsketched: dict[StreamHost, Unsketched] = {}
         self._scrubs: ScrubSchedule | None = None
         if settings.scrub_interval_seconds is not None:
             self._scrubs = ScrubSchedule(
@@ -160,6 +161,7 @@ class Cleaner:
         await self.interrupt(host)
         self._states.pop(host, None)
         self._small.pop(host, None)
+        self._unsketched.pop(host, None)
 
     # --- rounds ---
 
@@ -205,6 +207,8 @@ class Cleaner:
             await self._work(host, "compact", self._compact(host, on_demand=False))
             await self._serve_requests()
         more = await self._rebatch_some()
+        if self._settings.sketches:
+            more |= await self._sketch_some()
         if self._scrubs is not None:
             more |= await self._scrub_some(self._scrubs)
         return more or self._has_unfinished()
@@ -380,6 +384,33 @@ class Cleaner:
             await self._jobs.rebatch(host, self.state_of(host), job)
         except BaseException:
             small.look_again(job.source.file_name)
+            raise
+
+    async def _sketch_some(self) -> bool:
+        """For about as long as the pause between rounds; returns whether there is more to do."""
+        end = time.monotonic() + self._settings.interval_seconds
+        for host in list(self._hosts.values()):
+            while self._may_work_on(host):
+                unsketched = self._unsketched.setdefault(host, Unsketched())
+                candidates = unsketched.candidates(host.log)
+                if not candidates:
+                    break
+                if time.monotonic() > end:
+                    return True
+                await self._work(host, "sketch", self._sketch(host, unsketched, candidates))
+                await self._serve_requests()
+        return False
+
+    async def _sketch(
+        self, host: StreamHost, unsketched: Unsketched, candidates: Sequence[Segment]
+    ) -> None:
+        job = await self._jobs.in_thread(lambda: unsketched.find(host.log, candidates))
+        if job is None:
+            return
+        try:
+            await self._jobs.sketch(host, self.state_of(host), job)
+        except BaseException:
+            unsketched.look_again(job.source.file_name)
             raise
 
     async def _scrub_some(self, scrubs: ScrubSchedule) -> bool:

@@ -23,6 +23,7 @@ from liftlog.log.rewrite import (
     RebatchResult,
     ScrubJob,
     ScrubResult,
+    SketchJob,
     apply_compaction,
     apply_mending,
     apply_rebatch,
@@ -43,6 +44,8 @@ logger = logging.getLogger("liftlog.server.cleaner")
 _THREADS = 2
 _STALL_SECONDS = 10.0
 _MEND_RATE_BYTES = 4 * BUSY_RATE_BYTES
+_SKETCH_RATE_BYTES = BUSY_RATE_BYTES // 4
+"""Beside the daemon's work; nothing waits for a sketch."""
 _T = TypeVar("_T")
 
 
@@ -188,6 +191,14 @@ class JobRunner:
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
 
+    # --- sketches ---
+
+    async def sketch(self, host: StreamHost, state: StreamCleaning, job: SketchJob) -> None:
+        """Make the sketch of one segment. Nothing is swapped in: readers find it beside the
+        segment."""
+        busy = min(_SKETCH_RATE_BYTES, self._settings.max_rate_bytes or _SKETCH_RATE_BYTES)
+        await self._run(kinds.SKETCH, job, host, state, Rates(busy, self._settings.max_rate_bytes))
+
     # --- scrubbing ---
 
     async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
@@ -222,7 +233,7 @@ class JobRunner:
     async def _run(
         self,
         kind: str,
-        job: CompactJob | RebatchJob | ScrubJob | MendJob,
+        job: CompactJob | RebatchJob | ScrubJob | SketchJob | MendJob,
         host: StreamHost,
         state: StreamCleaning,
         rates: Rates,
@@ -243,7 +254,7 @@ class JobRunner:
             raise
         except (WorkerDied, asyncio.CancelledError):
             # The process is dead, so nothing more is written, and it could not remove its files.
-            if not isinstance(job, ScrubJob):
+            if not isinstance(job, ScrubJob | SketchJob):
                 await self.in_thread(lambda: _discard_leftovers(host.log, job))
             raise
         finally:
@@ -275,7 +286,9 @@ def _discard(log: Log, names: Sequence[str]) -> None:
         logger.warning("files-not-discarded stream=%s error=%s", log.name, error)
 
 
-def _sources_are_listed(log: Log, job: CompactJob | RebatchJob | ScrubJob | MendJob) -> bool:
+def _sources_are_listed(
+    log: Log, job: CompactJob | RebatchJob | ScrubJob | SketchJob | MendJob
+) -> bool:
     sources = job.sources if isinstance(job, CompactJob) else (job.source,)
     listed = {segment.path.name for segment in log.segments}
     return all(source.file_name in listed for source in sources)

@@ -1,4 +1,4 @@
-"""Which sealed segment is re-batched next, and which is verified next.
+"""Which sealed segment is re-batched next, which gets its sketch, and which is verified next.
 
 Re-batching looks at each segment once: does it consist of small batches?
 
@@ -19,8 +19,9 @@ from pathlib import Path
 from liftlog.errors import CorruptMetadata
 from liftlog.log import FileSystem, Log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.log.rewrite import RebatchJob, ScrubJob, needs_rebatch
+from liftlog.log.rewrite import RebatchJob, ScrubJob, SketchJob, needs_rebatch
 from liftlog.log.segment import Segment
+from liftlog.log.sketch import is_sketched
 from liftlog.server.cleaning.compaction import compaction_of, damaged_files
 from liftlog.settings import StreamSettings
 
@@ -84,6 +85,53 @@ class SmallBatches:
     def look_again(self, file_name: str) -> None:
         """The job for this segment failed: judge it again."""
         self._judged.discard(file_name)
+        self._all_judged = ()
+
+
+class Unsketched:
+    """Finds the segments of a stream that have no sketch; it looks at each once."""
+
+    def __init__(self) -> None:
+        self._judged: set[tuple[str, str]] = set()
+        self._all_judged: tuple[Segment, ...] = ()
+
+    def candidates(self, log: Log) -> list[Segment]:
+        """Some that were not looked at yet. Costs nothing for an idle stream."""
+        segments = log.segments
+        if self._all_judged is segments:
+            return []
+        damaged, lineage, end = damaged_files(log), log.lineage, log.high_watermark
+        waiting = False
+        found: list[Segment] = []
+        for segment in segments[:-1]:
+            name = segment.path.name
+            if (name, lineage) in self._judged or name in damaged:
+                continue
+            if not segment.sealed or segment.next_offset > end:
+                waiting = True
+            elif len(found) < _LOOK_AT_ONCE:
+                found.append(segment)
+        if not found:
+            listed = {(segment.path.name, lineage) for segment in segments}
+            self._judged &= listed
+            if not waiting:
+                self._all_judged = segments
+        return found
+
+    def find(self, log: Log, candidates: Sequence[Segment]) -> SketchJob | None:
+        """A job for the first of them without a sketch. Reads the head of each sketch: call it in a
+        thread. Raises OSError."""
+        lineage = log.lineage
+        for segment in candidates:
+            self._judged.add((segment.path.name, lineage))
+            entry = segment.entry()
+            if not is_sketched(log.environment.fs, segment.path, entry, lineage):
+                return SketchJob(str(log.directory), entry, lineage, log.epochs)
+        return None
+
+    def look_again(self, file_name: str) -> None:
+        """The job for this segment failed."""
+        self._judged = {one for one in self._judged if one[0] != file_name}
         self._all_judged = ()
 
 

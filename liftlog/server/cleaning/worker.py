@@ -38,8 +38,10 @@ from liftlog.log.rewrite import (
     Progress,
     RebatchJob,
     ScrubJob,
+    SketchJob,
     SourceDamaged,
     compact,
+    make_sketch,
     mend,
     rebatch,
     scrub,
@@ -48,6 +50,7 @@ from liftlog.log.rewrite import (
 COMPACT = "compact"
 REBATCH = "rebatch"
 SCRUB = "scrub"
+SKETCH = "sketch"
 MEND = "mend"
 
 DAMAGED = "damaged"
@@ -67,6 +70,7 @@ _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),
     REBATCH: (RebatchJob, rebatch),
     SCRUB: (ScrubJob, scrub),
+    SKETCH: (SketchJob, make_sketch),
     MEND: (MendJob, mend),
 }
 

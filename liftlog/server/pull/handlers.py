@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from liftlog.errors import Conflict, NotLeader, NotReady, StreamNotFound
+from liftlog.log.sketch import Probe
 from liftlog.protocol.administration import (
     AcquireLease,
     DaemonAnswer,
@@ -200,9 +201,25 @@ async def _truncate(caller: Caller, message: TruncateStream) -> Message:
 @handles(ListExtents, "read", at=At.LEADER)
 async def _extents(caller: Caller, message: ListExtents) -> Message:
     log = caller.broker.stream(message.stream).log
-    found = await asyncio.to_thread(log.extents, message.start, message.step_bytes)
+    probe = None
+    if caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer) is None:
+        # Others must not learn which keys and subjects there are.
+        probe = _probe_of(message)
+    found = await asyncio.to_thread(log.extents, message.start, message.step_bytes, probe)
     borders = [first for first, _, _ in found] + [end for _, end, _ in found[-1:]]
-    return ExtentsAnswer(borders, [size for _, _, size in found])
+    return ExtentsAnswer(borders, [size for _, _, size in found], True if probe else None)
+
+
+def _probe_of(message: ListExtents) -> Probe | None:
+    """What the reader wants; None if that is everything."""
+    newest = 2**63 - 1
+    probe = Probe(
+        not_before_ns=min(message.not_before_ns or 0, newest),
+        not_after_ns=newest if message.not_after_ns is None else min(message.not_after_ns, newest),
+        subject=None if message.subject is None else message.subject.encode(),
+        key=message.record_key,
+    )
+    return None if probe == Probe(not_before_ns=0) else probe
 
 
 @handles(StreamsFor, None, at=At.EVERYWHERE)

@@ -11,7 +11,9 @@ from support.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.errors import InvalidArgument
 from liftlog.log.index import index_path
+from liftlog.log.sketch import sketch_path
 from liftlog.server.cleaning.pace import Rates, fixed_rate
+from liftlog.server.cleaning.process import JobFailed
 
 
 async def test_the_dirtiest_comes_first_and_clean_streams_not_at_all(cleaning: Cleaning) -> None:
@@ -214,3 +216,22 @@ async def test_a_job_leaves_room_on_the_disk(
     assert "less space is left" in cleaning.state("a").error
     assert cleaning.segment_files("a") == before
     await cleaning.running.put("a", [("key-0", b"goes on")])
+
+
+async def test_sealed_segments_get_sketches_once(tmp_path: Path) -> None:
+    cleaning = Cleaning(tmp_path, sketches=True)
+    await cleaning.running.start()
+    await cleaning.stream("s", 300, 10, compaction=None)
+    log = cleaning.running.broker.hosts["s"].log
+    cleaning.worker.failures.append(JobFailed("io", "the disk is full"))
+    await cleaning.cleaner._round()
+    assert cleaning.state("s").failures_in_a_row == 1
+    cleaning.state("s").not_before = 0.0
+    await cleaning.cleaner._round()
+    sealed = [segment.path for segment in log.segments[:-1]]
+    assert len(sealed) > 3
+    assert all(sketch_path(path).exists() for path in sealed)
+    assert [kind for kind, _ in cleaning.worker.jobs] == ["sketch"] * (1 + len(sealed))
+    await cleaning.cleaner._round()
+    assert len(cleaning.worker.jobs) == 1 + len(sealed)
+    await cleaning.close()

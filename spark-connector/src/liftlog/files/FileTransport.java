@@ -10,6 +10,7 @@ import liftlog.records.RecordBatch;
 import liftlog.scan.BatchSource;
 import liftlog.scan.Extent;
 import liftlog.scan.Losses;
+import liftlog.scan.Narrowing;
 import liftlog.scan.ScanRange;
 import liftlog.scan.StreamState;
 import liftlog.scan.Transport;
@@ -124,6 +125,39 @@ public final class FileTransport implements Transport {
         }
     }
 
+    @Override
+    public StreamState find(
+            StreamState state, long first, long end, long stepBytes, Narrowing wanted) {
+        Manifest manifest = manifest();
+        List<Extent> found = new ArrayList<>();
+        try {
+            for (Manifest.Segment one : manifest.committed()) {
+                if (one.nextOffset() <= first || one.baseOffset() >= end) {
+                    continue;
+                }
+                Sketch sketch = manifest.isDamaged(one)
+                        ? null
+                        : Sketch.read(store, directory, one, manifest.lineage());
+                if (sketch != null) {
+                    found.addAll(sketch.extents(wanted));
+                    continue;
+                }
+                for (Extent part : Measuring.measure(store, directory, List.of(one), stepBytes)) {
+                    found.add(new Extent( // only a sketch can say that nothing is there
+                            part.first(), part.next(), Math.max(part.sizeBytes(), 1)));
+                }
+            }
+        } catch (IOException error) {
+            throw failed(error);
+        }
+        return state.withExtents(found);
+    }
+
+    @Override
+    public long worthReading() {
+        return 0;
+    }
+
     /** Nothing keeps the files unchanged, so each task checks that they still are. */
     @Override
     public List<ScanRange> held(List<ScanRange> planned) {
@@ -147,10 +181,11 @@ public final class FileTransport implements Transport {
 
     // --- one range ---
 
-    /** The batches of a range, segment after segment. */
+    /** The batches of the pieces of a range, segment after segment. */
     private final class Source implements BatchSource {
         private final ScanRange range;
         private final Losses losses;
+        private int piece;
         private SegmentReader open;
         private long reached;
         private String missing = "";
@@ -165,26 +200,49 @@ public final class FileTransport implements Transport {
         @Override
         public boolean next(RecordBatch into) {
             try {
-                while (open != null || reached < range.end()) {
-                    if (open == null) {
+                while (true) {
+                    if (open == null && reached >= end()) {
+                        if (++piece >= range.pieces().size()) {
+                            return false;
+                        }
+                        reached = range.pieces().get(piece).first();
+                    } else if (open == null) {
                         openNext();
                     } else if (open.next(into)) {
                         return true;
                     } else {
-                        reached = open.segment().nextOffset();
-                        close();
+                        leave();
                     }
                 }
-                return false;
             } catch (IOException error) {
                 throw failed(error);
+            }
+        }
+
+        private long end() {
+            return range.pieces().get(piece).next();
+        }
+
+        /** What is wanted of the open segment was read: perhaps the next piece begins in it. */
+        private void leave() {
+            reached = Math.min(open.segment().nextOffset(), Math.max(end(), reached));
+            Extent following = piece + 1 < range.pieces().size()
+                    ? range.pieces().get(piece + 1)
+                    : null;
+            if (reached == end() && following != null
+                    && following.first() < open.segment().nextOffset()) {
+                piece++;
+                reached = following.first();
+                open.seekOn(reached, end());
+            } else {
+                close();
             }
         }
 
         private void openNext() throws IOException {
             Manifest manifest = manifest();
             checkSame(manifest, range);
-            long end = range.end();
+            long end = end();
             if (reached < manifest.logStartOffset()) {
                 long following = Math.min(manifest.logStartOffset(), end);
                 losses.removed(reached, following);

@@ -92,6 +92,11 @@ public record Manifest(
         return names;
     }
 
+    /** Whether it is known that bytes of this segment are damaged. */
+    boolean isDamaged(Segment segment) {
+        return quarantined.stream().anyMatch(one -> one.segment().equals(segment.file()));
+    }
+
     private static Manifest readCopy(FileStore store, String directory) {
         try {
             return read(store, directory, COPY);

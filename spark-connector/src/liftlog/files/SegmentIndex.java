@@ -63,6 +63,12 @@ final class SegmentIndex {
         return entry(countBelow(8, timestampNs) - 1);
     }
 
+    /** The first entry at or after an offset; null if there is none. */
+    Entry from(long offset) {
+        int i = countBelow(0, offset - baseOffset);
+        return i < count ? entry(i) : null;
+    }
+
     /** The first entry behind a position; null if there is none. */
     Entry after(long position) {
         int i = countBelow(4, position + 1);

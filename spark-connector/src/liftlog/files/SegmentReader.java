@@ -62,11 +62,24 @@ final class SegmentReader implements AutoCloseable {
         manifest = listed;
         losses = about;
         wanted = header -> header.nextOffset() > reached && keep.test(header);
+        seekOn(first, stop);
+    }
+
+    /** Begins at a later offset, with the same wishes; what lies before it is no gap. */
+    void seekOn(long first, long stop) {
+        stretches.clear();
+        following = 0;
+        if (walk != null) {
+            window = walk.window();
+            walk = null;
+        }
         reached = Math.max(first, segment.baseOffset());
         end = stop;
         SegmentIndex.Entry from = index.floor(reached);
+        SegmentIndex.Entry whole =
+                new SegmentIndex.Entry(segment.nextOffset(), segment.sizeBytes());
         List<Manifest.Quarantined> bad = new ArrayList<>();
-        for (Manifest.Quarantined one : listed.quarantined()) {
+        for (Manifest.Quarantined one : manifest.quarantined()) {
             if (one.segment().equals(segment.file())
                     && one.end() > Math.max(from.position(), one.position())) {
                 bad.add(one);
@@ -79,8 +92,8 @@ final class SegmentReader implements AutoCloseable {
             }
             from = new SegmentIndex.Entry(one.next(), one.end());
         }
-        stretches.add(new Stretch(from,
-                new SegmentIndex.Entry(segment.nextOffset(), segment.sizeBytes())));
+        SegmentIndex.Entry until = bad.isEmpty() && end < whole.offset() ? index.from(end) : null;
+        stretches.add(new Stretch(from, until == null ? whole : until));
     }
 
     /** Shows the next batch with records in the range; false at its end. */

@@ -14,6 +14,7 @@ import liftlog.records.RecordBatch;
  */
 final class SegmentWalk {
     private static final int WINDOW = 1 << 20;
+    private static final int PASSING = 4 << 10;
 
     private final FileStore.Opened file;
     private final SegmentIndex index;
@@ -23,6 +24,7 @@ final class SegmentWalk {
     private byte[] window;
     private long windowStart;
     private int windowLength;
+    private boolean isPassing; // the batch before was not wanted: perhaps the next one is not
 
     /** {@code end} is where the stretch ends, and the offset at which the log continues there. */
     SegmentWalk(FileStore.Opened file, SegmentIndex index, SegmentIndex.Entry start,
@@ -61,7 +63,8 @@ final class SegmentWalk {
                     readable = null;
                 }
             }
-            if (readable != null && (!wanted.test(readable) || isShown(into, readable))) {
+            isPassing = readable != null && !wanted.test(readable);
+            if (isPassing || readable != null && isShown(into, readable)) {
                 position += readable.length();
                 place.passBy(readable);
                 return readable;
@@ -124,7 +127,9 @@ final class SegmentWalk {
             window = new byte[wanted + wanted / 4];
         }
         System.arraycopy(from, kept == 0 ? 0 : (int) inside, window, 0, kept);
-        int room = (int) Math.min(window.length, end.position() - position);
+        // Of batches that are not wanted, only the headers are read.
+        int most = isPassing ? Math.max(wanted, PASSING) : window.length;
+        int room = (int) Math.max(kept, Math.min(most, end.position() - position));
         windowStart = position;
         windowLength = kept + Disk.read(file, position + kept, window, kept, room - kept);
         return Math.min(wanted, windowLength);

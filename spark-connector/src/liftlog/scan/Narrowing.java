@@ -45,6 +45,11 @@ public record Narrowing(
         return new Narrowing(first, end, notBeforeUs, notAfterUs, subject, one);
     }
 
+    /** Whether some of the records between {@code first} and {@code end} are not wanted. */
+    public boolean selects() {
+        return subject != null || key != null || beginsAtTime() || notAfterUs != Long.MAX_VALUE;
+    }
+
     public boolean beginsAtTime() {
         return notBeforeUs != Long.MIN_VALUE;
     }

@@ -13,6 +13,71 @@ public final class Planning {
     /** [first, end) in ranges of about equal size, none much above {@code targetBytes}. */
     public static List<ScanRange> split(StreamState state, long first, long end, long targetBytes) {
         List<ScanRange> ranges = new ArrayList<>();
+        for (Extent part : cut(state, first, end, targetBytes)) {
+            ranges.add(range(state, part.first(), part.next(), List.of(part)));
+        }
+        return ranges;
+    }
+
+    /**
+     * The same without the extents of size 0, except where about {@code worthReading} bytes or less
+     * would be skipped between two others. What no extent covers is read.
+     */
+    public static List<ScanRange> select(
+            StreamState found, long first, long end, long targetBytes, long worthReading) {
+        StreamState state = found.withExtents(tiled(found.extents(), first, end));
+        List<ScanRange> ranges = new ArrayList<>();
+        for (Extent part : cut(state, first, end, targetBytes)) {
+            List<Extent> pieces = new ArrayList<>();
+            for (Extent one : clip(state.extents(), part.first(), part.next())) {
+                if (one.sizeBytes() > 0) {
+                    join(pieces, one, worthReading);
+                }
+            }
+            if (!pieces.isEmpty()) {
+                ranges.add(range(state, pieces.get(0).first(),
+                        pieces.get(pieces.size() - 1).next(), pieces));
+            }
+        }
+        return ranges;
+    }
+
+    private static void join(List<Extent> pieces, Extent one, long worthReading) {
+        Extent last = pieces.isEmpty() ? null : pieces.get(pieces.size() - 1);
+        long skipped = last == null ? 0 : one.first() - last.next();
+        double bytes = (double) skipped * one.sizeBytes() / (one.next() - one.first());
+        if (last == null || skipped > 0 && bytes > worthReading) {
+            pieces.add(one);
+        } else {
+            pieces.set(pieces.size() - 1, new Extent(
+                    last.first(), one.next(), last.sizeBytes() + one.sizeBytes()));
+        }
+    }
+
+    /** With extents of size 1 for what the others do not cover. */
+    private static List<Extent> tiled(List<Extent> extents, long first, long end) {
+        List<Extent> found = new ArrayList<>();
+        long reached = first;
+        for (Extent one : clip(extents, first, end)) {
+            if (one.first() > reached) {
+                found.add(new Extent(reached, one.first(), 1));
+            }
+            found.add(one);
+            reached = Math.max(reached, one.next());
+        }
+        if (reached < end) {
+            found.add(new Extent(reached, end, 1));
+        }
+        return found;
+    }
+
+    private static ScanRange range(StreamState state, long first, long end, List<Extent> pieces) {
+        return new ScanRange(state.stream(), state.identity(), state.leaderEpoch(),
+                first, end, pieces, ScanRange.Guard.NONE);
+    }
+
+    private static List<Extent> cut(StreamState state, long first, long end, long targetBytes) {
+        List<Extent> ranges = new ArrayList<>();
         if (first >= end) {
             return ranges;
         }
@@ -29,8 +94,7 @@ public final class Planning {
         Long before = null;
         for (Long border : borders) {
             if (before != null) {
-                ranges.add(new ScanRange(state.stream(), state.identity(), state.leaderEpoch(),
-                        before, border, ScanRange.Guard.NONE));
+                ranges.add(new Extent(before, border, 0));
             }
             before = border;
         }
@@ -58,7 +122,8 @@ public final class Planning {
             long to = Math.min(extent.next(), end);
             if (from < to) {
                 long whole = extent.next() - extent.first();
-                found.add(new Extent(from, to, scaled(extent.sizeBytes(), to - from, whole)));
+                long size = scaled(extent.sizeBytes(), to - from, whole);
+                found.add(new Extent(from, to, extent.sizeBytes() > 0 ? Math.max(size, 1) : 0));
             }
         }
         return found;

@@ -2,8 +2,6 @@ package liftlog.scan;
 
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
-import java.util.HashMap;
-import java.util.Map;
 import liftlog.records.RecordBatch;
 
 /**
@@ -11,12 +9,9 @@ import liftlog.records.RecordBatch;
  * {@code compact} only the newest of each key.
  */
 public final class Rows {
-    private static final int MOST_KNOWN = 10_000;
-
-    private final String pattern;
-    private final String subject;
+    private final byte[][] pattern;
+    private final byte[] subject;
     private final byte[] key;
-    private final Map<String, Boolean> known = new HashMap<>();
     private NewestKeys newest;
     private boolean[] wantedSubjects = new boolean[0];
     private int[] chosen = new int[0];
@@ -25,8 +20,9 @@ public final class Rows {
     private boolean all;
 
     public Rows(ScanOptions options) {
-        pattern = options.subject();
-        subject = options.narrowing().subject();
+        String one = options.narrowing().subject();
+        pattern = options.subject() == null ? null : Subjects.tokens(options.subject());
+        subject = one == null ? null : one.getBytes(StandardCharsets.UTF_8);
         key = options.narrowing().key();
     }
 
@@ -90,25 +86,16 @@ public final class Rows {
         }
         boolean some = false;
         for (int i = 0; i < entries; i++) {
-            wantedSubjects[i] = isWanted(new String(batch.bytes(),
-                    batch.start(batch.subjects, i), batch.size(batch.subjects, i),
-                    StandardCharsets.UTF_8));
+            wantedSubjects[i] = isWanted(batch.bytes(),
+                    batch.start(batch.subjects, i), batch.size(batch.subjects, i));
             some |= wantedSubjects[i];
         }
         return some;
     }
 
-    private boolean isWanted(String name) {
-        if (subject != null && !subject.equals(name)) {
-            return false;
-        }
-        if (pattern == null) {
-            return true;
-        }
-        if (known.size() >= MOST_KNOWN) {
-            known.clear();
-        }
-        return known.computeIfAbsent(name, one -> Subjects.matches(pattern, one));
+    private boolean isWanted(byte[] bytes, int at, int size) {
+        return (subject == null || Arrays.equals(bytes, at, at + size, subject, 0, subject.length))
+                && (pattern == null || Subjects.matches(pattern, bytes, at, at + size));
     }
 
     private boolean hasKey(RecordBatch batch, int record) {

@@ -114,6 +114,13 @@ public record ScanOptions(
                 leaseSeconds, tokenFile, nkeyFile, tlsCaFile, pushdown, filterInDaemon, other);
     }
 
+    /** The records that can become rows, of a batch read. */
+    public Narrowing wanted() {
+        return narrowing.subject() == null && subject != null && Subjects.isLiteral(subject)
+                ? narrowing.ofSubject(subject)
+                : narrowing;
+    }
+
     private static Map<String, String> known(Map<String, String> given) {
         Map<String, String> values = new HashMap<>();
         for (Map.Entry<String, String> one : given.entrySet()) {

@@ -3,9 +3,12 @@ package liftlog.scan;
 import java.io.Serializable;
 import java.util.List;
 
-/** What one task reads: [first, end) of the stream for which it was planned. */
-public record ScanRange(
-        String stream, String identity, long leaderEpoch, long first, long end, Guard guard)
+/**
+ * What one task reads: [first, end) of the stream for which it was planned, or of that only the
+ * pieces, which ascend; what lies between them holds no wanted record.
+ */
+public record ScanRange(String stream, String identity, long leaderEpoch, long first, long end,
+        List<Extent> pieces, Guard guard)
         implements Serializable {
 
     /**
@@ -39,6 +42,12 @@ public record ScanRange(
     public record Mark(long end, long tombstonesRemovedBelow) implements Serializable {}
 
     public ScanRange with(Guard other) {
-        return new ScanRange(stream, identity, leaderEpoch, first, end, other);
+        return new ScanRange(stream, identity, leaderEpoch, first, end, pieces, other);
+    }
+
+    /** The same for one of its pieces. */
+    public ScanRange only(Extent piece) {
+        return new ScanRange(stream, identity, leaderEpoch, piece.first(), piece.next(),
+                List.of(piece), guard);
     }
 }

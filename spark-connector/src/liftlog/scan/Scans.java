@@ -39,7 +39,14 @@ public final class Scans {
             first = Math.max(first, offsetAt(transport, narrowing.notBeforeUs()));
         }
         long target = options.targetPartitionBytes();
-        state = transport.measure(state, first, end, Planning.stepOf(target));
+        long step = Planning.stepOf(target);
+        Narrowing wanted = options.wanted();
+        if (wanted.selects() && first < end) {
+            state = transport.find(state, first, end, step, wanted);
+            return transport.held(
+                    Planning.select(state, first, end, target, transport.worthReading()));
+        }
+        state = transport.measure(state, first, end, step);
         return transport.held(Planning.split(state, first, end, target));
     }
 

@@ -1,5 +1,8 @@
 package liftlog.scan;
 
+import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+
 /** Subject patterns of NATS: {@code *} is one token, {@code >} at the end one or more. */
 public final class Subjects {
     private static final int MOST_BYTES = 1024;
@@ -14,7 +17,7 @@ public final class Subjects {
         if (pattern.chars().anyMatch(one -> Character.isWhitespace(one) || Character.isISOControl(one))) {
             return "white space and control characters are not allowed";
         }
-        if (pattern.getBytes(java.nio.charset.StandardCharsets.UTF_8).length > MOST_BYTES) {
+        if (pattern.getBytes(StandardCharsets.UTF_8).length > MOST_BYTES) {
             return "it is longer than " + MOST_BYTES + " bytes";
         }
         String[] tokens = pattern.split("\\.", -1);
@@ -38,23 +41,41 @@ public final class Subjects {
         return whyInvalid(subject) == null && !subject.contains("*") && !subject.contains(">");
     }
 
-    public static boolean matches(String pattern, String subject) {
-        String[] wanted = pattern.split("\\.", -1);
-        String[] given = subject.split("\\.", -1);
-        boolean open = wanted[wanted.length - 1].equals(">");
-        if (open ? given.length < wanted.length : given.length != wanted.length) {
-            return false;
-        }
-        for (int i = 0; i < given.length; i++) {
-            if (given[i].isEmpty()) {
+    /** The tokens of a valid pattern. */
+    static byte[][] tokens(String pattern) {
+        return Arrays.stream(pattern.split("\\.", -1))
+                .map(one -> one.getBytes(StandardCharsets.UTF_8))
+                .toArray(byte[][]::new);
+    }
+
+    /** Whether the subject in {@code [start, end)} of the bytes matches these tokens. */
+    static boolean matches(byte[][] pattern, byte[] bytes, int start, int end) {
+        boolean open = is(pattern[pattern.length - 1], '>');
+        int token = 0;
+        int from = start;
+        while (true) {
+            int to = from;
+            while (to < end && bytes[to] != '.') {
+                to++;
+            }
+            boolean isCovered = token < pattern.length || open;
+            if (to == from || !isCovered) {
                 return false;
             }
-            boolean any = i >= wanted.length || open && i == wanted.length - 1
-                    || wanted[i].equals("*");
-            if (!any && !wanted[i].equals(given[i])) {
+            byte[] wanted = pattern[Math.min(token, pattern.length - 1)];
+            boolean any = is(wanted, '*') || open && token >= pattern.length - 1;
+            if (!any && !Arrays.equals(bytes, from, to, wanted, 0, wanted.length)) {
                 return false;
             }
+            token++;
+            if (to == end) {
+                return open ? token >= pattern.length : token == pattern.length;
+            }
+            from = to + 1;
         }
-        return true;
+    }
+
+    private static boolean is(byte[] token, char one) {
+        return token.length == 1 && token[0] == one;
     }
 }

@@ -21,6 +21,14 @@ public interface Transport extends AutoCloseable {
     /** The same state, with extents of about {@code stepBytes} each for [first, end). */
     StreamState measure(StreamState state, long first, long end, long stepBytes);
 
+    /**
+     * As {@code measure}, but what holds no wanted record has the size 0, as far as that is known.
+     */
+    StreamState find(StreamState state, long first, long end, long stepBytes, Narrowing wanted);
+
+    /** How many bytes between two pieces of a range are rather read than skipped. */
+    long worthReading();
+
     /** The ranges, with what their tasks need to know of that protection. */
     List<ScanRange> held(List<ScanRange> planned);
 

@@ -11,6 +11,7 @@ import liftlog.records.RecordBatch;
 import liftlog.scan.BatchSource;
 import liftlog.scan.Extent;
 import liftlog.scan.Losses;
+import liftlog.scan.Narrowing;
 import liftlog.scan.OutOfRange;
 import liftlog.scan.ScanOptions;
 import liftlog.scan.ScanRange;
@@ -42,11 +43,12 @@ public final class DaemonTransport implements Transport {
         stream = options.stream();
         leaseSeconds = options.leaseSeconds();
         // With a filter the daemon has to read, select and encode; without one it sends the stored
-        // bytes. So it filters only where that saves much (one key), or where the job asks for it.
-        if (options.narrowing().key() != null) {
-            filter.put("fk", List.of(options.narrowing().key()));
-        }
+        // bytes, and planning has left out what its sketches exclude. So it filters only where the
+        // job asks for it.
         if (options.filterInDaemon()) {
+            if (options.narrowing().key() != null) {
+                filter.put("fk", List.of(options.narrowing().key()));
+            }
             String subject = options.narrowing().subject() != null
                     ? options.narrowing().subject()
                     : options.subject();
@@ -129,24 +131,68 @@ public final class DaemonTransport implements Transport {
         if (first >= end) {
             return state;
         }
-        Map<String, Object> found;
         try {
-            found = client.call("extents", fields("s", stream, "o", first, "z", stepBytes),
-                    "measured").map();
+            return state.withExtents(
+                    extents(fields("s", stream, "o", first, "z", stepBytes)));
         } catch (Failure error) {
             if (error.is(Failure.UNKNOWN_REQUEST)) { // an older daemon
                 return state;
             }
             throw error;
         }
+    }
+
+    @Override
+    public StreamState find(
+            StreamState state, long first, long end, long stepBytes, Narrowing wanted) {
+        List<Extent> found = new ArrayList<>();
+        long reached = first;
+        try {
+            while (reached < end) {
+                List<Extent> more = extents(fields("s", stream, "o", reached, "z", stepBytes,
+                        "fb", Math.max(0, wanted.notBeforeNs()),
+                        "fa", Math.max(0, wanted.notAfterNs()),
+                        "fs", wanted.subject(), "fk", wanted.key()));
+                long before = reached;
+                for (Extent one : more) {
+                    if (one.next() > reached) { // the first segment was perhaps looked at before
+                        found.add(new Extent(
+                                Math.max(one.first(), reached), one.next(), one.sizeBytes()));
+                        reached = one.next();
+                    }
+                }
+                if (reached == before) {
+                    break; // what the daemon says nothing about is read
+                }
+            }
+        } catch (Failure error) {
+            if (error.is(Failure.UNKNOWN_REQUEST)) { // an older daemon
+                return state;
+            }
+            throw error;
+        }
+        return state.withExtents(found);
+    }
+
+    /** A piece costs a request, which takes as long as so many bytes. */
+    @Override
+    public long worthReading() {
+        return 1 << 20;
+    }
+
+    private List<Extent> extents(Map<String, Object> request) {
+        Map<String, Object> found = client.call("extents", request, "measured").map();
+        // An older daemon does not select, and 0 means nothing then.
+        long least = found.get("q") == Boolean.TRUE ? 0 : 1;
         List<?> offsets = PullClient.list(found.get("o"));
         List<?> sizes = PullClient.list(found.get("z"));
         List<Extent> extents = new ArrayList<>();
         for (int i = 0; i + 1 < offsets.size() && i < sizes.size(); i++) {
             extents.add(new Extent(
-                    (Long) offsets.get(i), (Long) offsets.get(i + 1), (Long) sizes.get(i)));
+                    (Long) offsets.get(i), (Long) offsets.get(i + 1),
+                    Math.max(least, (Long) sizes.get(i))));
         }
-        return state.withExtents(extents);
+        return extents;
     }
 
     @Override
@@ -171,11 +217,49 @@ public final class DaemonTransport implements Transport {
 
     @Override
     public BatchSource batches(ScanRange range, Losses losses, boolean isLast) {
-        BatchSource source = new FetchSource(client, range, losses, filter);
+        BatchSource source = new Pieces(range, losses);
         TaskLease share = range.guard().leaseId() == null
                 ? null
                 : new TaskLease(client, range, leaseSeconds, () -> mayGoOn(range.guard()));
         return new Guarded(source, share, range.guard(), isLast);
+    }
+
+    /** The batches of one piece of a range after the other. */
+    private final class Pieces implements BatchSource {
+        private final ScanRange range;
+        private final Losses losses;
+        private int piece;
+        private FetchSource open;
+
+        Pieces(ScanRange range, Losses losses) {
+            this.range = range;
+            this.losses = losses;
+        }
+
+        @Override
+        public boolean next(RecordBatch into) {
+            while (true) {
+                if (open == null) {
+                    if (piece == range.pieces().size()) {
+                        return false;
+                    }
+                    ScanRange part = range.only(range.pieces().get(piece++));
+                    open = new FetchSource(client, part, losses, filter);
+                }
+                if (open.next(into)) {
+                    return true;
+                }
+                close();
+            }
+        }
+
+        @Override
+        public void close() {
+            if (open != null) {
+                open.close();
+                open = null;
+            }
+        }
     }
 
     /** Batches under a lease; after the last one it is clear whether compaction has interfered. */

@@ -1,0 +1,270 @@
+"""The sketch of one sealed segment: which of its blocks can hold records of a subject, with a key,
+or of a time. A read that wants few records skips the others.
+
+A block is a run of batches of about 64 KiB. The file lies beside the segment:
+
+     0  4  "LLSK"
+     4  4  version 1                        u32
+     8  4  number of blocks                 u32
+    12  4  CRC-32C of the log's lineage     u32
+    16  8  size of the segment in bytes     u64
+    24  8  offset after the segment         u64
+    32  4  CRC-32C of the filters           u32
+    36  4  CRC-32C of bytes 0 to 35 and of the entries  u32
+    40     one entry of 32 bytes for each block, then the filters
+
+Of an entry: offset - base u32, position u32, oldest and newest timestamp in ns i64, where its
+filter begins among the filters u32, how many bytes the filter has u32.
+
+The filter of a block is a Bloom filter over its subjects ("s" and the stored bytes) and keys ("k"
+and the bytes): PROBES bits for each, at (c + i * d) modulo the number of bits, where c is the
+CRC-32C and d is (c * 0x9E3779B97F4A7C15 modulo 2^64) >> 32, made odd. Bit n is bit n % 8 of byte
+n // 8.
+
+A sketch is derived from its segment and can be missing; then everything is read. It counts only for
+the lineage, size and end that it names, so one that outlived a truncation is ignored. It is not
+fsynced: what a crash leaves of it fails its checksum. A damaged segment has none.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from liftlog.log.filesystem import FileSystem, write_all
+from liftlog.log.index import index_path
+from liftlog.log.manifest import SegmentEntry
+from liftlog.log.unreadable import read_small_file
+from liftlog.records.decode import RecordBatch
+
+BLOCK_BYTES = 64 * 1024
+PROBES = 7
+_BITS_PER_ITEM = 10
+_MOST_PART = 32
+"""A filter takes at most one part in so many of its block; with more items it excludes less."""
+
+_MAGIC = b"LLSK"
+_VERSION = 1
+_HEAD = struct.Struct("<4sIIIQQII")
+_ENTRY = np.dtype(
+    [
+        ("relative", "<u4"),
+        ("position", "<u4"),
+        ("oldest", "<i8"),
+        ("newest", "<i8"),
+        ("filter", "<u4"),
+        ("filter_bytes", "<u4"),
+    ]
+)
+_SUBJECT, _KEY = crc32c(b"s"), crc32c(b"k")
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_STEPS = np.arange(PROBES, dtype=np.uint64)
+
+
+def sketch_path(log_path: Path) -> Path:
+    return log_path.with_suffix(".sketch")
+
+
+def files_of(log_path: Path) -> tuple[Path, Path, Path]:
+    """A segment and what lies beside it: its index and its sketch."""
+    return log_path, index_path(log_path), sketch_path(log_path)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a read wants: only records of these times, and of this subject and key if given."""
+
+    not_before_ns: int = -(2**63)
+    not_after_ns: int = 2**63 - 1
+    subject: bytes | None = None
+    key: bytes | None = None
+
+    def hashes(self) -> list[int]:
+        found = []
+        if self.subject is not None:
+            found.append(crc32c(self.subject, _SUBJECT))
+        if self.key is not None:
+            found.append(crc32c(self.key, _KEY))
+        return found
+
+
+class Block(NamedTuple):
+    """A run of batches, and whether records that are wanted can be among them."""
+
+    first_offset: int
+    next_offset: int
+    size_bytes: int
+    may_match: bool
+
+
+class Sketch:
+    """One that was read and checked."""
+
+    def __init__(self, entry: SegmentEntry, entries: NDArray[np.void], filters: bytes) -> None:
+        self._segment = entry
+        self._entries = entries
+        self._filters = filters
+
+    def blocks(self, probe: Probe) -> Iterator[Block]:
+        """The blocks, which tile the segment."""
+        entries, segment = self._entries, self._segment
+        may_match = (entries["newest"] >= probe.not_before_ns) & (
+            entries["oldest"] <= probe.not_after_ns
+        )
+        for item in probe.hashes():
+            may_match &= self._holds(item)
+        offsets = (entries["relative"].astype(np.int64) + segment.base_offset).tolist()
+        positions = entries["position"].tolist()
+        offsets.append(segment.next_offset)
+        positions.append(segment.size_bytes)
+        borders = zip(pairwise(offsets), pairwise(positions), strict=True)
+        for ((first, end), (position, end_position)), some in zip(
+            borders, may_match.tolist(), strict=True
+        ):
+            yield Block(first, end, end_position - position, some)
+
+    def _holds(self, item: int) -> NDArray[np.bool_]:
+        """Of which blocks the filter holds it."""
+        entries = self._entries
+        bits = 8 * entries["filter_bytes"].astype(np.uint64)
+        found: NDArray[np.bool_] = bits > 0
+        at = _bits_of(np.array([item], np.uint32)) % np.maximum(bits, 1)[:, None]
+        at += 8 * entries["filter"].astype(np.uint64)[:, None]
+        at[~found] = 0
+        filters = np.frombuffer(self._filters or b"\0", np.uint8)
+        hits = filters[at >> np.uint64(3)] >> (at & np.uint64(7)).astype(np.uint8) & 1
+        found &= hits.all(axis=1)
+        return found
+
+
+def _bits_of(items: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """The places of each item, before the modulo."""
+    first = items.astype(np.uint64)
+    step = (first * _SPREAD) >> np.uint64(32) | np.uint64(1)
+    places: NDArray[np.uint64] = first[:, None] + step[:, None] * _STEPS
+    return places
+
+
+class SketchBuilder:
+    """Takes the batches of one segment in order; a batch is never divided."""
+
+    def __init__(self, base_offset: int) -> None:
+        self._base = base_offset
+        self._entries: list[tuple[int, int, int, int, int, int]] = []
+        self._filters: list[bytes] = []
+        self._filter_bytes = 0
+        self._first = self._position = -1
+        self._end = 0
+        self._stamps = (0, 0)
+        self._items: set[int] = set()
+
+    def add(self, position: int, batch: RecordBatch) -> None:
+        header = batch.header
+        stamps = header.base_timestamp_ns, header.max_timestamp_ns
+        if self._first < 0:
+            self._first, self._position, self._stamps = header.base_offset, position, stamps
+        else:
+            self._stamps = min(stamps[0], self._stamps[0]), max(stamps[1], self._stamps[1])
+        if header.record_count:
+            self._items.update([crc32c(one.encode(), _SUBJECT) for one in set(batch.subjects())])
+            keys = set(batch.keys())
+            keys.discard(None)
+            self._items.update([crc32c(one, _KEY) for one in keys if one is not None])
+        self._end = position + header.length
+        if self._end - self._position >= BLOCK_BYTES:
+            self._finish_block()
+
+    def _finish_block(self) -> None:
+        if self._first < 0:
+            return
+        made = _filter_of(self._items, self._end - self._position)
+        place = self._filter_bytes, len(made)
+        self._entries.append((self._first - self._base, self._position, *self._stamps, *place))
+        self._filters.append(made)
+        self._filter_bytes += len(made)
+        self._first, self._items = -1, set()
+
+    def to_bytes(self, segment: SegmentEntry, lineage: str) -> bytes:
+        """The file, after the last batch."""
+        self._finish_block()
+        entries = np.array(self._entries, _ENTRY).tobytes()
+        filters = b"".join(self._filters)
+        fields = (len(self._entries), crc32c(lineage.encode()))
+        about = (segment.size_bytes, segment.next_offset, crc32c(filters))
+        head = _HEAD.pack(_MAGIC, _VERSION, *fields, *about, 0)[:-4]
+        return head + struct.pack("<I", crc32c(entries, crc32c(head))) + entries + filters
+
+
+def _filter_of(items: Iterable[int], block_bytes: int) -> bytes:
+    found = np.fromiter(items, np.uint32)
+    if not len(found):
+        return b""
+    size = min(_BITS_PER_ITEM * len(found), max(block_bytes // _MOST_PART * 8, 64))
+    size = -(-size // 8) * 8
+    bits = np.zeros(size, np.uint8)
+    bits[(_bits_of(found) % np.uint64(size)).ravel()] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def write_sketch(fs: FileSystem, log_path: Path, content: bytes) -> None:
+    """Write the sketch beside its segment. Raises OSError."""
+    file = fs.open(sketch_path(log_path), create=True)
+    try:
+        file.truncate(0)
+        write_all(file, [content], 0)
+    finally:
+        file.close()
+
+
+def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
+    """Whether there is a sketch that names this segment. Reads the head only. Raises OSError."""
+    path = sketch_path(log_path)
+    if not fs.exists(path):
+        return False
+    file = fs.open(path, writable=False)
+    try:
+        return _names(file.pread(_HEAD.size, 0), segment, lineage)
+    finally:
+        file.close()
+
+
+def read_sketch(
+    fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
+) -> Sketch | None:
+    """None when it is missing, damaged, or of another state of the segment. Raises OSError for
+    errors that say nothing about its bytes."""
+    raw = read_small_file(fs, sketch_path(log_path))
+    if not isinstance(raw, bytes) or not _names(raw, segment, lineage):
+        return None
+    *_, count, _, _, _, filters_check, check = _HEAD.unpack_from(raw)
+    end = _HEAD.size + count * _ENTRY.itemsize
+    entries, filters = raw[_HEAD.size : end], raw[end:]
+    if (
+        not count
+        or len(raw) < end
+        or crc32c(entries, crc32c(raw[: _HEAD.size - 4])) != check
+        or crc32c(filters) != filters_check
+    ):
+        return None
+    return Sketch(segment, np.frombuffer(entries, _ENTRY), filters)
+
+
+def _names(raw: bytes, segment: SegmentEntry, lineage: str) -> bool:
+    if len(raw) < _HEAD.size:
+        return False
+    magic, version, _, of_lineage, size, following, _, _ = _HEAD.unpack_from(raw)
+    return (magic, version, of_lineage, size, following) == (
+        _MAGIC,
+        _VERSION,
+        crc32c(lineage.encode()),
+        segment.size_bytes,
+        segment.next_offset,
+    )

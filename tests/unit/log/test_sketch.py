@@ -1,0 +1,156 @@
+"""Sketches: no wanted record is ever in a block that they exclude, and stale or damaged ones do not
+count."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from support.logs import BASE_NS, DIRECTORY, flip, reopen
+from support.rewriting import Row, Rows, add, keyed, rebatch_file, row, sketch_segments
+from support.simfs import SimFileSystem
+
+from liftlog.log import Log
+from liftlog.log.sketch import Probe, is_sketched, read_sketch, sketch_path
+
+
+def random_rows(rng: random.Random, count: int, stamp: int) -> list[Row]:
+    return [
+        row(
+            rng.choice([None, b"", b"k%d" % rng.randrange(3000)]),
+            rng.choice([b"", b"x" * rng.randrange(400), rng.randbytes(100)]),
+            subject=f"orders.{rng.randrange(500)}.größe",
+            stamp=stamp + 1000 * rng.randrange(1000),
+        )
+        for _ in range(count)
+    ]
+
+
+def sealed(fs: SimFileSystem, rng: random.Random) -> tuple[Log, Rows]:
+    log = keyed(fs)
+    found: Rows = {}
+    for number in range(rng.randrange(1, 40)):
+        rows = random_rows(rng, rng.choice([1, 3, 40, 300]), BASE_NS + number * 10_000_000)
+        found.update(add(log, [rows], compression=rng.choice(["none", "zstd"])))
+    log.roll()
+    return log, found
+
+
+def matches(probe: Probe, one: Row) -> bool:
+    return (
+        probe.not_before_ns <= one.timestamp_ns <= probe.not_after_ns
+        and probe.subject in (None, one.subject.encode())
+        and probe.key in (None, one.key)
+    )
+
+
+def probes(rng: random.Random, rows: Rows) -> list[Probe]:
+    some = [rng.choice(list(rows.values())) for _ in range(12)]
+    return [
+        *(Probe(key=one.key) for one in some if one.key is not None),
+        *(Probe(subject=one.subject.encode()) for one in some),
+        *(Probe(one.timestamp_ns, one.timestamp_ns) for one in some),
+        *(Probe(not_before_ns=one.timestamp_ns, subject=one.subject.encode()) for one in some),
+        Probe(key=b"none has it"),
+        Probe(subject=b"none.has.it"),
+        Probe(not_after_ns=0),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_wanted_record_is_excluded(seed: int) -> None:
+    rng, fs = random.Random(seed), SimFileSystem()
+    log, rows = sealed(fs, rng)
+    assert all(made.size_bytes for made in sketch_segments(log, fs))
+    first, end = log.log_start_offset, log.high_watermark
+    for probe in probes(rng, rows):
+        extents = log.extents(first, 1, probe)
+        assert (extents[0].first_offset, extents[-1].next_offset) == (first, end)
+        kept = [range(one.first_offset, one.next_offset) for one in extents if one.size_bytes]
+        wanted = {offset for offset, one in rows.items() if matches(probe, one)}
+        assert all(any(offset in span for span in kept) for offset in wanted)
+
+
+def test_most_of_what_is_not_wanted_is_excluded() -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for number in range(40):
+        keys = range(number * 300, number * 300 + 300)
+        stamp = BASE_NS + number * 1_000_000
+        add(log, [[row(b"k%d" % key, b"x" * 200, stamp=stamp) for key in keys]])
+    log.roll()
+    made = sketch_segments(log, fs)
+    assert len(made) > 2
+    assert sum(one.size_bytes for one in made) < log.size_bytes / 30
+    blocks = 20
+    for probe, most in (
+        (Probe(key=b"k1234"), 3),
+        (Probe(key=b"none"), 3),
+        (Probe(BASE_NS + 7_000_000, BASE_NS + 7_000_000), 1),
+        (Probe(subject=b"orders.new"), blocks),
+        (Probe(subject=b"wages"), 3),
+    ):
+        offsets = sum(
+            one.next_offset - one.first_offset for one in log.extents(1, 1, probe) if one.size_bytes
+        )
+        assert offsets <= 600 * most, probe  # a block is two batches
+    halfway = log.extents(9000, 1, Probe(key=b"k1234"))
+    assert halfway[0].first_offset <= 9000 < halfway[0].next_offset
+    assert [one.size_bytes for one in halfway] == [0]
+
+
+def test_stale_and_damaged_ones_do_not_count() -> None:
+    rng, fs = random.Random(1), SimFileSystem()
+    log, _ = sealed(fs, rng)
+    segment = log.segments[0]
+    entry, path = segment.entry(), segment.path
+    assert not is_sketched(fs, path, entry, log.lineage)
+    sketch_segments(log, fs)
+    assert is_sketched(fs, path, entry, log.lineage)
+    assert read_sketch(fs, path, entry, "another:1") is None
+    assert not is_sketched(fs, path, entry, "another:1")
+    shorter = replace(entry, size_bytes=entry.size_bytes - 8)
+    longer = replace(entry, next_offset=entry.next_offset + 1)
+    for other in (shorter, longer):
+        assert read_sketch(fs, path, other, log.lineage) is None
+    whole = fs.read(sketch_path(path))
+    for position in [*range(40), *rng.sample(range(40, len(whole)), 40)]:
+        flip(fs, sketch_path(path), position)
+        assert read_sketch(fs, path, entry, log.lineage) is None, position
+        flip(fs, sketch_path(path), position)
+    for length in (0, 3, 39, 40, 60, len(whole) - 1):
+        file = fs.open(sketch_path(path))
+        file.truncate(length)
+        file.close()
+        assert read_sketch(fs, path, entry, log.lineage) is None, length
+    assert all(one.size_bytes for one in log.extents(1, 1, Probe(key=b"none")))
+
+
+def test_a_damaged_segment_has_none() -> None:
+    rng, fs = random.Random(2), SimFileSystem()
+    log, _ = sealed(fs, rng)
+    flip(fs, log.segments[0].path, 100)
+    assert [made.size_bytes for made in sketch_segments(log, fs)] == [0]
+    assert not fs.exists(sketch_path(log.segments[0].path))
+
+
+def test_it_goes_with_its_segment() -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for number in range(3):
+        for i in range(40):
+            add(log, [[row(b"k%d" % i, b"%d" % number)]])
+        log.roll()
+    sketch_segments(log, fs)
+    old = [sketch_path(segment.path) for segment in log.segments[:-1]]
+    rebatch_file(log, fs, 0)
+    log.remove_before(log.segments[2].base_offset, 2)
+    assert [fs.exists(path) for path in old] == [False, False, True]
+    log.close()
+    # What a crash leaves is removed by the next start; what belongs there stays.
+    stray = sketch_path(DIRECTORY / f"{1:020d}.log")
+    fs.open(stray, create=True).close()
+    reopen(fs)
+    assert not fs.exists(stray)
+    assert fs.exists(old[2])
