@@ -21,7 +21,8 @@ from support.store_campaign import eventually
 
 from liftlog.cluster.store import MAX_VALUE_BYTES, CasLost, Entry, MetaStore, StoreUnavailable
 from liftlog.errors import ConfigError, InvalidArgument
-from liftlog.server.replication import kv_store
+from liftlog.server.ingest import servers
+from liftlog.server.replication import kv_link, kv_store
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.kv_bucket import Bucket, check_created
 from liftlog.server.replication.kv_link import KvLink
@@ -300,6 +301,25 @@ async def test_a_start_without_jetstream_says_so(
     monkeypatch.setattr(kv_store, "_NO_SERVICE_SECONDS", 0.3)
     error = await opening_fails(NatsSettings(servers=[server.url]), "do not run JetStream")
     assert "sync_interval" in error.hint
+
+
+async def test_a_server_that_reaches_no_leader_is_left_for_another(
+    server: NatsServer, jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers as one does whose lines to the others are cut: no one listens there."""
+    monkeypatch.setattr(kv_link, "_LEADERLESS_SECONDS", 0.3)
+    monkeypatch.setattr(kv_store, "_NO_SERVICE_SECONDS", PATIENCE)
+    await make_store(NatsSettings(servers=[jetstream.url]), "far", 1)
+    monkeypatch.setattr(servers.random, "shuffle", lambda _: None)  # the first is asked first
+    addresses = [server.url, jetstream.url]
+    store = NatsKvMetaStore(NatsSettings(servers=addresses), addresses, "far", "a")
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await store.open()
+            await store.cas("stream.a", b"{}", 0)
+    finally:
+        await store.close()
+    await ask(jetstream, "$JS.API.STREAM.DELETE.KV_liftlog_far")
 
 
 async def test_a_bucket_that_others_made_differently_is_refused(jetstream: NatsServer) -> None:

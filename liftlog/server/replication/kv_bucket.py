@@ -33,6 +33,8 @@ IN_PROCESS = (10164, 10158)
 NO_MESSAGE = 10037
 NO_STREAM = 10059
 NO_JETSTREAM = (10039, 10076)
+NO_LEADER = 10008
+"""None is elected, or the server that answers does not reach it."""
 NO_PEERS = 10005
 """Not so many servers are known that can hold the bucket; more may be about to join."""
 NO_CLUSTER = 10074
@@ -74,6 +76,11 @@ class Refused(MetaStoreError):
         """What a comparison has found instead of the expected sequence."""
         last = self.description.rpartition(" ")[2]
         return int(last) if self.code == WRONG_SEQUENCE and last.isdecimal() else None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether JetStream has no leader that this server reaches, or is off there."""
+        return self.code in (NO_LEADER, *NO_JETSTREAM)
 
     @property
     def is_certain(self) -> bool:

@@ -1,7 +1,8 @@
 """Requests to JetStream over a connection to NATS of the store's own, and the notices of changes.
 
 One connection at a time, to one server. It is given up as soon as questions stay without an answer,
-because NATS itself would wait half a minute for a server that hangs, longer than a session lasts.
+because NATS itself would wait half a minute for a server that hangs, longer than a session lasts;
+and when the server has been without a leader for longer than an election of NATS takes as a rule.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
 from liftlog.server.ingest.subscriptions import LinkSubscription, in_words
+from liftlog.server.replication.kv_bucket import Refused
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
 
@@ -32,6 +34,9 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _SILENCE_SECONDS = 3.0
 """Without an answer for so long while questions wait, another server is tried."""
+_LEADERLESS_SECONDS = 6.0
+"""And if it knows of no leader for so long: those that do not reach it may have elected one, of
+which it never hears."""
 _PING_SECONDS = 2.0
 _WATCH_SECONDS = 0.25
 _TOLD_AGAIN_SECONDS = 60.0
@@ -89,6 +94,8 @@ class KvLink:
         self._last_number = 0
         self._asked_at = 0.0
         """When the first question was sent that had no answer, nor any after it; 0: none."""
+        self._leaderless_since = 0.0
+        """When the server first said that there is no leader, and nothing else since; 0: never."""
         self._told: dict[str, float] = {}
         self.problem = "no connection was made yet"
         """Why there is no connection."""
@@ -166,7 +173,7 @@ class KvLink:
         self.notices_refused = in_words(refused.get(self._notices, {}))
         if self.notices_refused:
             self._warn("metadata-notices-refused error=%s", self.notices_refused)
-        self._connection, self._asked_at = connection, 0.0
+        self._connection, self._asked_at, self._leaderless_since = connection, 0.0, 0.0
         logger.info("metadata-link-connected server=%s", address.shown)
         self._changed.set()
         self._on_connected()
@@ -187,8 +194,15 @@ class KvLink:
 
     def _judge(self, connection: NatsConnection) -> None:
         """End a connection that is of no use."""
-        if self._asked_at and time.monotonic() - self._asked_at > _SILENCE_SECONDS:
+        now = time.monotonic()
+        if self._asked_at and now - self._asked_at > _SILENCE_SECONDS:
             connection.end(Ending(Cause.OTHER, "JetStream does not answer through this server"))
+        elif (
+            self._leaderless_since
+            and now - self._leaderless_since > _LEADERLESS_SECONDS
+            and len(self._pool.round()) > 1
+        ):
+            connection.end(Ending(Cause.OTHER, "JetStream has no leader that this server reaches"))
         elif connection.lame_duck:
             connection.end(Ending(Cause.LAME_DUCK, "the NATS server is about to stop"))
         elif not connection.is_read:
@@ -256,6 +270,7 @@ class KvLink:
                 continue
             self._asked_at = 0.0
             if not payload and block.startswith(_NO_RESPONDERS):
+                self._note_leader(is_there=False)
                 question.answer.set_exception(
                     NobodyAnswers("JetStream does not answer: no leader is elected, or it is off")
                 )
@@ -263,10 +278,18 @@ class KvLink:
             try:
                 result = question.parse(payload)
             except MetaStoreError as error:
+                self._note_leader(is_there=not (isinstance(error, Refused) and error.is_away))
                 question.answer.set_exception(error)
             else:
                 if result is not None:
+                    self._note_leader(is_there=True)
                     question.answer.set_result(result)
+
+    def _note_leader(self, *, is_there: bool) -> None:
+        if is_there:
+            self._leaderless_since = 0.0
+        else:
+            self._leaderless_since = self._leaderless_since or time.monotonic()
 
     def _publish_refused(self, rejection: Rejection) -> None:
         named = rejection.subject.lower()
