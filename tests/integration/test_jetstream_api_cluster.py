@@ -1,14 +1,19 @@
-"""JetStream's clients before a cluster: exactly one node answers each request, whoever leads."""
+"""JetStream's clients before a cluster: exactly one node answers each request, whoever leads, and
+readers go on at the next leader."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import nats
 import pytest
+from nats.errors import Error
 from support.cluster import Cluster
 from support.ingesting import publish_until_acked, until
 from support.nats_server import NatsServer
@@ -16,14 +21,22 @@ from support.raw_nats import RawNats
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-SETTINGS = {"nats": {"jetstream_api": True}}
 STREAM = {"name": "js", "subjects": ["js.>"], "num_replicas": 3, "allow_direct": True}
 ASKED = 20
 
 
 @pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def cluster(server: NatsServer) -> Iterator[Cluster]:
-    with Cluster(server.url, settings=SETTINGS) as cluster:
+    leafnode = re.search(r"Listening for leafnode connections on (\S+:\d+)", server.log)
+    assert leafnode is not None, server.log
+    settings = {"nats": {"jetstream_api": True, "leafnode": leafnode[1]}}
+    with Cluster(server.url, settings=settings) as cluster:
         for node in cluster.nodes.values():
             until(lambda node=node: "jetstream-api-answers" in node.log)
         yield cluster
@@ -123,3 +136,47 @@ def test_every_node_knows_at_once_what_was_created_and_deleted(
             assert asked_again(raw, f"STREAM.DELETE.{name}")["success"] is True
             for _ in range(6):
                 assert asked_again(raw, f"STREAM.INFO.{name}")["error"]["err_code"] == 10059
+
+
+async def test_an_ordered_consumer_goes_on_at_the_next_leader(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    """Its client hears no heartbeats when the leader dies, and makes it again until there is a
+    leader: every record comes, once and in order, and the numbers that the consumer counts are
+    without a gap at each of the two."""
+    config = {"name": "read", "subjects": ["read.>"], "num_replicas": 3}
+    client = await nats.connect(server.url)
+    try:
+        js = client.jetstream(timeout=2)
+        with RawNats(server.port, timeout=60) as raw:
+            asked_again(raw, "STREAM.CREATE.read", config)
+        got: asyncio.Queue[Any] = asyncio.Queue()
+        await js.subscribe(
+            "read.>", stream="read", ordered_consumer=True, idle_heartbeat=0.5, cb=got.put
+        )
+        before = await published_and_read(js, got, range(50))
+        leader = cluster.leader("read")
+        await asyncio.to_thread(cluster.kill, leader)
+        after = await published_and_read(js, got, range(50, 100))
+        assert cluster.leader("read") != leader
+        offsets = [one.metadata.sequence.stream for one in (*before, *after)]
+        assert offsets == sorted(set(offsets))
+        assert [one.metadata.sequence.consumer for one in before] == list(range(1, 51))
+        second = [one.metadata.sequence.consumer for one in after]
+        assert second == list(range(second[0], second[0] + 50))
+    finally:
+        await client.close()
+    cluster.start(leader)
+    await asyncio.to_thread(cluster.wait_isr, "read")
+
+
+async def published_and_read(js: Any, got: asyncio.Queue[Any], numbers: range) -> list[Any]:
+    """Each message is published until it is acked; a second attempt is the same message."""
+    for number in numbers:
+        while True:
+            with contextlib.suppress(Error, asyncio.TimeoutError):
+                await js.publish("read.a", b"%d" % number, headers={"Nats-Msg-Id": str(number)})
+                break
+    found = [await asyncio.wait_for(got.get(), 60) for _ in numbers]
+    assert [int(one.data) for one in found] == list(numbers)
+    return found

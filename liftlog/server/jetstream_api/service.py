@@ -57,6 +57,11 @@ _MAX_WAITING_BYTES = 8 * 2**20
 _AT_A_TIME = 4
 """Requests of one client that are answered at the same time."""
 _MAX_UNSENT_BYTES = 64 * 1024
+_TAKEOVER_SECONDS = 2.0
+_TAKEOVER_LOOK_SECONDS = 0.02
+_MAX_AT_TAKEOVER = WORKERS // 2
+"""Requests that wait until this node, which was made the leader of their stream, leads it; for the
+rest of the requests there are always workers left."""
 _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 
@@ -161,6 +166,7 @@ class JetStreamApi:
             self._consumers,
         )
         self._waiting = Waiting()
+        self._at_takeover = 0
         self._pace = Pace(lambda: broker.intake.ingested().size_bytes)
         self._presence: Presence | None = None
         self._subscriptions: list[LinkSubscription] = []
@@ -337,10 +343,29 @@ class JetStreamApi:
                     raise streams.not_leader(arguments[0])
                 await self._pass_on(node, subject, reply, payload)
                 return None
+            await self._take_over(streams, arguments[0])
         request = Request(self._parts, arguments, reply, payload)
         if method.at_leader:
             request.check_exists()
         return await method.perform(request)
+
+    async def _take_over(self, streams: ReplicatedStreams, stream: str) -> None:
+        """Returns when this node leads the stream, if it is about to: programs use a stream in the
+        moment in which its creation is answered. What does not wait is refused later, for now."""
+        if self._at_takeover >= _MAX_AT_TAKEOVER:
+            return
+        self._at_takeover += 1
+        try:
+            async with asyncio.timeout(_TAKEOVER_SECONDS):
+                while streams.leads(stream):
+                    led = streams.led_here(stream)
+                    if led is not None and led.leader.is_ready:
+                        return
+                    await asyncio.sleep(_TAKEOVER_LOOK_SECONDS)
+        except TimeoutError:
+            pass
+        finally:
+            self._at_takeover -= 1
 
     async def _pass_on(self, node: str, subject: bytes, reply: bytes, payload: bytes) -> None:
         """Have the leader's node answer."""
