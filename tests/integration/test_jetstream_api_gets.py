@@ -156,6 +156,19 @@ def test_what_is_malformed_is_refused(both: Both, payload: bytes) -> None:
     assert direct(both.ours, "s", payload) == direct(both.theirs, "s", payload)
 
 
+@pytest.mark.parametrize("payload", [b"", b"null", b"{}", b" null\n"])
+def test_null_is_a_request_without_wishes(both: Both, payload: bytes) -> None:
+    for client in (both.ours, both.theirs):
+        answer = json.loads(client.request("$JS.API.STREAM.INFO.s", payload).payload)
+        assert answer["config"]["name"] == "s"
+        assert client.request("$JS.API.STREAM.NAMES", payload).json()["streams"] != []
+    ours, theirs = [
+        client.request("$JS.API.STREAM.DELETE.missing", payload).json()["error"]["err_code"]
+        for client in both[:2]
+    ]
+    assert ours == theirs
+
+
 @pytest.mark.parametrize("pattern", [">", "s.a", "s.*", "s.c.*", "other"])
 def test_subjects_are_counted(both: Both, pattern: str) -> None:
     question = json.dumps({"subjects_filter": pattern})
