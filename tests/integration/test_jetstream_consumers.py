@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from support.raw_nats import RawMessage, RawNats
 pytestmark = pytest.mark.integration
 
 SECOND = 10**9
+PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +201,33 @@ def test_flow_control_waits_for_the_client(server: NatsServer, raw: RawNats) -> 
             stalls += 1
             raw.pub(question[1], b"")
     assert stalls >= 2
+
+
+async def test_a_client_that_never_reads_does_not_delay_others(
+    server: NatsServer, js: JetStreamContext, raw: RawNats
+) -> None:
+    """It asks for a stream many times, pushed and pulled, without flow control. NATS holds some of
+    that for it and then cuts it off; what others read comes all the time."""
+    flood, quiet = new_stream(raw), new_stream(raw)
+    for number in range(500):
+        await js.publish(f"{flood}.a", bytes(16_384), headers={"Number": str(number)})
+    reader = await js.subscribe(f"{quiet}.>", stream=quiet, ordered_consumer=True)
+    with RawNats(server.port) as greedy:
+        greedy.sub("never.>")
+        greedy.ping()
+        for number in range(8):
+            new_consumer(raw, flood, deliver_subject=f"never.{number}")
+            name = new_consumer(raw, flood)["name"]
+            asks = json.dumps({"batch": 100_000}).encode()
+            raw.pub(f"$JS.API.CONSUMER.MSG.NEXT.{flood}.{name}", asks, reply=f"never.p{number}")
+        slowest = 0.0
+        for number in range(40):
+            began = time.monotonic()
+            await js.publish(f"{quiet}.a", b"%d" % number)
+            assert (await reader.next_msg(timeout=PATIENCE)).data == b"%d" % number
+            slowest = max(slowest, time.monotonic() - began)
+    assert slowest < PATIENCE / 2
+    assert asked(raw, f"STREAM.INFO.{quiet}")["state"]["messages"] == 40
 
 
 # --- pull ---
