@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-web bench-spark jetstream-clients jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-web bench-spark jetstream-clients natscli jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,7 +144,10 @@ bench-web: setup ## Measure the web page with 500 streams and a million records 
 bench-spark: setup ## Measure the Spark data source and the export (ARGS="--help")
 	$(BIN)/python tests/bench/spark.py $(ARGS)
 
-jetstream-clients: setup ## Run the tests of JetStream's clients against liftlog (ARGS="--help"; half an hour, needs Go)
+natscli: ## Build the NATS command line for the tests that use it (needs Go)
+	GOBIN=$(CURDIR)/build/tools go install github.com/nats-io/natscli/nats@v0.5.1
+
+jetstream-clients: setup ## Run the tests of JetStream's clients against liftlog (ARGS="--help"; an hour, needs Go and Rust)
 	PYTHONPATH=tests $(BIN)/python -m jetstream_clients $(ARGS)
 
 jar: setup ## Compile the Spark connector into liftlog/spark/jars, for wheels (needs a JDK)

@@ -2,9 +2,12 @@
 daemon that answers `$JS.API`.
 
 A test, in whatever language, connects to the socket and sends one line of JSON: `port` to listen on
-(-1: any), or the `url` of a nats-server of its own and the address of its `leafnode` listener; and
-`store_dir`, if it wants to come back to what it stored. The answer is `ready URL`. The servers end
-with the connection; `gone` is the last line.
+(-1: any), or the `url` of a nats-server of its own and the address of its `leafnode` listener;
+`store_dir`, if it wants to come back to what it stored; and `max_payload`, in bytes. The answer is
+`ready URL`. The servers end with the connection; `gone` is the last line.
+
+With `theirs`, a test gets a nats-server with JetStream itself: what fails there, too, says nothing
+of liftlog. Tests that bring their own server are told by JETSTREAM_CLIENTS_THEIRS, and do not ask.
 """
 
 from __future__ import annotations
@@ -26,14 +29,20 @@ from support.raw_nats import RawNats
 
 
 class Servers:
-    """Use as a context manager; `path` is that of the socket."""
+    """Use as a context manager; `environ` tells a test where the socket is."""
+
+    def __init__(self, *, theirs: bool = False) -> None:
+        self._theirs = theirs
 
     def __enter__(self) -> Servers:
         forks.allow()
         self._directory = tempfile.TemporaryDirectory(prefix="jetstream-clients-")
-        self.path = f"{self._directory.name}/servers.sock"
+        path = f"{self._directory.name}/servers.sock"
+        self.environ = {"JETSTREAM_CLIENTS_SERVERS": path}
+        if self._theirs:
+            self.environ["JETSTREAM_CLIENTS_THEIRS"] = "1"
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.path)
+        self._listener.bind(path)
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
         return self
@@ -48,18 +57,16 @@ class Servers:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=_serve, args=(connection,), daemon=True).start()
+            serve = _serve_theirs if self._theirs else _serve
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
 
 def _serve(connection: socket.socket) -> None:
     with connection, contextlib.ExitStack() as stack:
-        with connection.makefile("rb") as lines:
-            request: dict[str, Any] = json.loads(lines.readline())
+        request = _request(connection)
         url, leafnode = request.get("url"), request.get("leafnode")
         if url is None:
-            server = NatsServer(
-                listen=f"127.0.0.1:{request['port']}", leafnodes={"listen": "127.0.0.1:-1"}
-            )
+            server = _nats_server(request, leafnodes={"listen": "127.0.0.1:-1"})
             stack.enter_context(server)
             url = server.url
             found = re.search(r"for leafnode connections on (\S+)", server.log)
@@ -75,12 +82,39 @@ def _serve(connection: socket.socket) -> None:
         daemon.start()
         port = int(url.rpartition(":")[2])
         until(lambda: _answers(port), what=f"an answer on $JS.API.INFO\n{daemon.log}")
-        connection.sendall(f"ready {url}\n".encode())
-        with contextlib.suppress(OSError):
-            connection.recv(1)  # the end
+        _say_and_wait(connection, f"ready {url}\n")
         stack.close()
         with contextlib.suppress(OSError):
             connection.sendall(b"gone\n")
+
+
+def _serve_theirs(connection: socket.socket) -> None:
+    with connection:
+        request = _request(connection)
+        store = request.get("store_dir")
+        directory = Path(store) if store else None
+        with _nats_server(request, directory=directory, jetstream=True) as server:
+            _say_and_wait(connection, f"ready {server.url}\n")
+        with contextlib.suppress(OSError):
+            connection.sendall(b"gone\n")
+
+
+def _request(connection: socket.socket) -> dict[str, Any]:
+    with connection.makefile("rb") as lines:
+        request: dict[str, Any] = json.loads(lines.readline())
+    return request
+
+
+def _nats_server(request: dict[str, Any], **options: Any) -> NatsServer:
+    listen = f"127.0.0.1:{request['port']}"
+    return NatsServer(listen=listen, max_payload=request.get("max_payload"), **options)
+
+
+def _say_and_wait(connection: socket.socket, line: str) -> None:
+    """Returns when the client has ended its side."""
+    with contextlib.suppress(OSError):
+        connection.sendall(line.encode())
+        connection.recv(1)
 
 
 def _answers(port: int) -> bool:

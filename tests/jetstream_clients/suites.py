@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jetstream_clients.servers import Servers
+
 REPOSITORY = Path(__file__).parents[2]
 SHIMS = Path(__file__).parent / "shims"
 BUILD = REPOSITORY / "build/jetstream-clients"
@@ -30,6 +32,8 @@ class Outcome(NamedTuple):
     passed: bool
     text: str
     """The end of what it printed, if it failed."""
+    theirs: bool | None = None
+    """Whether it passes with JetStream itself; None: not tried."""
 
 
 class CannotRun(Exception):
@@ -69,10 +73,9 @@ class Suite:
     def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
         return [Outcome(self.name, test, status == 0, "" if status == 0 else output[-3000:])]
 
-    def run(self, test: str, servers: str) -> list[Outcome]:
-        """`servers`: the path of the socket where it gets its servers."""
+    def run(self, test: str, servers: Servers) -> list[Outcome]:
         command, directory = self.command(test)
-        environ = {**os.environ, "JETSTREAM_CLIENTS_SERVERS": servers}
+        environ = {**os.environ, **servers.environ}
         try:
             done = subprocess.run(
                 command,
@@ -229,4 +232,72 @@ def _about(output: str, test: str) -> str:
     return output[-3000:]
 
 
-SUITES: tuple[type[Suite], ...] = (NatsPy, NatsGo)
+_LEAN = {
+    "CARGO_PROFILE_DEV_DEBUG": "0",
+    "CARGO_PROFILE_TEST_DEBUG": "0",
+    "CARGO_INCREMENTAL": "0",
+}
+"""Builds in a fourth of the time."""
+
+
+class AsyncNats(Suite):
+    """Its package has the tests, but not the crate with which they start servers: there is one of
+    ours in its place."""
+
+    name, version, source = "async-nats", "0.51.0", "crates.io"
+    outside = (
+        "with_replicas|mirrors|::(create|delete|get|update|pause|get_or_create)_consumer|consumers$|"
+        "::(fetch|pull_(?!ordered)|push_stream|queue_push|consumer|multiple_filters|acker|ack$)|"
+        "::(prioritized|nak_|backoff|source_consumer|test_version|limits$|next_ordered_request)"
+    )
+    _files = ("jetstream_tests", "kv_tests")
+
+    def __init__(self) -> None:
+        self._binaries: list[str] = []
+        self._binary_of: dict[str, str] = {}
+
+    def prepare(self) -> None:
+        if not self.directory.exists():
+            run(["cp", "-r", str(self._download()), str(self.directory)])
+            with (self.directory / "Cargo.toml").open("a") as manifest:
+                manifest.write('\n[dev-dependencies.nats-server]\npath = "nats-server"\n')
+        server = self.directory / "nats-server"
+        _write_crate(server, "nats-server", "")
+        shutil.copy(SHIMS / "nats_server.rs.txt", server / "src/lib.rs")
+        files = [option for file in self._files for option in ("--test", file)]
+        build = ["cargo", "test", "--no-run", "--message-format=json", *files]
+        environ = {**os.environ, **_LEAN}
+        for line in run(build, cwd=self.directory, env=environ).stdout.splitlines():
+            artifact = json.loads(line)
+            if artifact.get("executable"):
+                self._binaries.append(artifact["executable"])
+
+    def _download(self) -> Path:
+        """Cargo gets a crate for one that needs it."""
+        asking = self.directory.with_name("crates")
+        _write_crate(asking, "crates", f'[dependencies]\n{self.name} = "={self.version}"\n')
+        described = json.loads(run(["cargo", "metadata", "--format-version=1"], cwd=asking).stdout)
+        [manifest] = [
+            one["manifest_path"] for one in described["packages"] if one["name"] == self.name
+        ]
+        return Path(manifest).parent
+
+    def tests(self) -> list[str]:
+        for binary in self._binaries:
+            listed = run([binary, "--list", "--format=terse"], cwd=self.directory).stdout
+            for name in re.findall(r"^(\S+): test$", listed, re.MULTILINE):
+                self._binary_of[name] = binary
+        return list(self._binary_of)
+
+    def command(self, test: str) -> tuple[list[str], Path]:
+        return [self._binary_of[test], "--exact", test, "--nocapture"], self.directory
+
+
+def _write_crate(directory: Path, name: str, dependencies: str) -> None:
+    (directory / "src").mkdir(parents=True, exist_ok=True)
+    (directory / "src/lib.rs").touch()
+    package = f'[package]\nname = "{name}"\nversion = "0.0.0"\nedition = "2021"\n\n'
+    (directory / "Cargo.toml").write_text(f"{package}{dependencies}\n[workspace]\n")
+
+
+SUITES: tuple[type[Suite], ...] = (NatsPy, NatsGo, AsyncNats)

@@ -13,7 +13,12 @@ from datetime import datetime
 from typing import Any
 
 from acl.subjects import why_invalid
-from liftlog.server.jetstream_api.answers import JetStreamError, invalid_json, is_utf8
+from liftlog.server.jetstream_api.answers import (
+    ZERO_TIME,
+    JetStreamError,
+    invalid_json,
+    is_utf8,
+)
 from liftlog.server.jetstream_api.config_fields import ConfigFields
 
 _NS = 1_000_000_000
@@ -22,6 +27,7 @@ _MAX_INACTIVE_SECONDS = 3600.0
 MAX_WAITING = 512
 _MAX_NAME = 255
 _FAR = 2**63
+_PAGER = "stream_pager_"
 
 _INSTEAD = (
     "read with liftlog's pull API, where checkpoints and consumer groups keep positions (see "
@@ -121,9 +127,11 @@ class _Reader(ConfigFields):
         return spec
 
     def _refuse_what_is_not_promised(self) -> None:
-        if self._left.get("durable_name"):
+        is_pager = self._is_pager()
+        if self._left.get("durable_name") and not is_pager:
             raise refused(f"durable consumers are not supported over NATS: {_INSTEAD}")
-        if self._choice("ack_policy", ("explicit", "all", "none", "flow_control")) != "none":
+        acks = self._choice("ack_policy", ("explicit", "all", "none", "flow_control"))
+        if acks != "none" and not is_pager:
             raise refused(
                 f"acks per message are not supported over NATS; ack_policy: expected none, or "
                 f"{_INSTEAD}"
@@ -131,8 +139,19 @@ class _Reader(ConfigFields):
         if self._choice("replay_policy", ("instant", "original")) != "instant":
             raise refused("replay_policy: only instant is supported")
         for key, why in _REFUSED.items():
-            if self._left.pop(key, None) not in (None, False, 0, "", "none", [], {}):
+            if self._left.pop(key, None) not in (None, False, 0, "", "none", ZERO_TIME, [], {}):
                 raise refused(f"{key}: {why}")
+
+    def _is_pager(self) -> bool:
+        """Whether `nats stream view` asks: it makes what it names durable, with acks, but in memory
+        and for a while, deletes it at its end, and never acks."""
+        durable = self._left.get("durable_name")
+        return (
+            isinstance(durable, str)
+            and durable.startswith(_PAGER)
+            and self._left.get("mem_storage") is True
+            and bool(self._left.get("inactive_threshold"))
+        )
 
     def _refuse_unknown(self) -> None:
         for key in (*_ECHOED, "mem_storage", "durable_name", "direct"):

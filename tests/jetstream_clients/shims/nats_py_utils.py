@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import socket
+import tempfile
 import unittest
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -15,22 +16,37 @@ from typing import Any
 PORT = 4222
 
 
+class _Server:
+    """Comes back to what it stored."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="nats-py-")
+
+    def start(self) -> None:
+        self._link = socket.socket(socket.AF_UNIX)
+        self._link.connect(os.environ["JETSTREAM_CLIENTS_SERVERS"])
+        request = {"port": PORT, "store_dir": self._directory.name}
+        self._link.sendall(json.dumps(request).encode() + b"\n")
+        if not self._link.recv(256).startswith(b"ready"):
+            raise RuntimeError("the servers did not start")
+
+    def stop(self) -> None:
+        self._link.shutdown(socket.SHUT_WR)
+        while self._link.recv(256):
+            pass
+        self._link.close()
+
+
 class SingleJetStreamServerTestCase(unittest.TestCase):
     """Each test has a server of its own, with nothing in it."""
 
     def setUp(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.connect(os.environ["JETSTREAM_CLIENTS_SERVERS"])
-        self._server.sendall(json.dumps({"port": PORT}).encode() + b"\n")
-        if not self._server.recv(256).startswith(b"ready"):
-            raise RuntimeError("the servers did not start")
+        self.server_pool = [_Server()]
+        self.server_pool[0].start()
 
     def tearDown(self) -> None:
-        self._server.shutdown(socket.SHUT_WR)
-        while self._server.recv(256):
-            pass
-        self._server.close()
+        self.server_pool[0].stop()
         self.loop.close()
 
 

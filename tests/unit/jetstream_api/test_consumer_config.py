@@ -39,10 +39,29 @@ def test_an_ordered_consumer_of_a_client_is_taken() -> None:
     assert spec.config["deliver_subject"] == "_INBOX.a.b"
 
 
+PAGER = {
+    "name": "stream_pager_1",
+    "durable_name": "stream_pager_1",
+    "ack_policy": "explicit",
+    "mem_storage": True,
+    "inactive_threshold": 3600 * SECOND,
+    "pause_until": "0001-01-01T00:00:00Z",
+}
+
+
+def test_the_pager_of_the_command_line_is_taken() -> None:
+    spec = parse_consumer(PAGER, "default")
+    assert (spec.name, spec.config["ack_policy"]) == ("stream_pager_1", "none")
+
+
 @pytest.mark.parametrize(
     ("config", "err_code"),
     [
         ({"durable_name": "d"}, 10012),
+        ({**PAGER, "mem_storage": False}, 10012),
+        ({**PAGER, "inactive_threshold": 0}, 10012),
+        ({**PAGER, "durable_name": "pager"}, 10012),
+        ({**PAGER, "durable_name": ["stream_pager_"]}, 10012),
         ({"ack_policy": "explicit"}, 10012),
         ({"ack_policy": "all"}, 10012),
         ({"deliver_group": "g"}, 10012),

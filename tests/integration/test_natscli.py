@@ -1,0 +1,154 @@
+"""The NATS command line before the daemon: streams and buckets, as someone at a terminal uses them.
+
+`make natscli` builds it, which takes Go and some minutes; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, until
+from support.nats_server import NatsServer
+from support.repository import REPOSITORY
+
+NATS = shutil.which("nats") or shutil.which(str(REPOSITORY / "build/tools/nats"))
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(NATS is None, reason="natscli is not installed; make natscli builds it"),
+]
+
+
+class Natscli:
+    def __init__(self, url: str, home: Path) -> None:
+        self._command = [NATS, "--server", url, "--timeout", "30s"]
+        self._environ = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+
+    def __call__(self, *arguments: str, given: str = "") -> str:
+        """What it prints; it must succeed."""
+        done = self.tried(*arguments, given=given)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def tried(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._command, *arguments],
+            env=self._environ,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json"))
+
+    def at_a_terminal(self, *arguments: str) -> str:
+        """What someone sees there who types nothing."""
+        ours, theirs = pty.openpty()
+        shown = b""
+        with subprocess.Popen(
+            [*self._command, *arguments],
+            env={**self._environ, "TERM": "dumb"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        ) as process:
+            os.close(theirs)
+            with contextlib.suppress(OSError):  # no one has the other end any more
+                while piece := os.read(ours, 4096):
+                    shown += piece
+            process.wait(60)
+        os.close(ours)
+        return shown.decode()
+
+    def started(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self._command, *arguments],
+            env=self._environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def natscli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Natscli]:
+    with NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server:
+        listener = re.search(r"Listening for leafnode connections on (\S+:\d+)", server.log)
+        assert listener is not None, server.log
+        settings = {"nats": {"jetstream_api": True, "leafnode": listener[1]}}
+        with Daemon(server.url, settings) as daemon:
+            until(lambda: "jetstream-api-answers" in daemon.log)
+            until(lambda: "nats-leaf-connected" in daemon.log)
+            yield Natscli(server.url, tmp_path_factory.mktemp("home"))
+            assert_no_traceback(daemon)
+
+
+def test_the_life_of_a_stream(natscli: Natscli) -> None:
+    natscli("stream", "add", "orders", "--subjects", "orders.>", "--defaults", "--max-age", "1h")
+    natscli("pub", "--count", "5", "orders.new", "order {{Count}}")
+    assert "orders" in natscli("stream", "ls", "--names").split()
+    info = natscli.json("stream", "info", "orders")
+    assert info["config"]["subjects"] == ["orders.>"]
+    assert info["config"]["max_age"] == 3600 * 10**9
+    assert info["state"]["messages"] == 5
+    assert natscli.json("stream", "get", "orders", "2")["subject"] == "orders.new"
+    assert "order 5" in natscli("stream", "get", "orders", "--last-for", "orders.new")
+    viewed = natscli.at_a_terminal("stream", "view", "orders", "10")
+    assert [f"order {number}" in viewed for number in range(1, 6)] == [True] * 5
+    assert "orders.new" in natscli("stream", "subjects", "orders")
+    natscli("stream", "purge", "orders", "--force", "--keep", "2")
+    assert natscli.json("stream", "info", "orders")["state"]["first_seq"] == 4
+    natscli("stream", "edit", "orders", "--max-age", "2h", "--force")
+    assert natscli.json("stream", "info", "orders")["config"]["max_age"] == 7200 * 10**9
+    natscli("stream", "rm", "orders", "--force")
+    assert natscli.tried("stream", "info", "orders").returncode != 0
+
+
+def test_a_stream_that_cannot_be_promised_is_refused_with_the_reason(natscli: Natscli) -> None:
+    done = natscli.tried(
+        "stream", "add", "w", "--subjects", "w", "--retention", "work", "--defaults"
+    )
+    assert done.returncode != 0
+    assert "only limits is supported" in done.stdout + done.stderr
+
+
+def test_a_bucket(natscli: Natscli) -> None:
+    natscli("kv", "add", "config", "--history", "3")
+    for value in ("one", "two", "three", "four"):
+        natscli("kv", "put", "config", "a.b", value)
+    natscli("kv", "create", "config", "c", "5")
+    assert natscli.tried("kv", "create", "config", "c", "6").returncode != 0
+    assert natscli("kv", "get", "config", "a.b", "--raw").strip() == "four"
+    natscli("kv", "update", "config", "c", "7", "5")
+    assert natscli.tried("kv", "update", "config", "c", "8", "5").returncode != 0
+    history = natscli("kv", "history", "config", "a.b")
+    assert [value in history for value in ("one", "two", "three", "four")] == [False, *[True] * 3]
+    assert sorted(natscli("kv", "ls", "config").split()) == ["a.b", "c"]
+    natscli("kv", "del", "config", "c", "--force")
+    assert natscli.tried("kv", "get", "config", "c", "--raw").returncode != 0
+    assert "config" in natscli("kv", "ls")
+    with natscli.started("kv", "watch", "config") as watching:
+        assert watching.stdout is not None
+        seen = "".join([watching.stdout.readline() for _ in range(2)])
+        assert "config > a.b: four" in seen, seen
+        natscli("kv", "put", "config", "new", "9")
+        while "new" not in (line := watching.stdout.readline()):
+            assert line, seen
+        watching.kill()
+    natscli("kv", "rm", "config", "--force")
+    assert "config" not in natscli("kv", "ls")
