@@ -79,6 +79,15 @@ class NatsCluster:
                 if first is not second:
                     _wait_route(first, second)
 
+    def wait_healthy(self, timeout: float = 120.0) -> None:
+        """Until no server has a stream of JetStream to catch up with. Another fault before that may
+        leave no server that can be elected."""
+        deadline = time.monotonic() + timeout
+        for server in self.servers:
+            while not server.is_healthy():
+                assert time.monotonic() < deadline, f"{server.url} catches up"
+                time.sleep(0.1)
+
     def __enter__(self) -> NatsCluster:
         for server in self.servers:
             server.start()

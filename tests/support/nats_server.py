@@ -151,9 +151,20 @@ class NatsServer:
 
     def connections(self) -> int:
         """How many clients are connected; the configuration needs `http`."""
-        url = f"http://127.0.0.1:{self._config['http'].rpartition(':')[2]}/varz"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with self._monitor("varz") as answer:
             return int(json.load(answer)["connections"])
+
+    def is_healthy(self) -> bool:
+        """Whether it has all that it should have of JetStream; needs `http` too."""
+        try:
+            with self._monitor("healthz"):
+                return True
+        except OSError:  # also an answer of 503
+            return False
+
+    def _monitor(self, page: str) -> Any:
+        port = self._config["http"].rpartition(":")[2]
+        return urllib.request.urlopen(f"http://{self.host}:{port}/{page}", timeout=5)
 
     def wait_ended(self, timeout: float = 60.0) -> None:
         """Until the server has ended by itself."""
