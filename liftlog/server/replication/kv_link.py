@@ -186,7 +186,8 @@ class KvLink:
         while not connection.ended.is_set():
             self._judge(connection)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(connection.ended.wait(), _WATCH_SECONDS)
+                async with asyncio.timeout(_WATCH_SECONDS):
+                    await connection.ended.wait()
         self._pool.learn(connection.address, connection.connect_urls)
         self.problem = f"{connection.address.shown}: {connection.ending}"
         self._warn("metadata-link-ended error=%s", self.problem)
@@ -264,11 +265,11 @@ class KvLink:
     def _receive(self, run: MessageRun) -> None:
         headers = run.headers or (b"",) * len(run)
         for subject, payload, block in zip(run.subjects, run.payloads, headers, strict=True):
+            self._asked_at = 0.0  # also if the question was given up: JetStream is there
             number = subject.rpartition(b".")[2]
             question = self._questions.get(int(number)) if number.isdigit() else None
             if question is None or question.answer.done():
                 continue
-            self._asked_at = 0.0
             if not payload and block.startswith(_NO_RESPONDERS):
                 self._note_leader(is_there=False)
                 question.answer.set_exception(
