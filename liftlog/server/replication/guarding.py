@@ -17,7 +17,7 @@ from typing import Any
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.guard import Known, is_regressed, newest, restored, restored_by_operator
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import ConnectionLost, LiftlogError
+from liftlog.errors import ConnectionLost, CorruptMetadata, LiftlogError, UnsupportedFormat
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Copies, CopiesAnswer, RestoreAnswer
 from liftlog.server.replication.mirror import Mirror
@@ -51,6 +51,8 @@ class Guard:
         self._link_to = link_to
         self._log_end = log_end
         self._stand_aside = stand_aside
+        self._unreadable: dict[str, str] = {}
+        """Why, by stream: of these records it is not known whether they are old."""
 
     async def run(self) -> None:
         """Look into doubts until cancelled."""
@@ -65,7 +67,7 @@ class Guard:
         """Confirm what is in doubt, and restore what can be restored without an operator. Raises
         MetadataUnavailable."""
         confirmed = await self._confirmed(sorted(self._mirror.doubtful))
-        self._mirror.regressed.intersection_update(confirmed)
+        self._mirror.regressed.intersection_update({*confirmed, *self._unreadable})
         for name in confirmed:
             if name not in self._mirror.regressed:
                 self._mirror.regressed.add(name)
@@ -76,10 +78,13 @@ class Guard:
         heard = await self._ask(confirmed)
         unheard = self._others() - heard.keys()
         for name in confirmed:
-            stored, revision = await self._mirror.read_newest(name)
-            after = restored(stored, _of(heard, name), unheard)
-            if after is not None:
-                await self._restore(after, stored, revision)
+            try:
+                stored, revision = await self._mirror.read_newest(name)
+                after = restored(stored, _of(heard, name), unheard)
+                if after is not None:
+                    await self._restore(after, stored, revision)
+            except LiftlogError as error:  # the other streams do not wait for this one
+                logger.warning("metadata-not-restored stream=%s error=%s", name, error)
 
     def answer(self, names: Collection[str]) -> CopiesAnswer:
         """What this node knows of these streams; without any, the names of all."""
@@ -103,7 +108,11 @@ class Guard:
         heard = await self._ask(sorted(names))
         told = []
         for name in sorted(names):
-            stored, revision = await self._mirror.read_newest(name)
+            try:
+                stored, revision = await self._mirror.read_newest_or_damaged(name)
+            except UnsupportedFormat as error:  # a newer version of liftlog knows what it says
+                logger.warning("metadata-not-restored stream=%s error=%s", name, error)
+                continue
             after = restored_by_operator(stored, _of(heard, name))
             if after is None:
                 continue
@@ -126,20 +135,27 @@ class Guard:
     # --- parts -----------------------------------------------------------------------
 
     async def _confirmed(self, doubtful: Iterable[str]) -> list[str]:
-        found = []
+        found, unreadable = [], {}
         for name in doubtful:
             known = self._mirror.known.get(name)
             if known is None:
                 self._mirror.doubtful.discard(name)
                 continue
-            # Most doubts are late notices, and a cheap read is enough to see that.
-            stored = await self._mirror.read(name)
-            if is_regressed(known, stored):
-                stored, _ = await self._mirror.read_newest(name)
+            try:
+                # Most doubts are late notices, and a cheap read is enough to see that.
+                stored = await self._mirror.read(name)
+                if is_regressed(known, stored):
+                    stored, _ = await self._mirror.read_newest(name)
+            except (CorruptMetadata, UnsupportedFormat) as error:
+                unreadable[name] = str(error)
+                if self._unreadable.get(name) != str(error):
+                    logger.error("record-not-read stream=%s error=%s", name, error)  # noqa: TRY400
+                continue
             if is_regressed(known, stored):
                 found.append(name)
             else:
                 self._mirror.doubtful.discard(name)
+        self._unreadable = unreadable
         return found
 
     def _others(self) -> set[str]:
@@ -196,7 +212,8 @@ class Guard:
         exchange, link = Exchange(on_done=answered), self._link_to(node)
         link.request(message, exchange)
         try:
-            return await asyncio.wait_for(done, _ANSWER_SECONDS)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await done
         except (TimeoutError, ConnectionLost):
             link.give_up(exchange)
             return None

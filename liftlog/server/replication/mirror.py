@@ -258,12 +258,21 @@ class Mirror:
 
     async def read_newest(self, name: str) -> tuple[StreamRecord | None, int]:
         """The same and its revision, without doubt of this moment; it may cost a write."""
-        key = STREAM_PREFIX + name
+        entry = await self._get_newest(name)
+        if entry is None:
+            return None, 0
+        return record_of(STREAM_PREFIX + name, entry), entry.revision
+
+    async def read_newest_or_damaged(self, name: str) -> tuple[StreamRecord | None, int]:
+        """The same; a damaged record is as if there were none, with its revision. Raises
+        UnsupportedFormat, MetadataUnavailable."""
+        entry = await self._get_newest(name)
+        if entry is None:
+            return None, 0
         try:
-            entry = await self._store.get_newest(key)
-        except (CasUnknown, StoreUnavailable) as error:
-            raise MetadataUnavailable(str(error)) from error
-        return (None, 0) if entry is None else (record_of(key, entry), entry.revision)
+            return record_of(STREAM_PREFIX + name, entry), entry.revision
+        except CorruptMetadata:
+            return None, entry.revision
 
     async def put(self, record: StreamRecord, revision: int) -> bool:
         """Store a record in the place of what has this revision, 0: nothing. False when another
@@ -334,6 +343,12 @@ class Mirror:
 
     async def _get(self, name: str) -> Entry | None:
         return await self._read(STREAM_PREFIX + name)
+
+    async def _get_newest(self, name: str) -> Entry | None:
+        try:
+            return await self._store.get_newest(STREAM_PREFIX + name)
+        except (CasUnknown, StoreUnavailable) as error:
+            raise MetadataUnavailable(str(error)) from error
 
     async def _read(self, key: str) -> Entry | None:
         try:

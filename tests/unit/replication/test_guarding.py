@@ -1,0 +1,99 @@
+"""Doubts about records in the metadata store, each looked into by itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.simfs import SimFileSystem
+
+from liftlog.cluster import transitions
+from liftlog.cluster.election import LogEnd
+from liftlog.cluster.record import StreamRecord
+from liftlog.log.data_dir import make_durable_directory
+from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.guarding import Guard
+from liftlog.server.replication.mirror import Mirror
+
+STORE = Path("/meta")
+NAMES = ("a-damaged", "b-newer", "c", "d")
+UNREADABLE = {"a-damaged": b"#", "b-newer": b'{"v":2}'}
+
+
+class Node:
+    """The only node, with a copy of each stream."""
+
+    def __init__(self, store: FileMetaStore) -> None:
+        self.store = store
+        self.aside: list[str] = []
+        self.mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+        no_link: Any = None
+        self.guard = Guard(
+            self.mirror,
+            "n",
+            link_to=no_link,
+            log_end=lambda name: LogEnd(1, 5),
+            stand_aside=self.aside.append,
+        )
+
+    async def set_back(self) -> dict[str, StreamRecord]:
+        """The store forgets the newest change of each record, and two of them cannot be read.
+        Returns what this node has seen."""
+        for name in NAMES:
+            await self.mirror.create(
+                transitions.create(name, "one", {"min_isr": 1}, "n", starts={"n": 1})
+            )
+            before = await self.store.get(f"stream.{name}")
+            await self.mirror.change(name, lambda one: transitions.truncate(one, 3))
+            entry = await self.store.get(f"stream.{name}")
+            assert before is not None
+            assert entry is not None
+            value = UNREADABLE.get(name, before.value)
+            await self.store.cas(f"stream.{name}", value, entry.revision)
+            self.mirror.doubtful.add(name)
+        return dict(self.mirror.known)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    fs = SimFileSystem()
+    make_durable_directory(fs, STORE)
+    store = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    yield Node(store)
+    store.close()
+
+
+async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_restored(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    known = await node.set_back()
+    node.mirror.regressed.add("a-damaged")  # found out before it was damaged
+    for _ in range(3):
+        await node.guard.look()
+    assert node.aside == ["c", "d"]
+    for name in node.aside:
+        stored = await node.mirror.read(name)
+        assert stored is not None
+        assert stored.log_start == 3
+        assert stored.version > known[name].version
+    assert node.mirror.doubtful == {"a-damaged", "b-newer"}
+    assert node.mirror.regressed == {"a-damaged"}, "no one leads by what is in doubt"
+    told = [line for line in caplog.messages if line.startswith("record-not-read")]
+    assert len(told) == 2, "each once"
+
+
+async def test_an_operator_has_a_damaged_record_replaced_and_a_newer_one_left(node: Node) -> None:
+    await node.set_back()
+    answer = await node.guard.restore(dry_run=False)
+    assert [one["stream"] for one in answer.streams] == ["a-damaged", "c", "d"]
+    assert all(one["restored"] for one in answer.streams)
+    stored = await node.mirror.read("a-damaged")
+    assert stored is not None
+    assert stored.log_start == 3
+    newer = await node.store.get("stream.b-newer")
+    assert newer is not None
+    assert newer.value == UNREADABLE["b-newer"]
