@@ -241,8 +241,8 @@ class Handovers:
 
     async def _prepare(self, message: HandOver) -> None:
         name = message.stream
-        host, record = self._streams.hosts.get(name), self._mirror.records.get(name)
-        attachments = self._streams.attachments
+        record = await self._record_of(message)
+        host, attachments = self._streams.hosts.get(name), self._streams.attachments
         if (
             host is None
             or record is None
@@ -277,6 +277,17 @@ class Handovers:
         if not offer.is_attached:  # the next thing heard of it may be that it is led here
             taker.subscribes()
             taker.subscribed(self._loop.time())
+
+    async def _record_of(self, message: HandOver) -> StreamRecord | None:
+        """The record by which the leader asks, read from the store if this node has an older one:
+        the leader may just have begun its epoch, or taken this node in."""
+        record = self._mirror.records.get(message.stream)
+        if record is not None and (
+            record.leader_epoch < message.epoch or self.node not in record.isr
+        ):
+            with contextlib.suppress(MetadataUnavailable):
+                await self._mirror.change(message.stream, lambda present: None)
+        return self._mirror.records.get(message.stream)
 
     async def _decline_if_it_stops(self, taking: _Taking) -> None:
         """Before the giver relies on this node. Raises Conflict."""

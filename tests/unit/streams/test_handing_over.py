@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,11 +48,19 @@ class World:
         self.attachments = attachments
         self.attachments.connected = True
         self.relay: Any = None
-        mirror: Any = SimpleNamespace(records=self.records)
+        self.newest = self.record
+        self.reads = 0
+        mirror: Any = SimpleNamespace(records=self.records, change=self.read)
         self.while_it_learns = lambda: None
         monkeypatch.setattr(handing_over, "learn_ids", lambda *_: self.while_it_learns())
         no_link: Any = None
         self.handovers = Handovers("b", mirror, streams, no_link, lambda work: work.close())
+
+    async def read(self, name: str, step: Any) -> None:
+        """From the metadata store."""
+        self.reads += 1
+        assert step(self.newest) is None
+        self.records[name] = self.newest
 
     async def attach_early(self, host: Any, relay: Any) -> None:
         self.relay = relay
@@ -64,8 +73,8 @@ class World:
         self.subscribed.remove(host.name)
         return True
 
-    async def ask(self, step: str) -> None:
-        await self.handovers.asked(HandOver("s", "i", 1, "a", step, TOKEN))
+    async def ask(self, step: str, epoch: int = 1) -> None:
+        await self.handovers.asked(HandOver("s", "i", epoch, "a", step, TOKEN))
 
     def stop(self) -> None:
         self.handovers.is_stopping = True
@@ -81,6 +90,27 @@ async def test_a_node_that_stops_begins_nothing(world: World) -> None:
     with pytest.raises(Conflict):
         await world.ask("prepare")
     assert not world.handovers.is_taking
+
+
+@pytest.mark.parametrize("missed", ["the lead", "that it is in sync"])
+async def test_a_node_that_has_an_older_record_reads_it_again(world: World, missed: str) -> None:
+    """The leader asks by a record of which the notice has not come here yet."""
+    if missed == "the lead":
+        world.newest = replace(world.record, leader_epoch=2, version=2)
+        await world.ask("prepare", epoch=2)
+    else:
+        world.records["s"] = replace(world.record, isr=("a",))
+        await world.ask("prepare")
+    assert world.handovers.ids("s") is None
+    await world.ask("subscribe", epoch=world.newest.leader_epoch)
+    assert world.reads == 1
+
+
+async def test_a_leader_of_the_past_is_declined_without_asking_the_store(world: World) -> None:
+    world.records["s"] = world.newest = replace(world.record, leader="b", leader_epoch=2)
+    with pytest.raises(Conflict):
+        await world.ask("prepare")
+    assert world.reads == 0
 
 
 async def test_a_stop_while_it_learns_ids_is_told(world: World) -> None:
