@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -83,6 +83,11 @@ class Change:
 class _Verdict(NamedTuple):
     change: Change
     error: LiftlogError | None
+
+
+FirstSince = Callable[[str, int], Awaitable[tuple[str, int] | None]]
+"""Tells of a stream its incarnation and the first offset that is not older than a time; None if
+that is not known."""
 
 
 class Checkpoints:
@@ -433,14 +438,18 @@ async def expire(
     checkpoints: Checkpoints,
     find_stream: Callable[[str], StreamHost],
     before_ns: int,
+    *,
+    elsewhere: FirstSince | None = None,
 ) -> int:
     """Delete checkpoints that were committed before `before_ns` although there have been records to
     read since. A consumer of a quiet stream has nothing to commit, so it is not taken for gone.
     Returns how many were deleted. Groups without members expire in the same way.
 
-    Checkpoints of streams that were deleted or recreated expire by age alone.
+    Checkpoints of streams that were deleted or recreated expire by age alone. For a stream of which
+    there is no copy here `elsewhere` is asked.
     """
     table = checkpoints.table
+    unread_since = partial(_unread_since, find_stream, elsewhere, before_ns=before_ns)
     # A newer checkpoint than an uncertain one may be lost, so its age says nothing.
     old = [
         (key, stored)
@@ -454,7 +463,7 @@ async def expire(
         for key, stored in old[start : start + _EXPIRED_AT_ONCE]:
             stream = key[1]
             if stream not in waited:
-                waited[stream] = await _unread_since(find_stream, stream, before_ns)
+                waited[stream] = await unread_since(stream)
             known = waited[stream]
             if known is not None and (stored.incarnation != known[0] or stored.offset < known[1]):
                 due.append((key, stored))
@@ -462,12 +471,14 @@ async def expire(
         count += sum(done)
     if count:
         logger.info("checkpoints-expired count=%d", count)
-    unread_since = partial(_unread_since, find_stream, before_ns=before_ns)
     return count + await checkpoints.groups.expire(before_ns, unread_since)
 
 
 async def _unread_since(
-    find_stream: Callable[[str], StreamHost], name: str, before_ns: int
+    find_stream: Callable[[str], StreamHost],
+    elsewhere: FirstSince | None,
+    name: str,
+    before_ns: int,
 ) -> tuple[str, int] | None:
     """Incarnation of the stream, and its first offset that is not older than `before_ns`. None if
     the stream exists but cannot be read."""
@@ -477,7 +488,7 @@ async def _unread_since(
     except StreamNotFound:
         return "", 0
     except NotLeader:  # only other nodes have a copy, and know when its records came
-        return None
+        return None if elsewhere is None else await elsewhere(name, before_ns)
     except LiftlogError as error:
         logger.warning("checkpoints-not-expired stream=%s error=%s", name, error)
         return None

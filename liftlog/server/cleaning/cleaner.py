@@ -187,7 +187,8 @@ class Cleaner:
         end = loop.time() + self._settings.interval_seconds
         while (left := end - loop.time()) > 0:
             try:
-                await asyncio.wait_for(self._poke.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._poke.wait()
             except TimeoutError:
                 return
             await self._guarded(self._serve_requests())

@@ -318,7 +318,8 @@ class NatsLink:
             await self._attach_missing(now)
             self._jetstream.look(connection, self._book.wanted, time.monotonic())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._work.wait(), _WATCH_SECONDS)
+                async with asyncio.timeout(_WATCH_SECONDS):
+                    await self._work.wait()
         return connection.ending
 
     def _ended(self, ending: Ending) -> None:

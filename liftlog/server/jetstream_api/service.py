@@ -218,7 +218,8 @@ class JetStreamApi:
                 logger.exception("jetstream-api-look-failed error=%r", error)
             seconds = _LOOK_AGAIN_SECONDS if self.problem else _LOOK_SECONDS
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._look.wait()
 
     async def _look_once(self) -> None:
         assert self._presence is not None, "it was started"

@@ -126,7 +126,8 @@ class PullServer:
         self._idle = asyncio.Event()
         if self._connections:
             try:
-                await asyncio.wait_for(self._idle.wait(), grace)
+                async with asyncio.timeout(grace):
+                    await self._idle.wait()
             except TimeoutError:
                 logger.warning("connections-cut-off count=%d", len(self._connections))
         for connection in list(self._connections):

@@ -495,7 +495,8 @@ class NatsKvMetaStore:
             else:
                 pause = _LOOK_SECONDS
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look_now.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._look_now.wait()
 
     async def _look(self) -> None:
         """See to it that the view has all that was written until now. Raises StoreUnavailable."""

@@ -99,6 +99,10 @@ class Succession:
         """This node stops: it takes over nothing more."""
         self._elections.is_stopping = True
 
+    def may_lead(self, leader: Leader) -> bool:
+        """Whether this node may lead at this moment; `look` makes it stop a little later."""
+        return not self._elections.stops(leader, self._loop.time())
+
     @property
     def is_electing(self) -> bool:
         """Whether this node may get a lead by an election that has begun."""

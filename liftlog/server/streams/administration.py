@@ -208,7 +208,8 @@ class Administration:
 
     async def _drained(self, host: StreamHost) -> None:
         try:
-            await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await host.drained()
         except TimeoutError:
             raise StreamUnavailable(
                 f"stream {host.name} takes no more messages, but those that it had received are "

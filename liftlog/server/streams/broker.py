@@ -30,7 +30,7 @@ from liftlog.log import Clock, DataDir, Log
 from liftlog.log.recovery import ActiveState
 from liftlog.names import is_stream_name
 from liftlog.protocol.described import StreamInfo
-from liftlog.server.checkpoints import Checkpoints
+from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.cleaning.mending import Mender
 from liftlog.server.commits.host import SYSTEM, StreamHost
@@ -220,7 +220,8 @@ class Broker:
         if host.is_leading:
             await self.attachments.detach(host)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(host.drained(), seconds)
+            async with asyncio.timeout(seconds):
+                await host.drained()
             return not host.failure
         return False
 
@@ -229,7 +230,8 @@ class Broker:
         async with self.changes:
             await self.attachments.detach(host)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(host.drained(), seconds)
+                async with asyncio.timeout(seconds):
+                    await host.drained()
             del self.hosts[host.name]
             host.close()
             if self.compactor is not None:
@@ -253,9 +255,10 @@ class Broker:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Raises StreamUnavailable when they could not be opened."""
-        if self._checkpoints is None and self.replicated is not None:
-            raise NotReady("this node does not lead the checkpoints yet", hint="try again")
+        """Raises StreamUnavailable when they could not be opened, NotReady where they are not led
+        or may not be any longer."""
+        if self.replicated is not None and not self.has_checkpoints:
+            raise NotReady("this node does not lead the checkpoints at present", hint="try again")
         if self._checkpoints is None:
             raise StreamUnavailable(
                 "there are no checkpoints: the stream _offsets could not be opened",
@@ -265,7 +268,10 @@ class Broker:
 
     @property
     def has_checkpoints(self) -> bool:
-        return self._checkpoints is not None
+        """Whether this node answers for them."""
+        if self._checkpoints is None or self.replicated is None:
+            return self._checkpoints is not None
+        return self.replicated.may_answer(OFFSETS_STREAM)
 
     def serve_checkpoints(self, checkpoints: Checkpoints | None) -> None:
         """Use these checkpoints from now on; None: another node has them."""
@@ -352,7 +358,8 @@ class Broker:
         record = await self.replicated.create(name, settings)
         check_same(name, origin_of(record), settings_of(record), settings)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.replicated.opened(name), _OPENING_SECONDS)
+            async with asyncio.timeout(_OPENING_SECONDS):
+                await self.replicated.opened(name)
         host = self.hosts.get(name)
         if host is None or not host.is_leading:
             raise self.replicated.not_leader(name)
@@ -431,7 +438,8 @@ class Broker:
         # No message arrives after this, and every message before it is committed and answered.
         await self.attachments.detach(host)
         try:
-            await asyncio.wait_for(host.drained(), _DRAIN_SECONDS)
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await host.drained()
         except TimeoutError:
             # Nothing has been taken away yet: the stream continues as before.
             self.attachments.want(host)
@@ -593,7 +601,8 @@ class Broker:
             await host.drained()
             return
         try:
-            await asyncio.wait_for(host.drained(), _LAST_COMMITS_SECONDS)
+            async with asyncio.timeout(_LAST_COMMITS_SECONDS):
+                await host.drained()
         except TimeoutError:
             logger.warning("not-committed stream=%s action=stop", host.name)
 

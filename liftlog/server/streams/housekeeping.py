@@ -19,6 +19,7 @@ from liftlog.log.recovery import ActiveState
 from liftlog.server.checkpoints.service import expire
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.offsets import first_since
 from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
@@ -224,7 +225,7 @@ async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
         seconds = settings.checkpoints.expire_after_seconds
         if seconds is not None and broker.has_checkpoints and guard.wall_clock_is_trusted():
             before_ns = broker.now_ns() - int(seconds * 1_000_000_000)
-            await expire(broker.checkpoints, broker.stream, before_ns)
+            await expire_checkpoints(broker, before_ns)
 
     log = settings.log
     async with asyncio.TaskGroup() as group:
@@ -233,6 +234,13 @@ async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
             _every(log.recovery_checkpoint_interval_seconds, housekeeping.save_recovery_points)
         )
         group.create_task(_every(log.retention_interval_seconds, expiry))
+
+
+async def expire_checkpoints(broker: Broker, before_ns: int) -> int:
+    """See `expire`. In a cluster the leader of a stream without a copy here is asked for times."""
+    streams = broker.replicated
+    elsewhere = None if streams is None else partial(first_since, streams)
+    return await expire(broker.checkpoints, broker.readable_stream, before_ns, elsewhere=elsewhere)
 
 
 async def _every(seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -118,4 +118,5 @@ class Intake:
                 return
             self._room.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._room.wait(), _LOOK_AGAIN_SECONDS)
+                async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
+                    await self._room.wait()

@@ -19,6 +19,7 @@ from liftlog.cluster.placement import place
 from liftlog.cluster.record import StreamRecord, default_min_isr
 from liftlog.errors import LiftlogError, NotEnoughReplicas, NotReady
 from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.protocol.replication import MAX_ASKED, Ends, EndsAnswer
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints.checkpoint import BoundsElsewhere, StreamBounds
@@ -29,6 +30,7 @@ from liftlog.server.checkpoints.opening import (
 )
 from liftlog.server.checkpoints.table import load_table
 from liftlog.server.commits.host import SYSTEM, StreamHost
+from liftlog.server.replication.repair import ask
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.own_offsets import OwnCheckpoints
@@ -85,7 +87,7 @@ class ReplicatedOffsets:
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
         led = self._streams.led_here(OFFSETS_STREAM)
-        if self._serving is not None and self._serving[0] is not led:
+        if self._serving is not None and (self._serving[0] is not led or led.leader.resigned):
             self._broker.serve_checkpoints(None)
             self._serving[1].groups.close(
                 NotReady("another node begins to lead the checkpoints", hint="try again")
@@ -122,7 +124,8 @@ class ReplicatedOffsets:
             self._loading, self._own_until = led, now + _OWN_SECONDS
         if now < self._own_until:
             # Until then raised or timed out: it is tried again. Other consumers wait no longer.
-            await asyncio.wait_for(self._own.store_at(checkpoints), self._own_until - now)
+            async with asyncio.timeout(self._own_until - now):
+                await self._own.store_at(checkpoints)
         if self._streams.led_here(OFFSETS_STREAM) is not led:
             return  # another node leads since
         if self._last is not None:  # the counters of this process go on
@@ -219,6 +222,32 @@ class ReplicatedOffsets:
         if settings_of(record) == wanted:
             return None
         return transitions.update(record, record_settings(wanted, SYSTEM))
+
+
+async def first_since(
+    streams: ReplicatedStreams, name: str, time_ns: int
+) -> tuple[str, int] | None:
+    """Incarnation of a stream, and its first offset that is not older than `time_ns`, as its leader
+    tells; None when it does not."""
+    record = streams.known(name)
+    if record is None or record.leader in (None, streams.member.name):
+        return None
+    leader = str(record.leader)
+    message = Fetch(
+        name,
+        timestamp_ns=time_ns,
+        max_bytes=1,
+        min_bytes=0,
+        incarnation=record.incarnation,
+        replica=leader,
+    )
+    try:
+        exchange = await ask(streams.link_to(leader), message)
+    except LiftlogError as error:
+        logger.info("time-not-told stream=%s node=%s reason=%s", name, leader, error)
+        return None
+    header = exchange.answer
+    return (header.incarnation, header.offset) if isinstance(header, FetchHeader) else None
 
 
 def _check_storable(led: ServedStream) -> None:

@@ -467,7 +467,8 @@ class Replica:
         if known is not None and not known.deleted:
             # A stream that was handed over is followed first, or its acks would wait for this node.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.does(known.version), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self.does(known.version)
         self._is_leaving = True
 
         def step(present: StreamRecord) -> StreamRecord | None:

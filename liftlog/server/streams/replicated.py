@@ -396,7 +396,8 @@ class ReplicatedStreams:
         if not self.knows(name):
             return
         try:
-            await asyncio.wait_for(self._led(name).side_confirmed(), _CONFIRM_SECONDS)
+            async with asyncio.timeout(_CONFIRM_SECONDS):
+                await self._led(name).side_confirmed()
         except TimeoutError:
             raise NotEnoughReplicas(
                 f"the other replicas of stream {name} have not stored the change",
@@ -458,6 +459,14 @@ class ReplicatedStreams:
         replica = self._streams.get(name)
         return None if replica is None else replica.led
 
+    def may_answer(self, name: str) -> bool:
+        """Whether this node leads the stream, and no other one can have been elected meanwhile, as
+        far as sessions tell. A record that says otherwise may be on its way."""
+        led = self.led_here(name)
+        if led is None or led.leader.resigned:
+            return False
+        return self._succession is None or self._succession.may_lead(led.leader)
+
     def other_leaders(self) -> dict[str, str]:
         """The other nodes that lead a stream, and one such stream of each."""
         found: dict[str, str] = {}
@@ -481,7 +490,8 @@ class ReplicatedStreams:
         replica = self._streams.get(name)
         if replica is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(replica.does(version), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await replica.does(version)
 
     # --- what clients are told ---
 

@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.local_broker import Running
 
 from liftlog.cluster import transitions
+from liftlog.cluster.election import Patience
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import (
+    ConnectionLost,
     LiftlogError,
     NotEnoughReplicas,
     NotReady,
@@ -22,16 +25,21 @@ from liftlog.errors import (
     StaleIncarnation,
     StreamNotFound,
 )
+from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.protocol.replication import Peer, Replicate
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
-from liftlog.server.checkpoints.opening import open_checkpoints
+from liftlog.server.checkpoints.opening import offsets_settings, open_checkpoints
 from liftlog.server.checkpoints.service import complete
+from liftlog.server.commits.host import SYSTEM
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, to_bytes
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.streams import offsets as cluster_offsets
 from liftlog.server.streams import own_offsets
+from liftlog.server.streams.housekeeping import expire_checkpoints
 from liftlog.server.streams.offsets import ReplicatedOffsets
 from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.server.streams.settings import record_settings
 
 PATIENCE_SECONDS = 30.0
 
@@ -222,6 +230,99 @@ async def test_it_grows_with_the_cluster_and_waits_for_its_replicas(
     assert record is not None
     with pytest.raises(NotEnoughReplicas):
         await commit(node.broker.checkpoints, "s", 7)
+    await node.close()
+
+
+async def three_replicas(tmp_path: Path, store: FileMetaStore) -> Node:
+    """Node a leads the checkpoints, c and d have all of them."""
+    node = Node(tmp_path / "a", store)
+    for name in ("c", "d"):
+        await comes(store, name)
+    settings = offsets_settings(node.broker.settings, replicas=3)
+    record = transitions.create(
+        OFFSETS_STREAM,
+        "o-1",
+        record_settings(settings, SYSTEM),
+        ["a", "c", "d"],
+        starts={"a": 1, "c": 1, "d": 1},
+        system=True,
+    )
+    await node.streams.mirror.create(record)
+    await node.start()
+
+    async def ready() -> None:
+        while not node.broker.has_checkpoints:
+            if node.streams.led_here(OFFSETS_STREAM) is not None:
+                for name in ("c", "d"):
+                    await node.follow(name)
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(ready(), PATIENCE_SECONDS)
+    return node
+
+
+async def test_a_leader_without_a_session_answers_no_look_ups(
+    tmp_path: Path, store: FileMetaStore
+) -> None:
+    """Another node may have been elected, and have stored newer ones. Here no task looks at the
+    session: that is done at each request."""
+    node = await three_replicas(tmp_path, store)
+    await node.streams.mirror.create(record_elsewhere())
+    kept = node.broker.checkpoints
+    session: Any = SimpleNamespace(deadline=asyncio.get_running_loop().time() + 3600)
+    node.streams.stand(session, Patience(veto=0.2, session=3600))
+    succession = node.streams._succession
+    assert succession is not None
+    succession.look()
+    assert node.broker.checkpoints is kept
+    succession._elections._deadline = 0.0  # it has ended
+    await asyncio.sleep(0.3)
+    assert not node.broker.has_checkpoints
+    with pytest.raises(NotReady):
+        _ = node.broker.checkpoints
+    await node.follow("c")  # most replicas show that they have elected no one
+    assert node.broker.checkpoints is kept
+    await node.close()
+
+
+async def test_a_leader_that_has_resigned_answers_no_look_ups(
+    tmp_path: Path, store: FileMetaStore
+) -> None:
+    node = await three_replicas(tmp_path, store)
+    node.broker.hosts[OFFSETS_STREAM].step_down("test")
+    with pytest.raises(NotReady):
+        _ = node.broker.checkpoints
+    # It stops in the middle of the change of its role, and does not wait for ever.
+    await node.close()
+
+
+async def test_checkpoints_of_a_stream_without_a_copy_here_expire_as_its_leader_tells(
+    tmp_path: Path, store: FileMetaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path / "a", store)
+    await node.start()
+    await wait(lambda: node.broker.has_checkpoints)
+    await node.streams.mirror.create(record_elsewhere())
+    checkpoints = node.broker.checkpoints
+    await commit(checkpoints, "s", 40)
+    before_ns = node.running.clock.now_ns() + 1
+    asked: list[Fetch] = []
+    answers: list[Any] = [ConnectionLost("away"), 40, 41]
+
+    async def ask(link: PeerLink, message: Fetch) -> Any:
+        asked.append(message)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        header = FetchHeader(answer, answer, answer, 0, 50, 1, 50, 4, "s-1")
+        return SimpleNamespace(answer=header)
+
+    monkeypatch.setattr(cluster_offsets, "ask", ask)
+    expected = [0, 0, 1]  # the leader is away; the consumer has read all since; it has not
+    for count in expected:
+        assert await expire_checkpoints(node.broker, before_ns) == count
+    assert {(one.stream, one.timestamp_ns, one.replica) for one in asked} == {("s", before_ns, "b")}
+    assert checkpoints.fetch("me", "s", check=False) is None
     await node.close()
 
 
