@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HELP = (
     "start, end, an offset, -100 (the last 100), +100 (after the first 100), @TIME (@2026-01-31, "
-    "@2026-01-31T12:00:00Z, @-5m, @now, @1767225600); and with an exclusive end: "
+    "@2026-01-31T12:00:00Z, @-5m, @now, @yesterday, @1767225600); and with an exclusive end: "
     "10:20, :20, -100:end, @-1h:-5m, @2026-01-31:+1d"
 )
 
@@ -43,9 +43,10 @@ Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
 POSITION_HELP = (
     "start (or earliest), end (or latest: only what comes from now on), an offset, -100 (the last "
     "100), +100 (after the first 100), or @TIME: @2026-01-31, @2026-01-31T12:00:00Z, @-5m (ago), "
-    "@now, @1767225600 (seconds since 1970)"
+    "@now, @yesterday, @yesterdayT12:00, @today, @1767225600 (seconds since 1970)"
 )
 
+_DAYS = {"today": 0, "yesterday": 1}
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+", re.ASCII)
@@ -90,7 +91,7 @@ def parse_time(text: str, now: datetime) -> datetime:
             return now - parse_span(text[1:])
         if _NUMBER.fullmatch(text):
             return _from_epoch(float(text))
-        return _from_iso(text)
+        return _from_iso(text, now)
     except OverflowError:
         raise ValueError(f"@{text} lies outside the years 1 to 9999") from None
 
@@ -109,9 +110,18 @@ def _from_epoch(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _from_iso(text: str) -> datetime:
+def _dated(text: str, now: datetime) -> str:
+    """With the date in place of `today` or `yesterday`."""
+    for word, days in _DAYS.items():
+        if text.startswith(word):
+            date = now.astimezone().date() - timedelta(days=days)
+            return f"{date}{text.removeprefix(word)}"
+    return text
+
+
+def _from_iso(text: str, now: datetime) -> datetime:
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(_dated(text, now))
     except ValueError:
         raise NotUnderstood(f"@{text} is not a time: use {POSITION_HELP}") from None
     try:

@@ -309,7 +309,8 @@ def test_what_is_wrong_is_told_in_the_form(daemon: Daemon, window: NewWindow) ->
     wrong = page.locator("[aria-invalid=true]")
     assert wrong.evaluate_all("all => all.map((one) => one.value)") == ["(a", "soon"]
     expect(page.get_by_label("From time")).to_have_accessible_description(
-        "Expected a time such as 2026-01-31 15:00, or 15m, 2h, 3d for a time ago."
+        "Expected a time such as 2026-01-31 15:00 or yesterday 15:00, or 15m, 2h, 3d for a time "
+        "ago."
     )
     expect(page.get_by_label("Search in values")).to_have_accessible_description(
         re.compile("a group is not closed")

@@ -75,9 +75,14 @@ def ago(timestamp_ns: int, now_ns: int) -> str:
 
 
 def parse_moment(text: str) -> int | None:
-    """From ISO 8601 (UTC unless it names another zone), seconds since 1970, or a time ago (`15m`,
-    `2h`, `3d`) to ns since 1970; None for anything else."""
+    """From ISO 8601 (UTC unless it names another zone; also with `today` or `yesterday` for the
+    date), seconds since 1970, or a time ago (`15m`, `2h`, `3d`) to ns since 1970; None for anything
+    else."""
     text = text.strip()
+    for word, days in (("today", 0), ("yesterday", 1)):
+        if text.startswith(word):
+            date = datetime.now(UTC).date() - timedelta(days=days)
+            text = f"{date}{text.removeprefix(word)}"
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     try:
         if text[-1:] in units and text[:-1].isdecimal():

@@ -46,6 +46,10 @@ def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None
         found = parse_position("@2026-01-31T09:00", NOW)
         assert found == datetime(2026, 1, 31, 0, tzinfo=UTC)
         assert parse_position("@2026-01-31", NOW) == datetime(2026, 1, 30, 15, tzinfo=UTC)
+        evening = datetime(2026, 1, 31, 20, tzinfo=UTC)  # there it is the next day
+        for text, day, hour in (("@today", 31, 15), ("@yesterday", 30, 15),
+                                ("@yesterdayT09:00", 31, 0)):  # fmt: skip
+            assert parse_position(text, evening) == datetime(2026, 1, day, hour, tzinfo=UTC)
     finally:
         monkeypatch.undo()
         time.tzset()
@@ -63,7 +67,9 @@ def test_a_time_without_a_zone_is_local(monkeypatch: pytest.MonkeyPatch) -> None
         ("٣", "is not a position"),
         (str(2**63), "larger than any offset"),
         ("@", "is not a time"),
-        ("@yesterday", "is not a time"),
+        ("@tomorrow", "is not a time"),
+        ("@yesterdayish", "is not a time"),
+        ("@todayT25:00", "is not a time"),
         ("@-5", "is not a time"),
         ("@-5x", "is not a time"),
         ("@2026-13-01", "is not a time"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from html import unescape
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -106,6 +109,20 @@ async def test_a_table_of_fields(site: Any, orders: Any) -> None:
         status, text, _ = await browser.get("/ui/streams/orders/records?fields=a%20b")
         assert status == 400
         assert "not valid at character 2" in text
+
+
+async def test_a_text_that_looks_like_a_field_is_asked_about(site: Any, orders: Any) -> None:
+    async with site() as browser:
+        for question, is_told in (("value=n%20%3D%201", True), ("value=plain", False),
+                                  ("value=n%20%3D%201&kind=json", False),
+                                  ("value=a%20b%20%3D%201", False), ("", False)):  # fmt: skip
+            _, text, _ = await browser.get(f"/ui/streams/orders/records?{question}")
+            assert ("Searched as a text" in text) == is_told, question
+        _, text, _ = await browser.get("/ui/streams/orders/records?value=n%20%3D%201")
+        link = re.search(r'href="([^"]*)">Search for the JSON field', text)
+        assert link is not None
+        asked = dict(parse_qsl(unescape(link[1])[1:]))
+        assert (asked["value"], asked["kind"]) == ("n = 1", "json")
 
 
 async def test_versions_of_a_key(site: Any, orders: Any) -> None:

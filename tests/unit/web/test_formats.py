@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from liftlog.server.web import formats
@@ -54,9 +56,32 @@ def test_moments_that_somebody_types(text: str, seconds: int) -> None:
     assert formats.parse_moment(text) == seconds * SECOND_NS
 
 
-@pytest.mark.parametrize("text", ["yesterday", "12", "", "h", "9" * 400 + "d", "2026-13-01", "-5m"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tomorrow",
+        "yesterdays",
+        "yesterday 25:00",
+        "12",
+        "",
+        "h",
+        "9" * 400 + "d",
+        "2026-13-01",
+        "-5m",
+    ],
+)
 def test_what_is_no_moment(text: str) -> None:
     assert formats.parse_moment(text) is None
+
+
+def test_days_by_name() -> None:
+    day_ns = 86_400 * SECOND_NS
+    for _ in range(2):  # midnight may come between
+        today = time.time_ns() // day_ns * day_ns
+        found = [formats.parse_moment(text) for text in ("today", "yesterday", "yesterday 12:30")]
+        if found == [today, today - day_ns, today - day_ns + 45_000 * SECOND_NS]:
+            return
+    pytest.fail(f"{found} on the day that began at {today}")
 
 
 def test_places_of_consumers_in_the_segments() -> None:

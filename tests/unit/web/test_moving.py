@@ -79,7 +79,7 @@ async def test_a_preview_says_what_is_read_again_or_skipped(site: Any, kept: Kep
         assert "no checkpoint" in text
 
 
-@pytest.mark.parametrize("wrong", ["0", "999", "9" * 30, "yesterday", "-1", "<script>"])
+@pytest.mark.parametrize("wrong", ["0", "999", "9" * 30, "tomorrow", "-1", "<script>"])
 async def test_a_wrong_position_is_told_in_the_form(site: Any, kept: Kept, wrong: str) -> None:
     async with site() as browser:
         status, text, _ = await browser.get(f"{PAGE}?to={wrong}")

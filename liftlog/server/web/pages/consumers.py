@@ -215,8 +215,8 @@ def _target(log: Log, wanted: str) -> int:
     moment = parse_moment(wanted)
     if moment is None:
         raise InvalidArgument(
-            "expected start, end, an offset, a time such as 2026-01-31 15:00, or 15m, 2h, 3d for a "
-            "time ago"
+            "expected start, end, an offset, a time such as 2026-01-31 15:00 or yesterday 15:00, "
+            "or 15m, 2h, 3d for a time ago"
         )
     return min(end, max(first, log.offset_for_timestamp(moment)))
 

@@ -117,7 +117,8 @@ def _moment(text: str) -> int:
     found = parse_moment(text)
     if found is None:
         raise InvalidArgument(
-            "expected a time such as 2026-01-31 15:00, or 15m, 2h, 3d for a time ago"
+            "expected a time such as 2026-01-31 15:00 or yesterday 15:00, or 15m, 2h, 3d for a "
+            "time ago"
         )
     return found
 
@@ -165,6 +166,16 @@ async def records(asked: Asked) -> Shown:
         "records": found.rows,
     }
     return Shown(title, data, {**choices, **_links(form, data, found)})
+
+
+def _means_json(texts: dict[str, str]) -> bool:
+    """Whether the text to search for says how a field compares."""
+    if texts["kind"] != KINDS[0] or not texts["value"]:
+        return False
+    try:
+        return conditions.FieldIs.parse(texts["value"]).compare is not None
+    except InvalidArgument:
+        return False
 
 
 def _searched(found: Found) -> float:
@@ -230,6 +241,7 @@ def _links(form: Form, data: dict[str, Any], found: Found) -> dict[str, Any]:
         "newer": newer,
         "onward": older if wanted.is_newest_first else newer,
         "has_condition": wanted.has_condition,
+        "as_json": form.link(kind="json") if _means_json(form.texts) else "",
         "is_newest_first": wanted.is_newest_first,
         # What arrives from now on: the script of the page asks for it.
         "follow": form.link(offset=None) if follows else "",
