@@ -57,6 +57,13 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
             involved=((*at, "acks"),),
         )
 
+    if stream.retention.discard == "new" and stream.compaction is not None:
+        # A key's new value would be refused although it makes another one superfluous.
+        yield Finding(
+            (*at, "retention", "discard"),
+            "'new': expected old with compaction",
+            involved=((*at, "compaction"),),
+        )
     yield from _check_replicas(stream, at)
     yield from _check_compaction(stream, at)
 

@@ -139,6 +139,11 @@ class RetentionSettings(SettingsModel):
         default=None,
         description="Keep exactly this many of the newest records readable. `null`: no limit.",
     )
+    discard: Literal["old", "new"] = Field(
+        default="old",
+        description="At `max_bytes` and `max_messages`: `old`: delete the oldest records. `new`: "
+        "refuse messages (10077) until there is room, which a purge or `max_age` makes.",
+    )
 
 
 class SegmentSettings(SettingsModel):
@@ -218,8 +223,7 @@ class JetStreamSettings(SettingsModel):
     )
     discard: Literal["old", "new"] = Field(
         default="old",
-        description="What JetStream does at a limit. `new` has no effect: it is accepted only for "
-        "streams without limits.",
+        description="Shown to clients for a stream without limits. `retention.discard` decides.",
     )
     deny_delete: Flag = Field(
         default=False,

@@ -8,6 +8,7 @@ judging     what of a message is judged by itself, one at a time or for a whole 
 control, enveloped, liftbridge   what headers and envelopes ask for
 dedupe      message ids seen within the window; marks, which stand for text of publishers
 subject_sequences   the last offset of each subject
+room        how much more is stored, where a limit refuses messages
 group       what one write and one fsync make durable, and who is to be told
 acks, ack_subjects, refusals     what is answered, and where that may go
 config      what of a stream's settings matters here

@@ -101,6 +101,7 @@ class Sequencer(Tail):
         group.received += count
         stamp = self._stamp(now_ns)
         by_row = self.too_few_copies is not None and (run.has_cookie or any(run.replies))
+        by_row = not self._look_for_room(run) or by_row
         if by_row or not (is_plain(self.config, run) and self._take_all(group, run, stamp)):
             self._ids_seen_ns = stamp if steady_clock is None else steady_clock()
             self.dedupe.expire(self._ids_seen_ns)
@@ -267,7 +268,7 @@ class Sequencer(Tail):
             if too_large:
                 self._refuse(group, NO_REPLY, TOO_LARGE, is_early=True)
             else:
-                self._store(group, subject, payload, block, NO_CONTROL, NO_REPLY, None, stamp)
+                self._take(group, subject, payload, block, NO_CONTROL, NO_REPLY, None, stamp)
             return
         value: bytes | None = payload
         echo: Echo = None
@@ -308,15 +309,37 @@ class Sequencer(Tail):
             self._refuse(group, reply, refusal, echo, is_early=True)
             return
         if control is NO_CONTROL:
-            self._store(group, subject, value, block, control, reply, echo, stamp)
+            self._take(group, subject, value, block, control, reply, echo, stamp)
             return
         mark = b""
         if control.message_id and self.dedupe.window_ns:
             mark = self.dedupe.mark(control.message_id)
         if not self._settled(group, subject, reply, control, mark, echo):
-            self._store(group, subject, value, block, control, reply, echo, stamp)
+            if not self._take(group, subject, value, block, control, reply, echo, stamp):
+                return
             if mark and self.dedupe.add(mark, self.next_offset - 1, self._ids_seen_ns):
                 group.id_marks.append(mark)
+
+    def _take(
+        self,
+        group: CommitGroup,
+        subject: bytes,
+        value: bytes | None,
+        block: bytes,
+        control: Control,
+        reply: bytes,
+        echo: Echo,
+        stamp: int,
+    ) -> bool:
+        """Store a message, unless the stream is full."""
+        if self.room is not None:
+            size_bytes = group.size_bytes + len(value or b"") + len(block) + len(control.key or b"")
+            refusal = self.room.why_full(self.next_offset, size_bytes)
+            if refusal is not None:
+                self._refuse(group, reply, refusal, echo, is_early=False)
+                return False
+        self._store(group, subject, value, block, control, reply, echo, stamp)
+        return True
 
     def _is_for_another(self, control: Control, subject: bytes) -> bool:
         """Whether the message names another stream that records this subject too."""

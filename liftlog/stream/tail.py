@@ -29,6 +29,8 @@ from liftlog.stream.group import CommitGroup, HeldGroup, Released
 from liftlog.stream.judging import Columns
 from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import RefusalReason
+from liftlog.stream.room import Room
+from liftlog.stream.run import MessageRun
 from liftlog.stream.subject_sequences import Notes, SubjectSequences
 
 logger = logging.getLogger("liftlog.stream")
@@ -56,6 +58,8 @@ class Tail:
         self.ack_subjects = ack_subjects
         self.subjects: SubjectSequences | None = None
         """The last offset of each subject, if it is kept; may come and go between two runs."""
+        self.room: Room | None = None
+        """If there is a limit at which messages are refused."""
         self._word_acks()
         self.next_offset = next_offset
         self.last_timestamp_ns = last_timestamp_ns
@@ -132,6 +136,14 @@ class Tail:
         """Messages that are judged, out or held."""
         out = sum(group.received for group in self._out)
         return self.held_messages + out + self.pending_messages
+
+    def _look_for_room(self, run: MessageRun) -> bool:
+        """Whether the stream has room for a whole run, whatever is stored of it."""
+        if self.room is None:
+            return True
+        self.room.look(chain(self._out, self._full))
+        last = self.next_offset + len(run) - 1
+        return self.room.why_full(last, self._open.size_bytes + run.size_bytes) is None
 
     @property
     def untaken_offset(self) -> int:

@@ -191,3 +191,65 @@ def test_no_one_responds_to_direct_gets_that_are_not_allowed(both: Both, stream:
         [(line, _, payload)] = direct(client, stream, b'{"seq": 1}')
         lines.add((line, payload))
     assert lines == {("NATS/1.0 503", b"")}
+
+
+def asked_of_both(both: Both, subject: str, body: Any) -> list[dict[str, Any]]:
+    text = json.dumps(body) if isinstance(body, dict) else body
+    return [json.loads(client.request(subject, text).payload) for client in both[:2]]
+
+
+@pytest.mark.parametrize(
+    "subjects",
+    [["m.a", "m.b.>", "m.c.*"], ["m.a", "m.a"], ["m.>", "m.a"], ["m.a.*", "m.*.b"], ["m.a", "s.a"]],
+)
+def test_several_subjects(both: Both, subjects: list[str]) -> None:
+    ours, theirs = asked_of_both(
+        both, "$JS.API.STREAM.CREATE.m", {"name": "m", "subjects": subjects}
+    )
+    assert ours.get("error") == theirs.get("error")
+    if "error" in ours:
+        return
+    assert ours["config"]["subjects"] == theirs["config"]["subjects"] == subjects
+    for changed in (["m.b.>", "m.d"], ["m.>"], ["m.d", "s.b"]):
+        body = {"name": "m", "subjects": changed}
+        ours, theirs = asked_of_both(both, "$JS.API.STREAM.UPDATE.m", body)
+        assert ours.get("error") == theirs.get("error"), changed
+        for subject in ("m.a", "m.b.x", "m.d", "m.x.y"):
+            ours, theirs = (
+                json.loads(client.request(subject, b"x").payload or "null") for client in both[:2]
+            )
+            assert (ours and ours["seq"]) == (theirs and theirs["seq"]), (changed, subject)
+    for answer in asked_of_both(both, "$JS.API.STREAM.DELETE.m", b""):
+        assert answer["success"]
+
+
+def test_a_full_stream_refuses_messages(both: Both) -> None:
+    config = {"name": "full", "subjects": ["full"], "max_msgs": 3, "discard": "new"}
+    ours, theirs = asked_of_both(both, "$JS.API.STREAM.CREATE.full", config)
+    assert ours["config"]["discard"] == theirs["config"]["discard"] == "new"
+    twice = header_block({"Nats-Msg-Id": "1"})
+
+    def publish(headers: bytes = b"") -> tuple[Any, Any]:
+        answers = [client.request("full", b"x", headers=headers) for client in both[:2]]
+        return tuple((one.get("error"), one["seq"]) for one in (each.json() for each in answers))
+
+    for headers in (twice, b"", twice, b"", b"", twice, header_block({"Nats-Msg-Id": "2"})):
+        ours, theirs = publish(headers)
+        assert ours == theirs
+    assert ours[0] == {
+        "code": 503,
+        "err_code": 10077,
+        "description": "maximum messages exceeded",
+    }
+    asked_of_both(both, "$JS.API.STREAM.PURGE.full", {"keep": 1})
+    for _ in range(3):
+        ours, theirs = publish()
+        assert ours == theirs
+    states = [one["state"] for one in asked_of_both(both, "$JS.API.STREAM.INFO.full", b"")]
+    assert [(one["messages"], one["first_seq"], one["last_seq"]) for one in states] == [
+        (3, 3, 5)
+    ] * 2
+    asked_of_both(both, "$JS.API.STREAM.UPDATE.full", {**config, "max_msgs": 4})
+    ours, theirs = publish()
+    assert ours == theirs == (None, 6)
+    asked_of_both(both, "$JS.API.STREAM.DELETE.full", b"")

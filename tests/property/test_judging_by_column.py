@@ -294,7 +294,7 @@ def test_columns_come_to_the_same_as_single_messages(
         max_message_bytes=MAX_MESSAGE_BYTES,
         recognise_envelopes=recognise_envelopes,
         recognise_liftbridge=recognise_liftbridge,
-        subject="in.>",
+        subjects=("in.>",),
     )
     by_column = sequencer(config, max_ids, columns_from_rows=1, next_offset=next_offset)
     one_by_one = sequencer(config, max_ids, columns_from_rows=10**9, next_offset=next_offset)
@@ -339,7 +339,7 @@ def test_a_run_is_refused_as_each_of_its_messages(
         max_message_bytes=MAX_MESSAGE_BYTES,
         recognise_envelopes=recognise_envelopes,
         recognise_liftbridge=recognise_liftbridge,
-        subject="in.>",
+        subjects=("in.>",),
     )
     by_column = sequencer(config, 10, columns_from_rows=1)
     one_by_one = sequencer(config, 10, columns_from_rows=1)

@@ -26,6 +26,7 @@ from liftlog.records import decode_batch
 from liftlog.records.message_headers import header_lines
 from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.refusals import STORE_FAILED
+from liftlog.stream.room import Room, Stored
 from liftlog.stream.subject_sequences import SubjectSequences
 
 T0 = 10**15
@@ -136,6 +137,7 @@ class Harness:
         columns_from_rows: int,
         is_replicated: bool = False,
         ack_policy: str = "all",
+        max_messages: int | None = None,
     ) -> None:
         config = SequencerConfig(
             STREAM,
@@ -144,7 +146,7 @@ class Harness:
             max_message_bytes=MAX_MESSAGE_BYTES,
             group_max_bytes=group_max_bytes,
             recognise_liftbridge=True,
-            subject="in.>",
+            subjects=("in.>",),
             is_replicated=is_replicated,
             ack_policy=ack_policy,
             leader_epoch=7,
@@ -154,7 +156,11 @@ class Harness:
         self.sequencer = Sequencer(config, self.dedupe, AckSubjects(["in.>"]), next_offset=1)
         self.sequencer.columns_from_rows = columns_from_rows
         self.sequencer.sibling_streams = {SIBLING.encode(): (SIBLING_SUBJECT,)}
-        self.model = Model(acks, keeps_subjects=keeps_subjects)
+        self.model = Model(acks, keeps_subjects=keeps_subjects, max_messages=max_messages)
+        if max_messages is not None:
+            self.sequencer.room = Room(
+                max_messages, None, lambda: Stored(self.model.log_start, 1 + len(self.records), 0)
+            )
         if keeps_subjects:
             self.sequencer.subjects = SubjectSequences(
                 100, known_from=1, log_start_offset=lambda: self.model.log_start
@@ -403,6 +409,7 @@ def answers_in(commands: bytes) -> list[Any]:
     st.sampled_from([True, True, False]),
     st.sampled_from([1, 1, 100]),
     st.sampled_from([(False, "all"), (True, "all"), (True, "leader")]),
+    st.sampled_from([None, None, 2, 9]),
 )
 def test_runs_and_groups_look_like_single_messages(
     steps: list[Any],
@@ -412,6 +419,7 @@ def test_runs_and_groups_look_like_single_messages(
     keeps_subjects: bool,
     columns_from_rows: int,
     replicated: tuple[bool, str],
+    max_messages: int | None,
 ) -> None:
     harness = Harness(
         acks,
@@ -421,6 +429,7 @@ def test_runs_and_groups_look_like_single_messages(
         columns_from_rows=columns_from_rows,
         is_replicated=replicated[0],
         ack_policy=replicated[1],
+        max_messages=max_messages,
     )
     for step in steps:
         if isinstance(step, int):

@@ -98,7 +98,11 @@ class Model:
     the correlation id behind it when there is one. Liftbridge's Ack knows no duplicates and has
     error codes of its own: ("ackError", number)."""
 
-    def __init__(self, acks: str, *, keeps_subjects: bool = True) -> None:
+    def __init__(
+        self, acks: str, *, keeps_subjects: bool = True, max_messages: int | None = None
+    ) -> None:
+        """Beyond `max_messages` it is full."""
+        self.max_messages = max_messages
         self.acks = acks
         self.keeps_subjects = keeps_subjects
         self.log_start = 1
@@ -231,6 +235,8 @@ class Model:
             return ("error", 10070), None
 
         offset = state.next_offset
+        if self.max_messages is not None and offset - self.log_start >= self.max_messages:
+            return ("error", 10077), None
         state.next_offset += 1
         state.stored.append((offset, message.subject))
         state.last_id = own.get("Nats-Msg-Id", "")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from liftlog.log import LogConfig
+from liftlog.log import Log, LogConfig
 from liftlog.settings import StreamSettings
 from liftlog.stream import SequencerConfig
+from liftlog.stream.room import Room, Stored
 
 _SECOND_NS = 1_000_000_000
 
@@ -19,6 +20,18 @@ def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConf
         segment_max_bytes=settings.segment.max_bytes,
         segment_max_age_ns=None if age is None else int(age * _SECOND_NS),
         replicated=replicated,
+    )
+
+
+def room_of(settings: StreamSettings, log: Log) -> Room | None:
+    """None if old records give way to new ones, or nothing limits them."""
+    limits = settings.retention
+    if limits.discard == "old" or (limits.max_messages is None and limits.max_bytes is None):
+        return None
+    return Room(
+        limits.max_messages,
+        limits.max_bytes,
+        lambda: Stored(log.log_start_offset, log.log_end_offset, log.size_bytes),
     )
 
 

@@ -18,7 +18,7 @@ from liftlog.errors import DiskFull
 from liftlog.log import Log
 from liftlog.log.leases import MAX_POSSIBLE_LOSSES
 from liftlog.server.commits.committing import CommitResources, GroupCommits
-from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
+from liftlog.server.commits.configs import log_config, room_of, sequencer_config, window_ns
 from liftlog.server.commits.gate import CommitGate, LocalGate
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.commits.subjects import SubjectUpkeep
@@ -102,6 +102,7 @@ class StreamHost:
             name, committers.pool, begin_next=self.kick, after_exclusive=self._after_exclusive
         )
         self._shared = committers
+        sequencer.room = room_of(settings, log)
         self._refuse_with = _standing_refusal(settings) if is_leading else NOT_LEADING
         self._waiters = WatermarkWaiters()
         self.subjects = SubjectUpkeep(log, sequencer, self._waiters, is_leading=is_leading)
@@ -322,6 +323,7 @@ class StreamHost:
             settings.dedupe.max_ids,
         )
         self.subjects.adopt(settings)
+        self.sequencer.room = room_of(settings, self.log)
         self.log.config = log_config(settings, replicated=self.log.config.replicated)
         # Only the standing refusals follow the settings: a stream that has failed, or whose daemon
         # is stopping, keeps refusing.

@@ -71,7 +71,7 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
         "max_age": _to_ns(limits.max_age_seconds or 0),
         "max_msgs_per_subject": own.max_msgs_per_subject or -1,
         "max_msg_size": _shown_size(settings.max_message_bytes),
-        "discard": own.discard,
+        "discard": "new" if "new" in (own.discard, limits.discard) else "old",
         "storage": "file",
         "num_replicas": settings.replicas,
         "duplicate_window": _to_ns(settings.dedupe_window_seconds),
@@ -159,9 +159,16 @@ class _Reader(ConfigFields):
         max_age = self._nanoseconds("max_age")
         max_bytes = self._limit("max_bytes")
         max_messages = self._limit("max_msgs")
-        self._check_policies(has_limits=max_bytes is not None or max_messages is not None)
+        self._check_policies()
+        discard = self._choice("discard", ("old", "new", "")) or "old"
+        has_limits = max_bytes is not None or max_messages is not None
         no_ack = self._flag("no_ack")
-        own = self._own()
+        own = self._own() | {"discard": "old" if has_limits else discard}
+        if has_limits and discard == "new" and own["max_msgs_per_subject"] is not None:
+            raise invalid_config(
+                "discard: new is not supported with max_msgs or max_bytes beside "
+                "max_msgs_per_subject: older messages of a subject still take room"
+            )
         settings: dict[str, Any] = {
             "subject": self._subjects(),
             "acks": "off" if no_ack else "on",
@@ -171,6 +178,7 @@ class _Reader(ConfigFields):
                 "max_age": max_age / _NS or None,
                 "max_bytes": max_bytes,
                 "max_messages": max_messages,
+                "discard": discard if has_limits else "old",
             },
             "segment": _segment(max_age, max_bytes),
             "subject_sequences": None if no_ack else {},
@@ -199,18 +207,13 @@ class _Reader(ConfigFields):
             if self._left.pop(key, None) not in (None, False, 0, "", [], {}):
                 raise invalid_config(f"{key}: {why}")
 
-    def _check_policies(self, *, has_limits: bool) -> None:
+    def _check_policies(self) -> None:
         if self._choice("retention", ("limits", "interest", "workqueue")) != "limits":
             raise invalid_config("retention: only limits is supported; consumers delete nothing")
         if self._choice("storage", ("file", "memory")) != "file":
             raise invalid_config("storage: only file is supported; what is acked is on the disk")
         if self._choice("persist_mode", ("default", "async", "")) == "async":
             raise invalid_config("persist_mode: async is not supported; see durability")
-        if self._left.get("discard") == "new" and has_limits:
-            raise invalid_config(
-                "discard: new is not supported with max_msgs or max_bytes; the oldest messages are "
-                "discarded"
-            )
 
     def _refuse_unknown(self) -> None:
         for key, value in self._left.items():
@@ -233,11 +236,9 @@ class _Reader(ConfigFields):
                 raise invalid_config("invalid subject")
             if overlaps(one, "$JS.>") or overlaps(one, "$SYS.>"):
                 raise invalid_config("subjects that overlap with the system's are not supported")
-            if one in subjects[:number]:
-                raise invalid_config("duplicate subjects detected")
             for other in subjects[:number]:
                 if overlaps(one, other):
-                    raise invalid_config(f'subject "{one}" overlaps with "{other}"')
+                    raise invalid_config(f'subject "{other}" overlaps with "{one}"')
         return subjects
 
     def _duplicate_window(self, max_age: int) -> int:
@@ -276,7 +277,6 @@ class _Reader(ConfigFields):
         return {
             "description": self._text("description"),
             "metadata": metadata,
-            "discard": self._choice("discard", ("old", "new", "")) or "old",
             "deny_delete": self._flag("deny_delete"),
             "deny_purge": self._flag("deny_purge"),
             "allow_direct": bool(direct),

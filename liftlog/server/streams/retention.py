@@ -43,10 +43,11 @@ def decide_retention(
     """
     log.leases.load()
     retention = settings.retention
+    gives_way = retention.discard == "old"
     policy = RetentionPolicy(
         max_age_ns=_nanoseconds(retention.max_age_seconds) if by_time else None,
-        max_bytes=retention.max_bytes,
-        max_messages=retention.max_messages,
+        max_bytes=retention.max_bytes if gives_way else None,
+        max_messages=retention.max_messages if gives_way else None,
         protect_newer_than_ns=window_ns(settings),
     )
     decision = decide(

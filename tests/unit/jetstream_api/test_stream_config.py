@@ -145,7 +145,7 @@ def test_the_duplicate_window_is_that_of_jetstream() -> None:
         {"subject_transform": {"src": "a", "dest": "b"}},
         {"placement": {"cluster": "east"}},
         {"max_msgs_per_subject": 65},
-        {"discard": "new", "max_msgs": 10},
+        {"discard": "new", "max_msgs": 10, "max_msgs_per_subject": 3},
         {"discard_new_per_subject": True},
         {"allow_msg_ttl": True},
         {"allow_msg_counter": True},

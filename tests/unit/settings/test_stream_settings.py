@@ -38,7 +38,12 @@ def test_the_yaml_dict_has_the_users_keys_and_values() -> None:
     ).to_yaml_dict()
     assert written["acks"] == "on"
     assert written["dedupe_window"] == "2m"
-    assert written["retention"] == {"max_age": None, "max_bytes": "10GiB", "max_messages": None}
+    assert written["retention"] == {
+        "max_age": None,
+        "max_bytes": "10GiB",
+        "max_messages": None,
+        "discard": "old",
+    }
     assert written["segment"] == {"max_bytes": "256MiB", "max_age": "1d"}
 
 

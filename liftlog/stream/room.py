@@ -1,0 +1,51 @@
+"""How much more a stream takes that refuses new messages at a limit, instead of deleting old ones.
+
+What was judged and is not written yet counts, so each message of a group is decided on as if the
+messages had come one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from liftlog.stream.group import CommitGroup
+from liftlog.stream.refusals import FULL_OF_BYTES, FULL_OF_MESSAGES, RefusalReason
+
+
+class Stored(NamedTuple):
+    """What the log holds at this moment."""
+
+    log_start: int
+    log_end: int
+    size_bytes: int
+
+
+class Room:
+    """`look` before `why_full`, without an await in between."""
+
+    def __init__(
+        self, max_messages: int | None, max_bytes: int | None, stored: Callable[[], Stored]
+    ) -> None:
+        self._max_messages, self._max_bytes = max_messages, max_bytes
+        self._stored = stored
+        self._end = 0
+        """Offsets from here on are not free."""
+        self._left_bytes = 0
+
+    def look(self, unwritten: Iterable[CommitGroup]) -> None:
+        """`unwritten` are the groups before the open one; some may be in the log by now."""
+        start, end, size_bytes = self._stored()
+        if self._max_messages is not None:
+            self._end = start + self._max_messages
+        if self._max_bytes is not None:
+            waiting = sum(group.size_bytes for group in unwritten if group.base_offset >= end)
+            self._left_bytes = self._max_bytes - size_bytes - waiting
+
+    def why_full(self, next_offset: int, size_bytes: int) -> RefusalReason | None:
+        """With `size_bytes` in the open group, the one at `next_offset` included."""
+        if self._max_messages is not None and next_offset >= self._end:
+            return FULL_OF_MESSAGES
+        if self._max_bytes is not None and size_bytes > self._left_bytes:
+            return FULL_OF_BYTES
+        return None
