@@ -352,7 +352,8 @@ class GroupCommits:
     # --- what the host tells ---
 
     def after_exclusive(self, error: Exception | None) -> None:
-        """An exclusive call has ended; it may have synced."""
+        """An exclusive call has ended, in a thread or inline; it may have synced."""
+        self._observe_sync()
         if isinstance(error, SyncFailed):
             self._take_back_waiting(error)
         elif self._settings.durability == "interval":

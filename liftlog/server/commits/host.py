@@ -263,7 +263,6 @@ class StreamHost:
         began = time.perf_counter()
         if not inline.allows(1) or not self.turns.run_inline(call):
             return False
-        inline.observe(self.log.last_sync_seconds)
         inline.spent(time.perf_counter() - began)
         # The next turn of the loop has a share of its own, be there messages from NATS or not.
         asyncio.get_running_loop().call_soon(inline.begin_chunk)

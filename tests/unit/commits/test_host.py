@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from support.logs import encode
 from support.stream_harness import Harness, failing_once, seqs
 
 from liftlog.errors import StreamUnavailable
-from liftlog.log import SystemClock
+from liftlog.log import Log, SystemClock
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
 from liftlog.server.streams.making import make_sequencer
 from liftlog.stream import AckSubjects, MessageRun
@@ -63,3 +65,28 @@ async def test_after_the_drain_began_everything_is_nacked(harness: Harness) -> N
     harness.host.refuse_new()
     assert seqs(await harness.publish(b"2")) == [10077]
     assert harness.host.sequencer.refused == {"shutting_down": 1}
+
+
+async def test_a_follower_returns_to_the_loop_when_syncs_in_threads_are_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It commits no groups of its own, so its appends alone tell how fast the disk is."""
+    monkeypatch.setattr(Log, "last_sync_seconds", 0.0001)
+    harness = Harness(tmp_path, 64)
+    host, log = harness.host, harness.log
+
+    def store() -> None:
+        log.append([encode(log, [b"1"])])
+        log.sync()
+
+    try:
+        assert host.run_inline(store)
+        harness.shared.inline.observe(1.0)  # a stall
+        for number in range(8):
+            assert not host.run_inline(store), f"after {number} fast syncs"
+            await host.run_exclusive(store)
+            await host.run_exclusive(lambda: None)  # says nothing of the disk
+        assert host.run_inline(store)
+        assert log.durable_end_offset == 11
+    finally:
+        harness.close()
