@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any, TypeVar
 
@@ -55,8 +56,11 @@ _NAMES_LIMIT, _LIST_LIMIT = 1024, 256
 _PAGE_SHARE = 0.9
 """Of the largest message, what a page of descriptions may take."""
 _DEFAULT_PAYLOAD = 2**20
-_MAX_SUBJECTS = 100_000
-"""Counted for one description, as in JetStream."""
+_MAX_SUBJECTS = 250_000
+"""Counted for one description; a page of them has as many as JetStream's."""
+_SUBJECTS_LIMIT = 100_000
+_PLAIN = re.compile(rb"[ !#-\[\]-~]*")
+"""Takes as many bytes in JSON as it has."""
 
 _NO_LIMITS = {
     "max_memory": 0,
@@ -125,14 +129,15 @@ async def _subjects_page(
         to_text(state)
     )
     page: dict[str, int] = {}
-    for name in names[offset:]:
-        left -= 6 * len(name) + 24  # as long as JSON can make it
+    for name in names[offset : offset + _SUBJECTS_LIMIT]:
+        # Otherwise as long as JSON can make it.
+        left -= 12 + (len(name) if _PLAIN.fullmatch(name) else 6 * len(name) + 12)
         if page and left < 0:
             break
         page[name.decode("utf-8", "replace")] = counts[name]
     if page:
         state["subjects"] = page
-    return _page(len(names), offset, _MAX_SUBJECTS)
+    return _page(len(names), offset, _SUBJECTS_LIMIT)
 
 
 async def _description(request: Request) -> StreamInfo:
