@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-spark jetstream-clients natscli jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-spark jetstream-clients natscli jar docs pages blocking screenshot lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds o
 	  tests/crash/test_cluster_crashes.py tests/crash/test_failovers.py \
 	  tests/crash/test_rolling_restarts.py tests/crash/test_partitions.py \
 	  tests/crash/test_everything_fails.py $(ARGS)
+
+test-upgrade: setup ## Upgrade a cluster of an older version node by node under load (OLDER=commit)
+	UPGRADE_FROM=$(or $(OLDER),8719524) $(BIN)/python -m pytest -rs tests/crash/test_version_skew.py $(ARGS)
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \

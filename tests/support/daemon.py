@@ -77,6 +77,7 @@ class Daemon:
         self._boot_id = boot_id
         self._network = network
         self._fresh = fresh
+        self._tree: Path | None = None
         self.settings: dict[str, Any] = {
             "data_dir": str(self.data_dir),
             "pull": {"listen": ["tcp://127.0.0.1:0"]},
@@ -91,6 +92,11 @@ class Daemon:
 
     # --- life -----------------------------------------------------------------
 
+    def use_version(self, tree: Path | None) -> None:
+        """From the next start on, run the code of another checkout of the project; None: this
+        one."""
+        self._tree = tree
+
     def spawn(self) -> Daemon:
         """Start the process without waiting for anything."""
         assert self._process is None, "already started"
@@ -98,7 +104,8 @@ class Daemon:
         self.config_path.write_text(yaml.safe_dump(self.settings, sort_keys=False))
         self.addresses_path.unlink(missing_ok=True)
         self._addresses = {}
-        python_path = os.pathsep.join(filter(None, (str(REPOSITORY), os.getenv("PYTHONPATH"))))
+        tree = self._tree or REPOSITORY
+        python_path = os.pathsep.join(filter(None, (str(tree), os.getenv("PYTHONPATH"))))
         environ = {**os.environ, "PYTHONPATH": python_path, **self.environ}
         with self.log_path.open("ab") as log:
             process = self._spawn(environ, log)
@@ -109,7 +116,7 @@ class Daemon:
     def _spawn(self, environ: dict[str, str], log: IO[bytes]) -> Process:
         arguments = ["-c", str(self.config_path), *self.arguments]
         is_wrapped = bool(self.wrapper) and self._boot_id is None
-        is_special = self._fresh or is_wrapped or self.program is not Daemon.program
+        is_special = self._fresh or self._tree or is_wrapped or self.program is not Daemon.program
         if not is_special and can_fork(environ):
             return Forked(
                 ["serve", *arguments],

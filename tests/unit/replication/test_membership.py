@@ -17,7 +17,10 @@ from liftlog.server.replication.membership import (
     create_cluster,
     join,
     read_node_file,
+    to_bytes,
+    value_of,
 )
+from liftlog.server.replication.mirror import Mirror
 
 STORE, DATA = Path("/meta"), Path("/data")
 ADDRESS = "tcp://127.0.0.1:9292"
@@ -47,6 +50,30 @@ async def test_each_start_is_higher_and_the_directory_is_known_again() -> None:
     second = await joined(fs.kill())
     assert (second.start, second.is_same) == (2, True)
     assert second.cluster_id == first.cluster_id
+
+
+async def test_keys_of_newer_versions_stay_in_the_record_of_a_node() -> None:
+    """An older version, to which a node is set back, changes only what it knows."""
+    fs = machine()
+    await joined(fs)
+    store = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    entry = await store.get("node.a")
+    assert entry is not None
+    newer = {**value_of(entry), "racks": ["r1"], "features": ["later"]}
+    await store.cas("node.a", to_bytes(newer), entry.revision)
+    store.close()
+    again = await joined(fs)
+    assert again.record["racks"] == ["r1"]
+    store = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+    await mirror.load()
+    assert mirror.directory.nodes["a"].start == 2
+    await mirror.change_node("a", lambda value: {**value, "draining": True})
+    entry = await store.get("node.a")
+    assert entry is not None
+    assert value_of(entry)["racks"] == ["r1"]
+    assert value_of(entry)["features"] == [], "those of the version that runs"
+    store.close()
 
 
 async def test_an_empty_directory_and_one_that_was_set_back_are_others() -> None:
