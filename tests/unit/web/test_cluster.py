@@ -14,6 +14,7 @@ from acl.policy import Policy
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.server.replication.membership import NodeInfo
+from liftlog.server.web.pages import cluster as cluster_page
 
 STARTS = {"a": 1, "b": 1, "c": 1}
 
@@ -133,3 +134,11 @@ async def test_only_what_one_may_read(site: Any, orders: Any, join: Any, policy:
         assert [one["name"] for one in json.loads(text)["streams"]] == ["orders"]
         assert "secret" not in text
         assert json.loads(text)["nodes"][0]["leads"] == 1
+
+
+def test_a_node_that_stops_is_shown_as_such_until_it_is_gone() -> None:
+    node = Node()
+    stopping = replace(node.mirror.directory.nodes["b"], stopping=True)
+    assert cluster_page._node(node, stopping, [])["state"] == "stopping"  # type: ignore[arg-type]
+    node.mirror.directory.live.discard("b")
+    assert cluster_page._node(node, stopping, [])["state"] == "down"  # type: ignore[arg-type]

@@ -109,7 +109,7 @@ def _known(streams: ReplicatedStreams) -> dict[str, NodeInfo]:
 def _node(
     streams: ReplicatedStreams, node: NodeInfo, records: list[StreamRecord]
 ) -> dict[str, Any]:
-    state = "draining" if node.draining else "live"
+    state = "stopping" if node.stopping else "draining" if node.draining else "live"
     return {
         "node": node.name,
         "state": state if node.name in streams.mirror.directory.live else "down",
