@@ -19,5 +19,6 @@ peer_link     the connection to another node
 forwarding    requests of clients that another node answers
 serving       a stream that this node leads: its followers, and what they commit
 fetching      a stream that this node follows
+rare_warnings what is tried many times a second, told once a minute
 repair        records that this node has lost, fetched from other nodes
 """

@@ -22,6 +22,7 @@ from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Copies, CopiesAnswer, RestoreAnswer
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.replication.rare_warnings import RareWarnings
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -51,6 +52,7 @@ class Guard:
         self._link_to = link_to
         self._log_end = log_end
         self._stand_aside = stand_aside
+        self._warn = RareWarnings(logger).warn
         self._unreadable: dict[str, str] = {}
         """Why, by stream: of these records it is not known whether they are old."""
 
@@ -61,7 +63,7 @@ class Guard:
             try:
                 await self.look()
             except LiftlogError as error:
-                logger.warning("metadata-not-checked error=%s", error)
+                self._warn("metadata-not-checked error=%s", error)
 
     async def look(self) -> None:
         """Confirm what is in doubt, and restore what can be restored without an operator. Raises
@@ -84,7 +86,7 @@ class Guard:
                 if after is not None:
                     await self._restore(after, stored, revision)
             except LiftlogError as error:  # the other streams do not wait for this one
-                logger.warning("metadata-not-restored stream=%s error=%s", name, error)
+                self._warn("metadata-not-restored stream=%s error=%s", name, error)
 
     def answer(self, names: Collection[str]) -> CopiesAnswer:
         """What this node knows of these streams; without any, the names of all."""

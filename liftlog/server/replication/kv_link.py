@@ -27,6 +27,7 @@ from liftlog.server.ingest.endings import Cause, Ending, Rejection
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
 from liftlog.server.ingest.subscriptions import LinkSubscription, in_words
 from liftlog.server.replication.kv_bucket import Refused
+from liftlog.server.replication.rare_warnings import RareWarnings
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
 
@@ -39,7 +40,6 @@ _LEADERLESS_SECONDS = 6.0
 which it never hears."""
 _PING_SECONDS = 2.0
 _WATCH_SECONDS = 0.25
-_TOLD_AGAIN_SECONDS = 60.0
 _NO_RESPONDERS = b"NATS/1.0 503"
 
 _T = TypeVar("_T")
@@ -96,7 +96,7 @@ class KvLink:
         """When the first question was sent that had no answer, nor any after it; 0: none."""
         self._leaderless_since = 0.0
         """When the server first said that there is no leader, and nothing else since; 0: never."""
-        self._told: dict[str, float] = {}
+        self._warn = RareWarnings(logger).warn
         self.problem = "no connection was made yet"
         """Why there is no connection."""
         self.notices_refused = ""
@@ -218,14 +218,6 @@ class KvLink:
                 question.answer.set_exception(Unanswered(f"the connection has ended: {reason}"))
         if connection is not None:
             await connection.close()
-
-    def _warn(self, event: str, value: object) -> None:
-        """Each line at most once a minute."""
-        line, now = event % value, time.monotonic()
-        self._told = {one: at for one, at in self._told.items() if now - at < _TOLD_AGAIN_SECONDS}
-        if line not in self._told:
-            self._told[line] = now
-            logger.warning(event, value)
 
     # --- questions ---
 

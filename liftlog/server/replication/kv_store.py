@@ -44,6 +44,7 @@ from liftlog.server.replication.kv_bucket import (
 from liftlog.server.replication.kv_link import KvLink, NobodyAnswers, NotAllowed, Unanswered
 from liftlog.server.replication.kv_view import BucketView, Changes
 from liftlog.server.replication.membership import create_cluster
+from liftlog.server.replication.rare_warnings import RareWarnings
 from liftlog.server.replication.sessions import RenewedKey
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
@@ -64,7 +65,6 @@ _LAG_SECONDS = 0.1
 _READS_AT_ONCE = 64
 _ATTEMPTS = 10
 _NO_SERVICE_SECONDS = 10.0
-_TOLD_AGAIN_SECONDS = 60.0
 _SAFE_REPLICAS = 3
 
 _SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
@@ -118,7 +118,7 @@ class NatsKvMetaStore:
         self._scans_due = _SCANS_IN_DOUBT
         self._scanned_at = 0.0
         self._written = 0
-        self._told: dict[str, float] = {}
+        self._warn = RareWarnings(logger).warn
         self.times_set_back = 0
         """How often the bucket was found to have gone back in time."""
 
@@ -235,14 +235,6 @@ class NatsKvMetaStore:
             self._looking.cancel()
             await asyncio.wait({self._looking})
         await self._link.close()
-
-    def _warn(self, event: str, value: object) -> None:
-        """Each line at most once a minute."""
-        line, now = event % value, time.monotonic()
-        self._told = {one: at for one, at in self._told.items() if now - at < _TOLD_AGAIN_SECONDS}
-        if line not in self._told:
-            self._told[line] = now
-            logger.warning(event, value)
 
     # --- MetaStore ---
 

@@ -28,6 +28,7 @@ from liftlog.protocol.replication import (
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.replication.rare_warnings import RareWarnings
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -87,6 +88,7 @@ class Succession:
         self._spawn = spawn
         self._is_attached = is_attached
         self._loop = asyncio.get_running_loop()
+        self._warn = RareWarnings(logger).warn
         self._under_way: set[str] = set()
         self._heard_again_at = 0.0
         self._led_by: dict[str | None, list[str]] = {}
@@ -279,7 +281,7 @@ class Succession:
                     ",".join(sorted(claim.dead)) or "none",
                 )
         except LiftlogError as error:
-            logger.warning("not-elected stream=%s error=%s", record.name, error)
+            self._warn("not-elected stream=%s error=%s", record.name, error)
         finally:
             self._under_way.discard(record.name)
 

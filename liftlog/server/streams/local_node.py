@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from liftlog.log import DataDir, Log
@@ -13,10 +15,13 @@ from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.replication.rare_warnings import RareWarnings
 from liftlog.server.replication.serving import CatchUpPace, ServedStream
 from liftlog.server.streams.dedupe_restoring import LearnedIds
 from liftlog.server.streams.handing_over import Handovers, MovingHosts
 from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server.replication")
 
 
 class StreamHosts(MovingHosts, Protocol):
@@ -83,3 +88,5 @@ class LocalNode:
     led: dict[str, ServedStream] = field(default_factory=dict)
     followed: dict[str, FollowedStream] = field(default_factory=dict)
     """The streams in these roles, by name. Each replica keeps its own entry."""
+    warnings: RareWarnings = field(default_factory=partial(RareWarnings, logger))
+    """Of what is tried again ten times a second."""

@@ -437,7 +437,7 @@ class Replica:
             led.side_changed()  # leases also end without a request
             return led.propose()
         except LiftlogError as error:  # one stream must not end the task of all
-            logger.warning("in-sync-set-not-judged stream=%s error=%s", self.name, error)
+            self._node.warnings.warn("in-sync-set-not-judged stream=%s error=%s", self.name, error)
             return None
 
     async def commit(self, change: Change) -> None:
@@ -445,7 +445,7 @@ class Replica:
         try:
             await self._node.mirror.commit(change)
         except LiftlogError as error:  # as above
-            logger.warning("in-sync-set-unchanged stream=%s error=%s", self.name, error)
+            self._node.warnings.warn("in-sync-set-unchanged stream=%s error=%s", self.name, error)
 
     async def let_tombstones_go(self, forget_after_seconds: float) -> None:
         """Let compaction remove the tombstones that every replica has, here and on the others."""
