@@ -51,6 +51,28 @@ async def test_the_account_has_streams(js: JetStreamContext) -> None:
     assert info.limits.max_streams == -1
 
 
+async def test_requests_are_counted(js: JetStreamContext, daemon: Daemon) -> None:
+    def count(method: str, result: str) -> float:
+        try:
+            return daemon.metric(
+                "liftlog_jetstream_api_requests_total", method=method, result=result
+            )
+        except KeyError:
+            return 0
+
+    before = (await js.account_info()).api
+    known, missing = count("STREAM.INFO", "ok"), count("STREAM.INFO", "refused")
+    await js.stream_info("configured")
+    with pytest.raises(NotFoundError):
+        await js.stream_info("missing")
+    until(lambda: count("STREAM.INFO", "refused") == missing + 1)
+    assert count("STREAM.INFO", "ok") == known + 1
+    after = (await js.account_info()).api
+    assert (after.total - before.total, after.errors - before.errors) == (3, 1)
+    assert daemon.metric("liftlog_jetstream_api_seconds_count") >= 4
+    assert daemon.metric("liftlog_jetstream_consumers") == 0
+
+
 async def test_a_stream_is_described_with_the_sequences_of_its_acks(js: JetStreamContext) -> None:
     before = await js.stream_info("configured")
     assert before.config.subjects == ["configured.>"]

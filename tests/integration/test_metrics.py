@@ -85,6 +85,9 @@ def test_nearly_everything_has_a_value_from_the_start(daemon: Daemon) -> None:
         *(one.name for one in GROUPS if "group" in one.labels),
         "liftlog_checkpoint_refusals",
         "liftlog_pull_refusals",
+        # without nats.jetstream_api
+        "liftlog_jetstream_api_requests",
+        "liftlog_jetstream_api_seconds",
         # of a node of a cluster
         *(one.name.removesuffix("_total") for one in REPLICATION),
     }

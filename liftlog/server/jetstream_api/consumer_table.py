@@ -65,6 +65,9 @@ class Consumers:
 
     # --- what there is ---
 
+    def count(self) -> int:
+        return sum(one.is_there() for one in self._all.values())
+
     def of(self, stream: str) -> list[Consumer]:
         """Those that can still deliver."""
         found = [one for (name, _), one in sorted(self._all.items()) if name == stream]

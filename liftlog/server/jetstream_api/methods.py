@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,12 +22,35 @@ from liftlog.server.jetstream_api.consumer_table import Consumers
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
+from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 PREFIX = "$JS.API."
 
 MAX_REQUEST_BYTES = 256 * 1024
 
 Answer = dict[str, Any]
+
+
+class ApiCounters:
+    """Since the start."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """By method and result."""
+        self.seconds = Histogram(LATENCY_BOUNDS)
+        """From the arrival of a request to its answer."""
+
+    def answered(self, method: str, result: str, seconds: float) -> None:
+        self.requests[method, result] += 1
+        self.seconds.observe(seconds)
+
+    @property
+    def errors(self) -> int:
+        return sum(count for (_, result), count in self.requests.items() if result != ANSWERED)
+
+
+ANSWERED, REFUSED, FAILED, TOO_MANY = "ok", "refused", "failed", "too many"
+"""Results. `TOO_MANY`: it was not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +66,7 @@ class Parts:
     max_payload_bytes: Callable[[], int]
     """Of one message; 0 if not known."""
     consumers: Consumers
+    counters: ApiCounters
 
     @property
     def gate(self) -> Gate:
@@ -127,6 +152,7 @@ Perform = Callable[[Request], Awaitable[Answer | None]]
 
 
 class Method(NamedTuple):
+    name: str
     kind: str
     """Of the answer, as in `stream_info`."""
     perform: Perform
@@ -149,7 +175,7 @@ def answers(
     """Register the function that answers the requests on `$JS.API.<name>`."""
 
     def register(perform: Perform) -> Perform:
-        METHODS[name] = Method(kind, perform, arguments, at_leader)
+        METHODS[name] = Method(name, kind, perform, arguments, at_leader)
         return perform
 
     return register

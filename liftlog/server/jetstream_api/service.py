@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 
 from liftlog.errors import InternalError, LiftlogError, NatsRefused, NatsUnavailable
 from liftlog.names import is_stream_name
@@ -33,8 +35,13 @@ from liftlog.server.jetstream_api.consumer_table import Consumers
 from liftlog.server.jetstream_api.leaf import LeafLink
 from liftlog.server.jetstream_api.leaf_login import LeafLogin
 from liftlog.server.jetstream_api.methods import (
+    ANSWERED,
+    FAILED,
     MAX_REQUEST_BYTES,
     PREFIX,
+    REFUSED,
+    TOO_MANY,
+    ApiCounters,
     Parts,
     Request,
     find_method,
@@ -65,9 +72,9 @@ rest of the requests there are always workers left."""
 _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 
-_Message = tuple[bytes, bytes, bytes]
-"""(subject, reply, payload); the subject of one that another node has passed on is that of this
-node."""
+_Message = tuple[bytes, bytes, bytes, float]
+"""(subject, reply, payload, arrival); the subject of one that another node has passed on is that of
+this node."""
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumers, messages, streams)  # imported for what they register
@@ -145,7 +152,7 @@ class JetStreamApi:
         settings = broker.settings
         self.problem = "not yet known whether JetStream is off"
         """Why nothing is answered; empty if requests are."""
-        self.answered = self.failed = 0
+        self.counters = ApiCounters()
         cluster = settings.cluster
         self._mark = f"{settings.name} {broker.server_id}"
         self._own_prefix = b""
@@ -164,6 +171,7 @@ class JetStreamApi:
             self.send,
             lambda: link.max_payload_bytes,
             self._consumers,
+            self.counters,
         )
         self._waiting = Waiting()
         self._at_takeover = 0
@@ -193,6 +201,10 @@ class JetStreamApi:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._consumers.close()
+
+    @property
+    def consumer_count(self) -> int:
+        return self._consumers.count()
 
     # --- whether to answer ---
 
@@ -270,18 +282,21 @@ class JetStreamApi:
 
     def _take(self, run: MessageRun) -> None:
         """The handler of the subscription: it only puts aside what came."""
+        now = repeat(time.monotonic(), len(run))
         refused = [
             message
-            for message in zip(run.subjects, run.replies, run.payloads, strict=True)
+            for message in zip(run.subjects, run.replies, run.payloads, now, strict=True)
             if message[1] and not self._waiting.add(message)
         ]
+        for message in refused:
+            self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
         if refused and self._link.unsent_bytes < _MAX_UNSENT_BYTES:
             error = too_many_requests()
             self._link.send(
                 b"".join(
                     [
                         refusal(reply, self._kind_of(subject), error)
-                        for subject, reply, _ in refused[:_MAX_OF_PARTY]
+                        for subject, reply, _, _ in refused[:_MAX_OF_PARTY]
                         if self._broker.ack_subjects.allows(reply)
                     ]
                 )
@@ -299,19 +314,20 @@ class JetStreamApi:
             except NatsUnavailable:
                 pass  # the client asks again
             except Exception as error:  # a supervisor: the other requests are answered
-                self.failed += 1
+                self.counters.requests[self._method_of(message[0]), FAILED] += 1
                 logger.exception("jetstream-api-failed error=%r", error)
             finally:
                 self._waiting.done(message)
 
     async def _answer(self, message: _Message) -> None:
-        subject, reply, payload = message
+        subject, reply, payload, _ = message
         if not self._broker.ack_subjects.allows(reply):
             return
-        kind = self._kind_of(subject)
+        kind, result = self._kind_of(subject), ANSWERED
         try:
             body = await self._perform(subject, reply, payload)
             if body is None:
+                self._count(message, ANSWERED)
                 return
             text = answer_text(kind, body)
             limit = self._link.max_payload_bytes
@@ -319,13 +335,19 @@ class JetStreamApi:
                 raise InternalError(f"the answer is larger than NATS accepts ({limit} bytes)")
             answer = command(reply, text)
         except JetStreamError as error:
-            self.failed += 1
-            answer = refusal(reply, kind, error)
+            answer, result = refusal(reply, kind, error), REFUSED
         except LiftlogError as error:
-            self.failed += 1
-            answer = refusal(reply, kind, from_liftlog(error))
-        self.answered += 1
+            answer, result = refusal(reply, kind, from_liftlog(error)), REFUSED
         await self.send(answer)
+        self._count(message, result)
+
+    def _count(self, message: _Message, result: str) -> None:
+        method = self._method_of(message[0])
+        self.counters.answered(method, result, time.monotonic() - message[3])
+
+    def _method_of(self, subject: bytes) -> str:
+        found = find_method(self._tokens(subject))
+        return "unknown" if found is None else found[0].name
 
     async def _perform(
         self, subject: bytes, reply: bytes, payload: bytes

@@ -79,6 +79,7 @@ Kind = TypeVar("Kind", bound=Message)
 @answers("INFO", "account_info")
 async def _info(request: Request) -> Answer:
     broker = request.broker
+    counters = request.parts.counters
     names = [name for name in broker.stream_names() if request.may_read(name)]
     hosts = [broker.hosts[name] for name in names if name in broker.hosts]
     return {
@@ -87,9 +88,9 @@ async def _info(request: Request) -> Answer:
         "reserved_memory": 0,
         "reserved_storage": 0,
         "streams": len(names),
-        "consumers": 0,
+        "consumers": request.parts.consumers.count(),
         "limits": _NO_LIMITS,
-        "api": {"level": 0, "total": 0, "errors": 0},
+        "api": {"level": 0, "total": counters.requests.total(), "errors": counters.errors},
         MARK: request.parts.mark,
         "liftlog_version": liftlog.__version__,
     }

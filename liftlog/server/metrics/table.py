@@ -211,6 +211,20 @@ NATS = (
     _counter("acks_refused", "Acks that NATS refused to publish"),
 )
 
+JETSTREAM_API = (
+    _counter(
+        "jetstream_api_requests",
+        "Requests of JetStream's clients that this node took, by `result`: ok, refused, failed, or "
+        "too many (not looked at)",
+        "method",
+        "result",
+    ),
+    _histogram(
+        "jetstream_api_seconds", "From the arrival of such a request to its answer", LATENCY_BOUNDS
+    ),
+    _gauge("jetstream_consumers", "Ordered consumers that this node serves"),
+)
+
 HTTP = (
     _gauge("http_connections", "Connections to the HTTP port"),
     _counter("http_connections_refused", "Connections refused while all others were being served"),
@@ -319,6 +333,7 @@ SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("Consumer groups", GROUPS),
     ("Pull socket", PULL),
     ("NATS", NATS),
+    ("JetStream's API", JETSTREAM_API),
     ("HTTP port", HTTP),
     ("Access", ACCESS),
     ("Daemon", DAEMON),

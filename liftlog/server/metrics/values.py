@@ -116,6 +116,7 @@ class Sources:
 async def daemon_values(sources: Sources) -> dict[str, float]:
     """By name; values that the system does not provide are left out."""
     ready, _ = await sources.health.readiness()
+    api = sources.health.jetstream_api
     return {
         "liftlog_ready": int(ready),
         "liftlog_draining": int(sources.health.phase is Phase.DRAINING),
@@ -123,6 +124,7 @@ async def daemon_values(sources: Sources) -> dict[str, float]:
         **_link_values(sources.link),
         **_pull_values(sources.pull),
         **_http_values(sources.http),
+        "liftlog_jetstream_consumers": 0 if api is None else api.consumer_count,
         "liftlog_web_sessions": sources.sessions.count(sources.pull.services.gate.policy),
         **_disk_values(sources.disk),
         "liftlog_cleaning_at_idle_rate": int(sources.cleaner.is_at_idle_rate),
@@ -140,9 +142,11 @@ def daemon_histograms(sources: Sources) -> dict[str, Histogram]:
 
 def labelled_histograms(sources: Sources) -> dict[str, dict[tuple[str, ...], Histogram]]:
     """By name and label values."""
+    api = sources.health.jetstream_api
     seconds = sources.requests.seconds
     return {
         "liftlog_http_request_seconds": {(route,): found for route, found in seconds.items()},
+        "liftlog_jetstream_api_seconds": {} if api is None else {(): api.counters.seconds},
     }
 
 
@@ -150,7 +154,7 @@ def labelled_values(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]
     """By name and label values."""
     checkpoints = sources.broker.checkpoints if sources.broker.has_checkpoints else None
     refused = checkpoints.refused if checkpoints is not None else {}
-    reloads = sources.reloads
+    reloads, api = sources.reloads, sources.health.jetstream_api
     build = (__version__, platform.python_version(), sources.link.seam)
     return {
         "liftlog_build_info": {build: 1},
@@ -161,6 +165,9 @@ def labelled_values(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]
         "liftlog_pull_refusals_total": _by_error(sources.pull.services.counters.refusals_total),
         "liftlog_checkpoint_refusals_total": _by_error(refused),
         "liftlog_http_requests_total": dict(sources.requests.requests_total.items()),
+        "liftlog_jetstream_api_requests_total": {}
+        if api is None
+        else dict(api.counters.requests.items()),
         "liftlog_denied_total": dict(
             (_DENIABLE | sources.pull.services.audit.denied_total).items()
         ),
