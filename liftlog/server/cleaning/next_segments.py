@@ -26,6 +26,8 @@ from liftlog.server.cleaning.compaction import compaction_of, damaged_files
 from liftlog.settings import StreamSettings
 
 _LOOK_AT_ONCE = 64
+SKETCHED_BYTES = 1024 * 1024
+"""Smaller segments get no sketch: reading one whole costs little."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -109,6 +111,8 @@ class Unsketched:
                 continue
             if not segment.sealed or segment.next_offset > end:
                 waiting = True
+            elif segment.size_bytes < SKETCHED_BYTES:
+                self._judged.add((name, lineage))
             elif len(found) < _LOOK_AT_ONCE:
                 found.append(segment)
         if not found:

@@ -12,6 +12,7 @@ from support.local_cleaning import COMPACTED, Cleaning
 from liftlog.errors import InvalidArgument
 from liftlog.log.index import index_path
 from liftlog.log.sketch import sketch_path
+from liftlog.server.cleaning import next_segments
 from liftlog.server.cleaning.pace import Rates, fixed_rate
 from liftlog.server.cleaning.process import JobFailed
 
@@ -218,11 +219,18 @@ async def test_a_job_leaves_room_on_the_disk(
     await cleaning.running.put("a", [("key-0", b"goes on")])
 
 
-async def test_sealed_segments_get_sketches_once(tmp_path: Path) -> None:
+async def test_sealed_segments_get_sketches_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(next_segments, "SKETCHED_BYTES", 5 * 1024)
     cleaning = Cleaning(tmp_path, sketches=True)
     await cleaning.running.start()
     await cleaning.stream("s", 300, 10, compaction=None)
     log = cleaning.running.broker.hosts["s"].log
+    await cleaning.cleaner._round()
+    assert cleaning.worker.jobs == [], "too small"
+    monkeypatch.setattr(next_segments, "SKETCHED_BYTES", 0)
+    cleaning.cleaner._unsketched.clear()
     cleaning.worker.failures.append(JobFailed("io", "the disk is full"))
     await cleaning.cleaner._round()
     assert cleaning.state("s").failures_in_a_row == 1
