@@ -22,7 +22,7 @@ from support.ingesting import until
 from support.losefs import LoseFsHandle, Reboots, losefs
 from support.nats_server import NatsServer
 from support.replicated_load import NODE_SETTINGS, STREAMS, Load
-from support.rounds import chance_of, modes, rounds
+from support.rounds import chance_of, is_torture, modes, rounds
 from support.stored_logs import batch_positions, flip
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
@@ -196,6 +196,24 @@ def a_follower_is_set_back(campaign: Campaign) -> None:
     campaign.start(gone)
 
 
+def the_metadata_are_set_back(campaign: Campaign) -> None:
+    """To what they were before a node was killed and came back. The nodes restore what they have
+    seen, all of the same mind, and elect leaders."""
+    cluster, gone = campaign.cluster, campaign.chance.choice(NODES)
+    old = cluster.stored()
+    cluster.kill(gone)
+    campaign.start()
+    epochs = {name: cluster.stream(name).leader_epoch for name in campaign.load.settings}
+    cluster.set_store_back(old)
+    for name, epoch in epochs.items():
+        until(
+            lambda name=name, epoch=epoch: cluster.stream(name).leader_epoch > epoch,  # type: ignore[misc]
+            PATIENCE,
+            f"{name} is restored",
+        )
+    campaign.start()
+
+
 def a_copy_rots(campaign: Campaign) -> None:
     """Many sealed batches of one node, leader or not. It repairs them from the others as soon as
     a reader comes upon them: readers get all there is from every node, and acks go on."""
@@ -244,8 +262,13 @@ OF_NODES: dict[str, Fault] = {
     "the leader hangs": the_leader_hangs,
     "a node comes back empty": a_node_comes_back_empty,
     "a follower is set back": a_follower_is_set_back,
+    "the metadata are set back": the_metadata_are_set_back,
     "a copy rots": a_copy_rots,
 }
+
+
+if not is_torture():  # `integration/test_metadata_set_back` is its short form
+    del OF_NODES["the metadata are set back"]
 
 
 @pytest.mark.parametrize("name", modes(EACH, ANY, *OF_NODES))

@@ -13,8 +13,6 @@ from support.command_line import COMMAND
 from support.ingesting import until
 from support.nats_server import NatsServer
 
-from liftlog.server.replication.records_file import LOCK_SUFFIX, locked_file
-
 STREAMS = {"in": {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -43,7 +41,7 @@ def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
     cluster: Cluster, publisher: RetryingPublisher
 ) -> None:
     wait_acked(publisher, 50)
-    old = (cluster.store / "records").read_bytes()
+    old = cluster.stored()
     leader, epoch = cluster.leader("in"), cluster.stream("in").leader_epoch
     cluster.kill(leader)  # which the old copy has as leader
     until(lambda: cluster.stream("in").leader not in (None, leader), 60, "another leader")
@@ -52,7 +50,7 @@ def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
     cluster.wait_isr("in")
 
     # While all run.
-    set_back(cluster, old)
+    cluster.set_store_back(old)
     until(lambda: cluster.stream("in").leader_epoch > epoch, 60, "a restored record")
     wait_acked(publisher, 50)
     cluster.wait_isr("in")
@@ -60,7 +58,7 @@ def test_a_store_that_was_set_back_is_put_right_by_the_nodes(
 
     # While none does: each finds out at its start.
     cluster.kill()
-    set_back(cluster, old)
+    cluster.set_store_back(old)
     cluster.start()
     cluster.wait_isr("in")
     until(lambda: cluster.stream("in").leader_epoch > epoch, 60, "a restored record again")
@@ -76,7 +74,7 @@ def test_an_operator_restores_what_the_nodes_do_not(
     """Two nodes are gone, so the third may lack what they have seen."""
     wait_acked(publisher, 50)
     publisher.finish()
-    old = (cluster.store / "records").read_bytes()
+    old = cluster.stored()
     last = cluster.followers("in")[0]
     before = cluster.stream("in", through=last)
     gone = [name for name in NODES if name != last]
@@ -86,7 +84,7 @@ def test_an_operator_restores_what_the_nodes_do_not(
         lambda: cluster.stream("in", through=last).isr != before.isr, 30, "what is to be forgotten"
     )
     cluster.kill(gone[1])
-    set_back(cluster, old)
+    cluster.set_store_back(old)
     until(lambda: "metadata-set-back" in cluster.nodes[last].log, 60, "it is noticed")
     shown = cluster.command("cluster", "restore-metadata", "--dry-run", "--output", "json")
     # The checkpoints of the cluster may have changed as well.
@@ -123,15 +121,6 @@ def test_a_store_that_was_lost_while_no_node_runs_is_made_again(
     assert cluster.stream("in").replicas == before.replicas
     publisher.finish()
     assert_kept([publisher], cluster.read_all("in"))
-
-
-def set_back(cluster: Cluster, old: bytes) -> None:
-    """Under the lock of the nodes: what one of them is about to write would undo it."""
-    records = cluster.store / "records"
-    copy = cluster.store / "records.old"
-    copy.write_bytes(old)
-    with locked_file(cluster.store / f"records{LOCK_SUFFIX}"):
-        copy.replace(records)
 
 
 def wait_acked(publisher: RetryingPublisher, more: int) -> None:

@@ -30,6 +30,7 @@ from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange, OffsetOutOfRange, StreamNotFound
 from liftlog.records.decode import Record
 from liftlog.server.replication.kv_store import make_store
+from liftlog.server.replication.records_file import LOCK_SUFFIX, locked_file
 from liftlog.settings import NatsSettings
 
 if TYPE_CHECKING:
@@ -186,6 +187,17 @@ class Cluster:
     def wipe(self, name: str) -> None:
         """The node does not run; it comes back with an empty disk."""
         shutil.rmtree(self.nodes[name].data_dir)
+
+    def stored(self) -> bytes:
+        """The metadata as they are, if they are in files."""
+        return (self.store / "records").read_bytes()
+
+    def set_store_back(self, old: bytes) -> None:
+        """Under the lock of the nodes: what one of them is about to write would undo it."""
+        copy = self.store / "records.old"
+        copy.write_bytes(old)
+        with locked_file(self.store / f"records{LOCK_SUFFIX}"):
+            copy.replace(self.store / "records")
 
     def put_logs_aside(self, directory: Path, name: str) -> None:
         """What nodes logged without power or a disk is for who looks for a fault; `assert_sound`

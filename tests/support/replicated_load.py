@@ -3,7 +3,8 @@
 A load lives through many rounds of faults. After each round every copy is read from where the last
 check ended, now and then from its begin, and compared with the books (`support.history`). Beside
 that copies are read all the time, and so are streams by an application with checkpoints: what they
-got once must stay (`support.replicated_readers`).
+got once must stay (`support.replicated_readers`). Campaigns have a consumer group as well
+(`support.replicated_group`).
 """
 
 from __future__ import annotations
