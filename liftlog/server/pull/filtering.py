@@ -133,7 +133,9 @@ class _Scanner:
                 return False
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
-                most = _READ_BYTES if scan.shared is None else _SHARED_READ_BYTES
+                # What is shared has the same borders for all.
+                own = min(_READ_BYTES, self._left)
+                most = own if scan.shared is None else _SHARED_READ_BYTES
                 known = self._known_piece()
                 if known is not None:
                     if not self._take_known(known):

@@ -18,7 +18,7 @@ from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
 from liftlog.server.web.pages.charts import daemon_charts, stream_charts
 from liftlog.server.web.pages.cluster import cluster
-from liftlog.server.web.pages.consumers import consumers, move, moving
+from liftlog.server.web.pages.consumers import begin, consumers, move, moving
 from liftlog.server.web.pages.editing import create, creating, edit, editing
 from liftlog.server.web.pages.groups import group
 from liftlog.server.web.pages.overview import health, overview
@@ -102,6 +102,7 @@ class WebSite:
             web.post("/ui/logout", self._logout),
             web.get("/ui/static/{file}", self._static),
             web.get(f"{_STREAM}/records/{{offset}}/value", self._guarded(value)),
+            web.get(f"{_STREAM}/consumers", self._guarded(begin)),
             web.post(f"{_STREAM}/consumers/{{consumer}}", self._guarded(move)),
         ]
         for page in PAGES:

@@ -152,3 +152,25 @@ async def test_a_consumer_has_a_chart_and_a_place(site: Any, kept: Kept, policy:
         assert 0 < one["place"] < 1000
         _, text, _ = await browser.get("/ui/streams/orders")
         assert f'x="{one["place"]}"' in text
+
+
+async def test_a_consumer_that_is_new_gets_a_checkpoint(site: Any, kept: Kept, policy: Any) -> None:
+    begin = "/ui/streams/orders/consumers"
+    async with site() as browser:
+        _, text, _ = await browser.get("/ui/streams/orders")
+        assert f'action="{begin}"' in text
+        status, _, answer = await browser.get(f"{begin}?name=replay&to=1h")
+        where = answer.headers["Location"]
+        assert (status, where) == (303, f"{begin}/replay?to=1h")
+        kept.present = None
+        _, text, _ = await browser.get(where)
+        assert "The consumer has no checkpoint yet." in text
+        status, _, _ = await browser.post(f"{begin}/replay", fields(text))
+        assert status == 303
+        ((consumer, stream, offset, rest),) = kept.committed
+        assert (consumer, stream, offset, rest["expected"]) == ("replay", "orders", 1, 0)
+        for wrong in ("", "name=", "name=a%20b", "name=..%2Fx"):
+            assert (await browser.get(f"{begin}?{wrong}"))[0] == 400
+    async with site(policy) as browser:
+        await browser.sign_in("eu")
+        assert (await browser.get(f"{begin}?name=replay"))[0] == 403

@@ -201,6 +201,15 @@ async def moving(asked: Asked) -> Shown:
     return Shown(f"Move {consumer} in {stream}", data, extra, refused)
 
 
+async def begin(asked: Asked) -> web.Response:
+    """From the form for a consumer that has no checkpoint yet, to the page that gives it one."""
+    asked.authorize("commit")
+    consumer = asked.text("name")
+    check_consumer_name(consumer)
+    where = f"/ui/streams/{asked.stream}/consumers/{consumer}"
+    return answers.see_other(f"{where}?{urlencode({'to': asked.text('to')})}")
+
+
 def _target(log: Log, wanted: str) -> int:
     """The offset that these words mean now. Blocking. Raises InvalidArgument."""
     first, end = log.log_start_offset, log.high_watermark
