@@ -253,3 +253,16 @@ def test_a_full_stream_refuses_messages(both: Both) -> None:
     ours, theirs = publish()
     assert ours == theirs == (None, 6)
     asked_of_both(both, "$JS.API.STREAM.DELETE.full", b"")
+
+
+def test_what_is_superseded_is_not_counted(both: Both) -> None:
+    config = {"name": "latest", "subjects": ["latest.>"], "max_msgs_per_subject": 1}
+    asked_of_both(both, "$JS.API.STREAM.CREATE.latest", config)
+    for token in "abacab":
+        for client in both[:2]:
+            assert client.request(f"latest.{token}", b"x").json()["seq"]
+    ours, theirs = (one["state"] for one in asked_of_both(both, "$JS.API.STREAM.INFO.latest", b""))
+    for key in ("messages", "num_subjects", "last_seq"):
+        assert ours[key] == theirs[key], key
+    assert ours["messages"] + ours["num_deleted"] == 6
+    asked_of_both(both, "$JS.API.STREAM.DELETE.latest", b"")

@@ -168,6 +168,11 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     subjects = known.count() if known is not None else None
     if subjects is not None:
         state["num_subjects"] = subjects
+        if own is not None and own.max_msgs_per_subject == 1:
+            # The others are not delivered, and wait for compaction.
+            count = min(state["messages"], subjects)
+            state["num_deleted"] += state["messages"] - count
+            state["messages"] = count
     return {
         "config": config_of(info.name, settings),
         "created": own.created if own is not None and own.created else ZERO_TIME,
