@@ -220,6 +220,7 @@ def a_copy_rots(campaign: Campaign) -> None:
     cluster, chance, stream = campaign.cluster, campaign.chance, "plain"
     node = chance.choice(NODES)
     for _ in range(_ROT_TRIES):
+        began = time.monotonic()
         rotten = _rot(cluster.nodes[node].data_dir / "streams" / stream, chance)
         for name in NODES:
             # On a machine that is too busy to repair it in time a reader may be told of damage
@@ -231,7 +232,10 @@ def a_copy_rots(campaign: Campaign) -> None:
             )
         campaign.load.check(cluster, whole=True)
         assert not any(path.exists() for path in rotten), "a damaged file is still in use"
-        if cluster.nodes[node].metric("liftlog_repaired_ranges_total", stream=stream) > 0:
+        repaired = cluster.nodes[node].metric("liftlog_repaired_ranges_total", stream=stream)
+        if repaired > 0:
+            seconds = time.monotonic() - began
+            print(f"{len(rotten)} segments rotten, {repaired:.0f} ranges repaired, {seconds:.1f} s")
             return
         # The cleaner had just read these segments, to re-batch them: nothing of the rot was in use.
     raise AssertionError(f"node {node} has repaired nothing")
