@@ -21,6 +21,8 @@ _AT_ONCE = 8
 _TURNS = 20
 """A handover waits more than it works. So a node that leads many streams hands over more of them at
 once when it stops: it is to be done with all in a few seconds."""
+_TELL_SECONDS = 2.0
+"""So often a node that stops tells how many streams it still has to hand over."""
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
 _STOP_LOOK_SECONDS = 0.05
@@ -100,6 +102,16 @@ class Leadership:
     async def _give_away(self, names: Sequence[str]) -> None:
         gate = asyncio.Semaphore(max(_AT_ONCE, len(names) // _TURNS))
         leads = Counter(record.leader for record in self._mirror.records.values())
+        loop, left = asyncio.get_running_loop(), len(names)
+        tell_at = loop.time() + _TELL_SECONDS
+
+        async def give_one(name: str) -> None:
+            nonlocal left, tell_at
+            await give(name)
+            left -= 1
+            if left and loop.time() >= tell_at:
+                tell_at = loop.time() + _TELL_SECONDS
+                logger.info("handing-over left=%d of=%d", left, len(names))
 
         async def give(name: str) -> None:
             async with gate:
@@ -115,7 +127,7 @@ class Leadership:
                     except LiftlogError as error:
                         logger.warning("not-handed-over stream=%s error=%s", name, error)
 
-        await asyncio.gather(*map(give, names))
+        await asyncio.gather(*map(give_one, names))
 
     async def hand_over_moved(self) -> None:
         """Give up the lead of streams of which a move takes the replica here, and waits for nothing

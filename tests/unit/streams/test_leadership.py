@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +97,17 @@ async def test_a_stop_hands_over_everything_to_nodes_that_lead_least() -> None:
     assert world.most_under_way == 8
     shares = [to for _, to in world.given]
     assert sorted((shares.count("b"), shares.count("c"))) == [10, 10]
+
+
+async def test_a_stop_with_many_streams_tells_how_many_are_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leadership, "_TELL_SECONDS", 0.0)
+    caplog.set_level(logging.INFO, "liftlog.server.replication")
+    world = World(*(led_by("a", f"s{number}", "a", "b", "c") for number in range(4)))
+    await world.leadership.hand_over_all()
+    told = [line for line in caplog.messages if line.startswith("handing-over")]
+    assert told == [f"handing-over left={left} of=4" for left in (3, 2, 1)]
 
 
 async def test_a_stop_waits_for_handovers_that_are_under_way() -> None:
