@@ -215,7 +215,7 @@ class PullConnection:
         if self._answers.may_produce:
             if self._requests is not None:
                 self._requests.pump()
-            if self._has_more:
+            if self._has_more or not self._reading:
                 self.settle()
             else:
                 self._count_memory()
@@ -299,6 +299,13 @@ class PullConnection:
         if self._reading and began and now - began > self._limits.request_timeout_seconds:
             seconds = self._limits.request_timeout_seconds
             self._end_with(RequestTimeout(f"a request did not arrive within {seconds:g} s"))
+
+    def fileno(self) -> int:
+        return self._transport.fileno()
+
+    def hung_up(self) -> None:
+        """The client has closed both directions, or reset the connection."""
+        self._close("the client is gone")
 
     def close(self) -> None:
         self._close("the daemon closed it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import select
 import socket
 import ssl
 import sys
@@ -35,6 +36,7 @@ logger = logging.getLogger("liftlog.server.pull")
 
 _ACCEPTS_PER_TURN = 32
 _ACCEPT_PAUSE_SECONDS = 0.5
+_LONGEST_SWEEP_SECONDS = 5.0
 
 
 class PrincipalUse:
@@ -268,9 +270,10 @@ class PullServer:
         return found if any(one.memory_bytes for one in found) else self._connections
 
     def _schedule_sweep(self) -> None:
-        """Look for stalled clients, only while there are clients."""
+        """Look for stalled clients and for those that are gone, only while there are clients."""
         limits = self._limits
         seconds = min(limits.write_stall_seconds, limits.request_timeout_seconds) / 4
+        seconds = min(seconds, _LONGEST_SWEEP_SECONDS)
         seconds = max(seconds, 0.05)
         self._sweep = self._loop.call_later(seconds, self._sweep_stalled)
 
@@ -279,5 +282,18 @@ class PullServer:
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check_stalled(now)
+        for connection in _hung_up(self._connections):
+            connection.hung_up()
         if self._connections:
             self._schedule_sweep()
+
+
+def _hung_up(connections: Collection[PullConnection]) -> list[PullConnection]:
+    """Those whose client is gone. The event loop tells of a reset once and then watches the socket
+    no longer: if a request came just before it, that was read, and the reset was not. And a
+    connection that is held back is not watched at all."""
+    poll = select.poll()
+    by_number = {connection.fileno(): connection for connection in connections}
+    for number in by_number:
+        poll.register(number, 0)  # errors and hang-ups are told in any case
+    return [by_number[number] for number, _ in poll.poll(0)]

@@ -252,3 +252,26 @@ async def test_shutting_down_does_not_wait_for_ever(broker: LogBroker) -> None:
             await server.close(grace=0.1)
         assert server.connection_count == 0
         deaf.sock.close()
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+async def test_a_reset_behind_a_request_is_noticed(broker: LogBroker, held_back: bool) -> None:
+    """Also by a connection that is held back, whose socket is not read."""
+    fill(broker, 4)
+    limits = PullLimits(
+        request_timeout_seconds=0.4, max_unsent_bytes=MIB if held_back else 16 * MIB
+    )
+    async with pull_server(broker, limits=limits) as (server, address):
+        client = Deaf(address)
+        await client.greet()
+        await until(lambda: server.connection_count == 1)
+        asked = {"k": "fetch", "i": 3, "s": "orders", "o": 101 + (0 if held_back else 16)}
+        for number in range(3, 12):
+            client.sock.send(frame(asked | {"i": number, "w": 600_000}))
+        if held_back:
+            await until(lambda: not next(iter(server._connections))._reading)
+        # Both arrive before the daemon's loop looks at its sockets again.
+        client.sock.send(frame({"k": "cancel", "i": 3}))
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sock.close()
+        await until(lambda: server.connection_count == 0)
