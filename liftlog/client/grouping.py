@@ -25,13 +25,14 @@ from liftlog.protocol.groups import (
     JoinGroup,
     LeaveGroup,
 )
+from liftlog.protocol.limits import MIB
 from liftlog.records.decode import Record
 
 if TYPE_CHECKING:
     from liftlog.records.positions import Batches
 
 SESSION_SECONDS = 10.0
-COMMIT_EVERY = 1000
+COMMIT_EVERY = 10_000
 COMMIT_INTERVAL_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 """A member without records looks so often for news of its group."""
@@ -39,6 +40,9 @@ POLL_MS = 1000
 """A member hears so often how far the stream was searched for records of its slots."""
 LONGEST_WAIT_SECONDS = 5.0
 """Of a beat without news."""
+_READ_AHEAD_BYTES = 1 * MIB
+"""Of a member with a share of the slots, unless it says otherwise: so the members stay near each
+other, and the daemon looks into each piece of the log once for all of them."""
 _LONGEST_RUN_SECONDS = 0.05
 """Records are returned without a look at anything else for so long."""
 
@@ -286,6 +290,8 @@ class GroupReading:
     def _start_of(self, lane: Lane) -> tuple[Start, ReadOptions]:
         """Where the read of a lane begins, and its options."""
         options = self._settings.options.copy()
+        if 2 * len(lane.slots) <= self._slot_count:
+            options.setdefault("read_ahead_bytes", _READ_AHEAD_BYTES)
         if lane.done == 0:
             return "earliest", options
         if self._incarnation:

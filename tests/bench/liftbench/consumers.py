@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import uvloop
+from support.processes import cpu_seconds
 
 from liftlog.client import Client, Filter, connect
 from liftlog.client.requests import result_of
@@ -104,39 +105,69 @@ async def filtered(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def group(spec: dict[str, Any]) -> dict[str, Any]:
-    """The members of one group read all records, one by one; with `count` 0 a plain reader does."""
-    done = 0
-    total = spec["records"]
+    """The members of one group read all records, or with `count` 0 a plain reader does; record by
+    record, or `by_batch`: lists of records. Counts from when all have joined, which `joined`
+    says, until `records` were read."""
+    done, joined, first_at = 0, 0, 0.0
+    by_batch, total = spec["by_batch"], spec["records"]
+    all_joined, all_read = asyncio.Event(), asyncio.Event()
+
+    def took(count: int) -> None:
+        nonlocal done, first_at
+        first_at = first_at or time.monotonic()
+        done += count
+        if done >= total:
+            all_read.set()
 
     async def work(number: int, client: Client) -> None:
-        nonlocal done
+        nonlocal joined
         async with client.group(spec["group"], spec["stream"], session=60) as member:
             while len(member.slots) != 64 // spec["count"]:
-                await member._attend()  # all have joined before any of them begins
+                await member._attend()
                 await asyncio.sleep(0.05)
-            async for _ in member:
-                done += 1
-                if done >= total:
-                    all_read.set()
+            joined += 1
+            if joined == spec["count"]:
+                all_joined.set()
+            await all_joined.wait()
+            if by_batch:
+                async for records in member.batches():
+                    took(len(records))
+            else:
+                async for _ in member:
+                    took(1)
 
-    all_read = asyncio.Event()
+    async def read(client: Client) -> None:
+        all_joined.set()
+        if by_batch:
+            async for batch in client.read_batches(spec["stream"], "earliest"):
+                took(len(batch.records()))
+        else:
+            async for _ in client.read(spec["stream"], "earliest"):
+                took(1)
+
     async with AsyncExitStack() as stack:
         clients = await _connected(stack, {**spec, "count": spec["count"] or 1})
         print("ready", flush=True)
-        began = time.process_time()
-        if spec["count"]:
-            tasks = [asyncio.create_task(work(n, one)) for n, one in enumerate(clients)]
-            await asyncio.wait([asyncio.create_task(all_read.wait()), *tasks],
-                               return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-            for task in tasks:
-                task.cancel()
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-            failures = [repr(one) for one in outcomes if isinstance(one, Exception)]
-        else:
-            async for _ in clients[0].read(spec["stream"], "earliest", "end"):
-                done += 1
-            failures = []
-        return {"records": done, "cpu": time.process_time() - began, "failures": failures}
+        jobs = [work(n, one) for n, one in enumerate(clients)] if spec["count"] else [
+            read(clients[0])
+        ]  # fmt: skip
+        tasks = [asyncio.create_task(job) for job in jobs]
+        await asyncio.wait([asyncio.create_task(all_joined.wait()), *tasks],
+                           return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+        began, daemon = time.process_time(), cpu_seconds(spec["daemon"])
+        print("joined", flush=True)
+        await asyncio.wait([asyncio.create_task(all_read.wait()), *tasks],
+                           return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+        told = {
+            "records": done,
+            "cpu": (time.process_time() - began) / (spec["count"] or 1),
+            "daemon_cpu": cpu_seconds(spec["daemon"]) - daemon,
+            "reading": time.monotonic() - first_at,
+        }
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        return told | {"failures": [repr(one) for one in outcomes if isinstance(one, Exception)]}
 
 
 async def group_commits(spec: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _SUBJECTS = 100
 _COMMITTERS = 100
 _GROUPED_RECORDS = 400_000
 _GROUPED_BYTES = 256
+_LIVE_RATE = 100_000
 _MEMBERS = 16
 
 
@@ -47,7 +48,7 @@ def _told(process: subprocess.Popen[str], *, timeout: float = 120) -> dict[str, 
     output, errors = process.communicate(timeout=timeout)
     if process.returncode:
         raise WorkerFailed(errors.strip())
-    told: dict[str, Any] = json.loads(output)
+    told: dict[str, Any] = json.loads(output.splitlines()[-1])
     return told
 
 
@@ -255,9 +256,12 @@ def checkpoints(
             progress.say(f"round {number + 1}/{rounds} checkpoints: {rate:,.0f}/s")
 
 
-def groups(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
-    """A group of 16 members beside one plain reader, both record by record. Each member, the reader
-    and the daemon could have a core of its own: what takes longest there is the throughput."""
+def groups(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
+) -> None:
+    """A group of 16 members beside one plain reader, both record by record and by batch. Each
+    member, the reader and the daemon could have a core of its own: what takes longest there is the
+    throughput. Then live: while records are published as fast as 100,000/s."""
     settings = {"subject": "bench.grouped"}
     stream = {"name": "grouped", "settings": settings, "count": _GROUPED_RECORDS, "per_batch": 250,
               "value_bytes": _GROUPED_BYTES, "keys": 5000, "first_is_clean": False}  # fmt: skip
@@ -265,31 +269,74 @@ def groups(directory: Path, measured: Measurements, progress: Progress, *, round
     run_worker("stored", {"mode": "fill", "data_dir": str(data_dir), "streams": [stream]})
     with Liftlog(directory / "grouped") as system:
         for number in range(rounds):
-            plain = _group_seconds(system, "", 0)
-            shared = _group_seconds(system, f"bench-{number}", _MEMBERS)
-            measured.add(LIFTLOG, "grouped-plain", _GROUPED_RECORDS / max(plain) / 1e6)
-            measured.add(LIFTLOG, "grouped", _GROUPED_RECORDS / max(shared) / 1e6)
+            for by_batch in (False, True):
+                plain = _group_seconds(system, "", 0, by_batch)
+                shared = _group_seconds(system, f"bench-{by_batch}-{number}", _MEMBERS, by_batch)
+                suffix = "-by-batch" if by_batch else ""
+                measured.add(LIFTLOG, "grouped-plain" + suffix, 1 / max(plain))
+                measured.add(LIFTLOG, "grouped" + suffix, 1 / max(shared))
+                progress.say(
+                    f"round {number + 1}/{rounds} {_MEMBERS} members{suffix}: {shared[0]:.2f} us "
+                    f"of a core for each record in the daemon, {shared[1]:.2f} in each member; a "
+                    f"plain reader: {plain[0]:.2f} and {plain[1]:.2f}"
+                )
+            rates = [
+                _live_rate(system, f"live-{number}-{members}", members, seconds)
+                for members in (0, _MEMBERS)
+            ]
+            measured.add(LIFTLOG, "grouped-live-plain", rates[0])
+            measured.add(LIFTLOG, "grouped-live", rates[1])
             progress.say(
-                f"round {number + 1}/{rounds} {_MEMBERS} members: {_us(shared[0])} us of a core "
-                f"for each record in the daemon, {_us(shared[1])} in each member; a plain reader: "
-                f"{_us(plain[0])} and {_us(plain[1])}"
+                f"round {number + 1}/{rounds} live, {_LIVE_RATE:,}/s offered: {_MEMBERS} members "
+                f"{rates[1]:,.0f}/s, a plain reader {rates[0]:,.0f}/s"
             )
 
 
-def _us(seconds: float) -> str:
-    return f"{seconds / _GROUPED_RECORDS * 1e6:.2f}"
+def _grouped(system: Liftlog, stream: str, group: str, members: int) -> dict[str, Any]:
+    return {"mode": "group", "address": system.daemon.pull_address, "stream": stream,
+            "records": _GROUPED_RECORDS, "group": group, "count": members,
+            "daemon": system.daemon.pid, "by_batch": False}  # fmt: skip
 
 
-def _group_seconds(system: Liftlog, group: str, members: int) -> tuple[float, float]:
-    """Processor time of the daemon, and of each member."""
-    spec = {"mode": "group", "address": system.daemon.pull_address, "stream": "grouped",
-            "records": _GROUPED_RECORDS, "group": group, "count": members}  # fmt: skip
-    before = system.daemon.cpu_seconds
-    with _consumers(spec) as process:
-        told = _told(process, timeout=600)
-    if told["failures"] or told["records"] < _GROUPED_RECORDS:
+def _finished(process: subprocess.Popen[str], records: int) -> dict[str, Any]:
+    told = _told(process, timeout=600)
+    if told["failures"] or told["records"] < records:
         raise WorkerFailed(f"{told['records']} records were read; {told['failures'][:3]}")
-    return system.daemon.cpu_seconds - before, told["cpu"] / (members or 1)
+    return told
+
+
+def _group_seconds(
+    system: Liftlog, group: str, members: int, by_batch: bool
+) -> tuple[float, float]:
+    """Processor time of the daemon, and of each member, in microseconds for each record."""
+    spec = _grouped(system, "grouped", group, members) | {"by_batch": by_batch}
+    with _consumers(spec) as process:
+        told = _finished(process, _GROUPED_RECORDS)
+    return (
+        told["daemon_cpu"] / _GROUPED_RECORDS * 1e6,
+        told["cpu"] / _GROUPED_RECORDS * 1e6,
+    )
+
+
+def _live_rate(system: Liftlog, stream: str, members: int, seconds: float) -> float:
+    """Records for each second, from the first that was read until all have been."""
+    system.create(stream, f"bench.{stream}.*")
+    count = int(_LIVE_RATE * seconds)
+    pace = {"port": system.port, "subject": f"bench.{stream}", "rate": _LIVE_RATE,
+            "seconds": seconds, "payload_bytes": _GROUPED_BYTES, "subjects": 5000,
+            "drain": 60.0}  # fmt: skip
+    spec = _grouped(system, stream, stream, members) | {"records": count}
+    with _consumers(spec) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "joined\n":
+            raise WorkerFailed(process.communicate()[1].strip())
+        paced = run_worker("pacer", pace)
+        if paced["acked"] != count:
+            process.kill()
+            raise WorkerFailed(f"not every message was stored: {paced}")
+        told = _finished(process, count)
+    system.delete(stream)
+    return count / float(told["reading"])
 
 
 def group_commits(

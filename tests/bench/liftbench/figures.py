@@ -410,6 +410,27 @@ ROWS = (
         4.0,
     ),
     Row(
+        "group-members-by-batch",
+        "the same, lists of records on both sides",
+        ((LIFTLOG, "grouped-by-batch"), (LIFTLOG, "grouped-plain-by-batch")),
+        lambda measured: (
+            measured.median((LIFTLOG, "grouped-by-batch"))
+            / measured.median((LIFTLOG, "grouped-plain-by-batch"))
+        ),
+        1.0,
+        4.0,
+    ),
+    Row(
+        "group-live",
+        "16 members while 100,000 records of 256 B are published each second",
+        ((LIFTLOG, "grouped-live"),),
+        lambda measured: measured.median((LIFTLOG, "grouped-live")),
+        95_000,
+        95_000,
+        unit="/s",
+        beside=((LIFTLOG, "grouped-live-plain"),),
+    ),
+    Row(
         "group-commits",
         "durable commits of 100 groups, 64 slots each",
         ((LIFTLOG, "group-commits"),),

@@ -173,7 +173,7 @@ def _measure_consumers(
     if "checkpoints" in wanted:
         consuming.checkpoints(directory, measured, progress, rounds=rounds, seconds=seconds)
     if "grouped" in wanted:
-        consuming.groups(directory, measured, progress, rounds=min(rounds, 3))
+        consuming.groups(directory, measured, progress, rounds=min(rounds, 3), seconds=seconds)
     if "group-commits" in wanted:
         consuming.group_commits(directory, measured, progress, rounds=rounds, seconds=seconds)
 

@@ -25,14 +25,14 @@ _DRAIN_SECONDS = 5.0
 
 
 def publish(spec: dict[str, Any]) -> dict[str, Any]:
-    frame = _frames(spec["subject"], spec["payload_bytes"])
+    frame = _frames(spec["subject"], spec["payload_bytes"], spec.get("subjects", 0))
     rate, seconds = float(spec["rate"]), spec["seconds"]
     total = int(rate * seconds)
     acked_at = np.zeros(total)
     with socket.create_connection(("127.0.0.1", spec["port"])) as sock:
         _connect(sock)
         run = _Run(sock, *frame, rate, total, acked_at)
-        run.go(seconds)
+        run.go(seconds, spec.get("drain", _DRAIN_SECONDS))
     due = np.arange(total) / rate
     waited = acked_at[: run.acked] - due[: run.acked]
     return {
@@ -45,11 +45,13 @@ def publish(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _frames(subject: str, payload_bytes: int) -> tuple[memoryview, int]:
-    """Frames of one length, each with a reply subject of its own."""
+def _frames(subject: str, payload_bytes: int, subjects: int) -> tuple[memoryview, int]:
+    """Frames of one length, each with a reply subject of its own; in turn on so many subjects below
+    this one, or on it."""
     payload = b"x" * payload_bytes
+    names = [b"%s.%06d" % (subject.encode(), n) for n in range(subjects)] or [subject.encode()]
     frames = [
-        b"PUB %s _INBOX.pace.%06d %d\r\n%s\r\n" % (subject.encode(), n, payload_bytes, payload)
+        b"PUB %s _INBOX.pace.%06d %d\r\n%s\r\n" % (names[n % len(names)], n, payload_bytes, payload)
         for n in range(_FRAMES)
     ]
     return memoryview(b"".join(frames)), len(frames[0])
@@ -79,16 +81,20 @@ class _Run:
         self.acked = self.errors = 0
         self.unsent = memoryview(b"")
         self.tail = b""
+        self.asked = False  # by PING
 
-    def go(self, seconds: float) -> None:
+    def go(self, seconds: float, drain_seconds: float) -> None:
         queued = 0
         started = time.perf_counter()
         while self.acked < self.total:
             now = time.perf_counter() - started
-            if now > seconds + _DRAIN_SECONDS:
+            if now > seconds + drain_seconds:
                 return
             due = min(int(now * self.rate), self.total)
-            if due > queued and not self.unsent:
+            if self.asked and not self.unsent:  # not inside a message that was sent in part
+                self.asked = False
+                self.unsent = memoryview(b"PONG\r\n")
+            elif due > queued and not self.unsent:
                 first = queued % _FRAMES
                 count = min(due - queued, _FRAMES - first)
                 size = self.frame_bytes
@@ -110,7 +116,7 @@ class _Run:
         chunk = self.tail + self.sock.recv(1 << 20)
         now = time.perf_counter() - started
         if b"PING\r\n" in chunk:
-            self.sock.send(b"PONG\r\n")
+            self.asked = True
         count = chunk.count(ACK)
         self.errors += chunk.count(b'"error"')
         self.acked_at[self.acked : self.acked + count] = now

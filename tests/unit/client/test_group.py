@@ -272,8 +272,9 @@ def test_slots_that_others_have_read_in_a_newer_epoch() -> None:
     reading._know(first, Read(2))
     reading._told(AssignmentAnswer(7, 8, 64, [0, 1], [7, 8], [101, 300], "i", 3), 0.0)
     second = reading._state.lanes[1]
-    assert reading._start_of(first) == (101, {"incarnation": "i", "epoch": 2})
-    assert reading._start_of(second) == (300, {"incarnation": "i", "epoch": 3})
+    ahead = {"read_ahead_bytes": 1 << 20}  # of a member with a share of the slots
+    assert reading._start_of(first) == (101, {"incarnation": "i", "epoch": 2, **ahead})
+    assert reading._start_of(second) == (300, {"incarnation": "i", "epoch": 3, **ahead})
     reading._know(second, Read(3))
     reading._know(first, Read(2))  # an answer that was late
     assert reading._commit_request({0: 250, 1: 310}).epoch == 3
