@@ -104,6 +104,22 @@ def test_the_nodes_do_not_take_each_other_for_jetstream(
         assert "jetstream-api-silent" not in node.log
 
 
+def test_the_leader_records_other_subjects(cluster: Cluster, server: NatsServer) -> None:
+    config = {"name": "wide", "subjects": ["wide.a"], "num_replicas": 3}
+    with RawNats(server.port, timeout=60) as raw:
+        assert "error" not in asked_again(raw, "STREAM.CREATE.wide", config)
+        publish_until_acked(raw, "wide.a", b"1", "1")
+        for subjects in (["wide.a", "wide.b"], ["wide.b", "wide.c.*"]):
+            answer = asked_again(raw, "STREAM.UPDATE.wide", {**config, "subjects": subjects})
+            assert answer["config"]["subjects"] == subjects
+            for subject in subjects:
+                publish_until_acked(raw, subject.replace("*", "x"), b"2", f"{subjects}{subject}")
+        raw.pub("wide.a", b"too late")
+        publish_until_acked(raw, "wide.b", b"3", "3")
+        assert asked_again(raw, "STREAM.INFO.wide")["state"]["last_seq"] == 6
+        assert "error" not in asked_again(raw, "STREAM.DELETE.wide")
+
+
 def test_a_new_leader_answers(cluster: Cluster, server: NatsServer) -> None:
     with RawNats(server.port, timeout=60) as raw:
         until(lambda: is_created(raw))
