@@ -252,6 +252,18 @@ def test_pull_requests_get_what_they_ask_for(raw: RawNats) -> None:
     assert info["num_pending"] == 0
 
 
+def test_what_is_pending_counts_what_came_while_records_wait(raw: RawNats) -> None:
+    stream = new_stream(raw)
+    name = new_consumer(raw, stream, filter_subject=f"{stream}.a")["name"]
+    store(raw, *[(f"{stream}.a".encode(), b"%d" % n) for n in range(10)])
+    pulled(raw, stream, name, batch=3)  # the others wait in the consumer
+    for count in (10, 20):
+        store(raw, *[(f"{stream}.{one}".encode(), b"") for one in "aabb" for _ in range(5)])
+        assert asked(raw, f"CONSUMER.INFO.{stream}.{name}")["num_pending"] == 7 + count
+    assert len(pulled(raw, stream, name, batch=27)) == 27
+    assert asked(raw, f"CONSUMER.INFO.{stream}.{name}")["num_pending"] == 0
+
+
 def test_a_pull_request_waits_as_long_as_it_says(raw: RawNats) -> None:
     stream = new_stream(raw)
     name = new_consumer(raw, stream)["name"]
