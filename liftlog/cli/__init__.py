@@ -24,8 +24,8 @@ log_files           `log`. log_reading: the work of verify and dump, log_repair:
 backup              create, info, verify, restore; backup_run does the work
 acl                 check, explain, hash-token, new-nkey
 errors              ls, lookup
-import_records      `import`: jetstream, jsonl, parquet. import_sources: what is read;
-                    import_run: each message stored once
+import_records      `import`. import_sources: JetStream, lines, rows of Parquet; import_stan and
+                    import_liftbridge: those; import_run: each message stored once
 export              a stream as a table; export_run does the work; export_job/ is for spark-submit
 context             names for daemons; contexts: the file that keeps them
 completion          scripts for the shell

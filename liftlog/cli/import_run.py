@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from acl.subjects import matches_any, overlap_any
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.import_liftbridge import Liftbridge
 from liftlog.cli.import_sources import Item, JetStream, Lines, Parquet
+from liftlog.cli.import_stan import NatsStreaming
 from liftlog.cli.problems import Problem
 from liftlog.cli.progress import count_progress
 from liftlog.cli.pub_run import load_nats
@@ -36,7 +38,7 @@ _NOT_COPIED = ("nats-", "liftlog-")
 _UNDER_WAY = 512
 _SOURCE_NAME = re.compile(r"[!-~]{1,128}", re.ASCII)
 
-Source = JetStream | Lines | Parquet
+Source = JetStream | NatsStreaming | Liftbridge | Lines | Parquet
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ _SECTIONS = {
         "tail": ("cli.consume:tail", "Print the last records of STREAM."),
         "import": (
             "cli.import_records:import_commands",
-            "Copy messages from JetStream or files into a stream.",
+            "Copy messages from JetStream or elsewhere into a stream.",
         ),
         "export": ("cli.export:export", "Export a stream as a table."),
     },

@@ -231,11 +231,11 @@ async def test_the_page_on_liftbridge(place: Path) -> None:
     [copy] = blocks(page, "sh")
     with NatsServer() as server, Daemon(server.url, yaml.safe_load(settings)) as daemon:
         given = environment(server, daemon)
-        stand_in = place / "read-liftbridge"
+        stand_in = place / "print-messages"
         stand_in.write_text(f"#!/bin/sh\necho '{line.strip()}'\n")
         stand_in.chmod(0o755)
         copied = await asyncio.to_thread(run_shell, copy, place, given)
-        assert copied == "1 messages copied, the last one was 1\n"
+        assert copied == ("1 message copied into orders; the last one is number 1 of old-orders\n")
         (place / "example.py").write_text(publisher.replace("nats://127.0.0.1:4222", server.url))
         said = await asyncio.to_thread(run_shell, "python example.py", place, given)
         assert said == "orders: offset 2, error 0\n"
