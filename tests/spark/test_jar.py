@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("jar")]
 
 NS = 1_700_000_000_000_000_000
 GOLDEN = REPOSITORY / "tests/golden/records"
+METRICS = ("liftlogBatches", "liftlogBytes", "liftlogRecords", "liftlogLostOffsets")
 CODECS = ("none", "lz4", "zstd")
 
 
@@ -225,6 +226,22 @@ def test_sketches_leave_no_row_out(spark: SparkSession, tmp_path: Path) -> None:
         for condition in ("key = X'6E6F6E65'", "subject = 'none'", "timestamp < '2000-01-01'"):
             planned = frame.where(condition)._jdf.queryExecution().toRdd()
             assert planned.getNumPartitions() == 0, condition
+
+
+def test_metrics_of_a_read(spark: SparkSession, tmp_path: Path) -> None:
+    where = {"path": str(random_log(random.Random(21), tmp_path / "orders"))}
+    count = len(python_rows(**where))
+    frame: Any = spark.read.format("liftlog").options(**where).load().where("value IS NULL")
+    frame.collect()
+    plan: Any = frame._jdf.queryExecution().executedPlan()
+    while plan.children().size():
+        plan = plan.children().apply(0)
+    metrics = plan.metrics()
+    found = {name: metrics.apply(name).value() for name in METRICS if metrics.contains(name)}
+    assert found["liftlogRecords"] == count
+    assert 0 < found["liftlogBatches"] <= count
+    assert found["liftlogBytes"] > 64 * found["liftlogBatches"]
+    assert found["liftlogLostOffsets"] == 0
 
 
 def test_mistakes_are_told_as_by_python(spark: SparkSession, tmp_path: Path) -> None:

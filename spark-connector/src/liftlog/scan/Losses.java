@@ -12,6 +12,7 @@ public final class Losses {
 
     private final String stream;
     private final boolean fail;
+    private long skipped;
 
     public Losses(String stream, boolean fail) {
         this.stream = stream;
@@ -40,7 +41,13 @@ public final class Losses {
         skip("damaged", error.first(), error.next());
     }
 
+    /** How many offsets were skipped. */
+    public long skipped() {
+        return skipped;
+    }
+
     private void skip(String what, long first, long next) {
+        skipped += next - first;
         LOG.warn("{}-range-skipped stream={} first_offset={} next_offset={}", what, stream, first, next);
     }
 }

@@ -8,6 +8,7 @@ import liftlog.scan.Rows;
 import liftlog.scan.ScanOptions;
 import liftlog.scan.ScanRange;
 import liftlog.scan.Transport;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnVector;
@@ -23,6 +24,8 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
     private final Rows rows;
     private final RecordColumn[] columns;
     private final ColumnarBatch shown;
+    private final Losses losses;
+    private final ReadMetrics metrics = new ReadMetrics();
     private BatchSource source;
 
     RangeReader(ScanOptions options, StructType schema, Opening opening, ScanRange range) {
@@ -31,10 +34,10 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
         columns = RecordColumns.vectors(schema, range.stream(), rows);
         ColumnVector[] vectors = columns.clone();
         shown = new ColumnarBatch(vectors);
-        Losses losses = new Losses(range.stream(), options.failOnDataLoss());
+        losses = new Losses(range.stream(), options.failOnDataLoss());
         try {
             if (options.compact()) {
-                rows.only(newest(range, losses));
+                rows.only(newest(range));
             }
             source = transport.batches(range, losses, true);
         } catch (RuntimeException error) {
@@ -43,7 +46,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
         }
     }
 
-    private NewestKeys newest(ScanRange range, Losses losses) {
+    private NewestKeys newest(ScanRange range) {
         NewestKeys found = new NewestKeys();
         try (BatchSource first = transport.batches(range, losses, false)) {
             while (first.next(batch)) {
@@ -57,6 +60,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
     @Override
     public boolean next() {
         while (source.next(batch)) {
+            metrics.note(batch);
             int count = rows.select(batch);
             if (count > 0) {
                 for (RecordColumn column : columns) {
@@ -67,6 +71,11 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
             }
         }
         return false;
+    }
+
+    @Override
+    public CustomTaskMetric[] currentMetricsValues() {
+        return metrics.values(losses.skipped());
     }
 
     @Override

@@ -7,6 +7,7 @@ import liftlog.scan.ScanOptions;
 import liftlog.scan.ScanRange;
 import liftlog.scan.Scans;
 import liftlog.scan.Transport;
+import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
@@ -47,6 +48,11 @@ final class StreamScan implements Scan, Batch {
     @Override
     public ColumnarSupportMode columnarSupportMode() {
         return ColumnarSupportMode.SUPPORTED; // known without planning
+    }
+
+    @Override
+    public CustomMetric[] supportedCustomMetrics() {
+        return ReadMetrics.supported();
     }
 
     @Override

@@ -1,0 +1,98 @@
+package liftlog.spark;
+
+import liftlog.records.RecordBatch;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.metric.CustomSumMetric;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
+
+/** What one task has read so far, for Spark's web page and listeners. */
+public final class ReadMetrics {
+    private long batches;
+    private long bytes;
+    private long records;
+
+    ReadMetrics() {}
+
+    void note(RecordBatch batch) {
+        batches++;
+        bytes += batch.header().length();
+        records += batch.last() - batch.first();
+    }
+
+    CustomTaskMetric[] values(long lost) {
+        return new CustomTaskMetric[] {
+            new Value(Batches.NAME, batches),
+            new Value(Bytes.NAME, bytes),
+            new Value(Records.NAME, records),
+            new Value(Lost.NAME, lost),
+        };
+    }
+
+    static CustomMetric[] supported() {
+        return new CustomMetric[] {new Batches(), new Bytes(), new Records(), new Lost()};
+    }
+
+    private record Value(String name, long value) implements CustomTaskMetric {}
+
+    // Spark makes these by their names.
+
+    /** Record batches. */
+    public static final class Batches extends CustomSumMetric {
+        static final String NAME = "liftlogBatches";
+
+        @Override
+        public String name() {
+            return NAME;
+        }
+
+        @Override
+        public String description() {
+            return "record batches read";
+        }
+    }
+
+    /** Of the batches, as stored. */
+    public static final class Bytes extends CustomSumMetric {
+        static final String NAME = "liftlogBytes";
+
+        @Override
+        public String name() {
+            return NAME;
+        }
+
+        @Override
+        public String description() {
+            return "stored bytes read";
+        }
+    }
+
+    /** Before conditions are applied. */
+    public static final class Records extends CustomSumMetric {
+        static final String NAME = "liftlogRecords";
+
+        @Override
+        public String name() {
+            return NAME;
+        }
+
+        @Override
+        public String description() {
+            return "records looked at";
+        }
+    }
+
+    /** With {@code failOnDataLoss=false}. */
+    public static final class Lost extends CustomSumMetric {
+        static final String NAME = "liftlogLostOffsets";
+
+        @Override
+        public String name() {
+            return NAME;
+        }
+
+        @Override
+        public String description() {
+            return "offsets skipped as damaged or removed";
+        }
+    }
+}
