@@ -71,7 +71,6 @@ from liftlog.server.pull.requests import (
     ask_leader,
     handles,
     starts,
-    subjects_of,
 )
 from liftlog.server.streams.replicated import ReplicatedStreams
 
@@ -156,11 +155,6 @@ async def _compact(caller: Caller, message: CompactStream) -> Message:
 
 @handles(UpdateStream, "admin", at=At.LEADER)
 async def _update(caller: Caller, message: UpdateStream) -> Message:
-    subjects = subjects_of(message.settings)
-    if subjects:  # as for a stream that is created for them
-        caller.gate.authorize(
-            caller.principal, "create", message.stream, peer=caller.peer, subjects=subjects
-        )
     update = await caller.broker.administration.update_stream(
         message.stream,
         message.settings,

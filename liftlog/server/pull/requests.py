@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from acl.rules import Operation
 from liftlog.errors import InternalError, LiftlogError, StreamNotFound
-from liftlog.protocol.administration import Metadata, StreamsFor
+from liftlog.protocol.administration import Metadata, StreamsFor, UpdateStream
 from liftlog.protocol.checkpoints import CommitCheckpoint, ListCheckpoints
 from liftlog.protocol.groups import ListGroups
 from liftlog.protocol.messages import (
@@ -190,6 +190,8 @@ async def carry_out(
         await told
         return Done()
     handler = HANDLERS[type(message)]
+    if isinstance(message, UpdateStream):
+        _authorize_subjects(caller, message)
     node = _elsewhere(caller, handler.at, message)
     if node is not None:
         stream = OFFSETS_STREAM if handler.at is At.OFFSETS else _stream_of(message)
@@ -278,6 +280,15 @@ def _authorize(caller: Caller, message: Message, operation: Operation) -> None:
         peer=caller.peer,
         subjects=subjects_of(message.settings) if isinstance(message, CreateStream) else (),
     )
+
+
+def _authorize_subjects(caller: Caller, message: UpdateStream) -> None:
+    """To record other subjects needs what creating a stream for them needs."""
+    subjects = subjects_of(message.settings)
+    if subjects:
+        caller.gate.authorize(
+            caller.principal, "create", message.stream, peer=caller.peer, subjects=subjects
+        )
 
 
 def _stream_of(message: Message) -> str:

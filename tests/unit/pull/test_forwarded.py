@@ -148,6 +148,18 @@ async def test_the_node_that_is_asked_judges(tmp_path: Path) -> None:
         assert [one.lease_id for one in await reader.list_leases("orders")] == [""]
 
 
+async def test_other_subjects_are_not_recorded_by_way_of_another_node(tmp_path: Path) -> None:
+    """Whoever may change a stream need not be allowed to read what another subject carries."""
+    tender = ACL_FILE.replace("allow: [read]", "allow: [read, admin]")
+    async with (
+        two_nodes(tmp_path, Policy.load(tender)) as two,
+        connect(two.address, token=f"reader.{SECRET}") as client,
+    ):
+        with pytest.raises(Forbidden, match="create"):
+            await client.update_stream("orders", {"subject": ["orders.>", "payments.>"]})
+        assert two.b.streams_of_cluster.forwarding.forwarded_total == 0
+
+
 async def test_there_is_no_second_hop(tmp_path: Path) -> None:
     """Node a has just learned that c leads."""
     async with two_nodes(tmp_path) as two, await RawPull.connect(two.address) as client:
