@@ -44,6 +44,8 @@ class Life(threading.Thread):
         self.error: BaseException | None = None
         self._addresses, self._stream, self._interval = addresses, stream, interval
         self._owned: dict[int, int] = {}
+        self._late: set[int] = set()
+        """Of those, what it heard of when its session was over: it begins if a beat is answered."""
         self._tenure = 0
         self._is_killed = False
         self._group: SyncGroupConsumer | None = None
@@ -89,6 +91,9 @@ class Life(threading.Thread):
                 assert slot in self._owned, f"{record.offset} of slot {slot}, which is not its own"
                 one = Returned(asked, time.monotonic(), record.offset, self._owned[slot])
                 self.returned.append((one, slot))
+                if slot in self._late:
+                    self._late.discard(slot)
+                    self.gains.append((asked, [slot]))
                 asked = time.monotonic()
             if not self._is_killed:
                 group.close()
@@ -100,12 +105,15 @@ class Life(threading.Thread):
         self._tenure += 1
         self._owned |= dict.fromkeys(slots, self._tenure)
         now = time.monotonic()
-        if now < self._group._state.deadline:  # one that hears of it too late cannot begin
+        if now < self._group._state.deadline:
             self.gains.append((now, list(slots)))
+        else:
+            self._late.update(slots)
 
     def _lose(self, slots: Sequence[int]) -> None:
         for slot in slots:
             del self._owned[slot]
+            self._late.discard(slot)
 
 
 class GroupReader(CampaignReader):
