@@ -192,16 +192,25 @@ async def _truncate(caller: Caller, message: TruncateStream) -> Message:
 # --- questions ---
 
 
-@handles(ListExtents, "read", at=At.LEADER)
+async def _relay_extents(caller: Caller, message: ListExtents, ask: Ask) -> Message:
+    return await ask(_without_conditions(caller, message))
+
+
+@handles(ListExtents, "read", at=At.LEADER, relay=_relay_extents)
 async def _extents(caller: Caller, message: ListExtents) -> Message:
     log = caller.broker.stream(message.stream).log
-    probe = None
-    if caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer) is None:
-        # Others must not learn which keys and subjects there are.
-        probe = _probe_of(message)
+    probe = _probe_of(_without_conditions(caller, message))
     found = await asyncio.to_thread(log.extents, message.start, message.step_bytes, probe)
     borders = [first for first, _, _ in found] + [end for _, end, _ in found[-1:]]
     return ExtentsAnswer(borders, [size for _, _, size in found], True if probe else None)
+
+
+def _without_conditions(caller: Caller, message: ListExtents) -> ListExtents:
+    """For who may read some subjects only: they must not learn which others, and keys, there
+    are."""
+    if caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer) is None:
+        return message
+    return ListExtents(message.stream, message.start, message.step_bytes)
 
 
 def _probe_of(message: ListExtents) -> Probe | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
+from support.raw_pull import AUTH, HELLO, RawPull
 
 from acl.policy import Policy
 from acl.tokens import hash_token
@@ -158,6 +158,24 @@ async def test_other_subjects_are_not_recorded_by_way_of_another_node(tmp_path: 
         with pytest.raises(Forbidden, match="create"):
             await client.update_stream("orders", {"subject": ["orders.>", "payments.>"]})
         assert two.b.streams_of_cluster.forwarding.forwarded_total == 0
+
+
+async def test_the_leader_does_not_search_for_who_may_read_some_subjects_only(
+    tmp_path: Path,
+) -> None:
+    """The sizes of the pieces would tell which other subjects and keys there are."""
+    async with (
+        two_nodes(tmp_path, Policy.load(ACL_FILE)) as two,
+        await RawPull.connect(two.address, hello=False) as reader,
+    ):
+        for request in (HELLO, {**AUTH, "m": "token", "t": f"reader.{SECRET}"}):
+            reader.send(request)
+            await reader.receive()
+        reader.send({"k": "extents", "i": 3, "s": "orders", "o": 1, "z": 4096, "fk": b"key"})
+        answer = await reader.receive()
+        assert answer["k"] == "measured", answer
+        assert not answer.get("q")
+        assert two.b.streams_of_cluster.forwarding.forwarded_total == 1
 
 
 async def test_there_is_no_second_hop(tmp_path: Path) -> None:
