@@ -152,6 +152,8 @@ class Attachments:
         relay, wanted = self._relays.get(host.name), self._subscriptions.get(host.name)
         if relay is None or wanted is None or not wanted.confirmed:
             return False
+        if wanted.subjects != host.settings.subjects:  # they were changed while it came here
+            return False
         receive = self._own_receivers.get(host.name) or self._intake.receiver(host)
         if not relay.take(host.log.log_end_offset, receive):
             return False

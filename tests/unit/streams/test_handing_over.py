@@ -13,7 +13,9 @@ from liftlog.cluster import transitions
 from liftlog.errors import Conflict
 from liftlog.protocol.replication import HandOver
 from liftlog.server.ingest.relay import Relay
+from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.streams import handing_over
+from liftlog.server.streams.attachments import Attachments
 from liftlog.server.streams.handing_over import Handovers
 from liftlog.settings import StreamSettings
 
@@ -253,3 +255,41 @@ async def test_a_stop_that_cuts_a_transfer_leaves_what_it_told_to_the_taker(
     assert world.steps == ["prepare", "subscribe", "tell"], "it is not told to drop anything"
     assert not world.subscribed
     assert not world.losses
+
+
+@pytest.mark.parametrize("subjects", [("s.>",), ("s.>", "t")])
+async def test_a_subscription_to_other_subjects_is_not_taken_over(
+    subjects: tuple[str, ...],
+) -> None:
+    """They were changed while the stream came here: what the new ones carried meanwhile is lost,
+    which the stream is to note."""
+    settings = StreamSettings(subject=list(subjects))
+    host: Any = SimpleNamespace(
+        name="s",
+        is_leading=False,
+        origin="api",
+        settings=StreamSettings(subject="s.>"),
+        log=SimpleNamespace(log_end_offset=1),
+    )
+    intake: Any = SimpleNamespace(receiver=lambda host: None, mark_dirty=lambda host: None)
+    link: Any = Link()
+    attachments = Attachments({}, intake, lambda host, reason: None)
+    attachments.set_link(link)
+    relay: Any = SimpleNamespace(receive=None, take=lambda end, receive: True)
+    await attachments.attach_early(host, relay)
+    host.settings = settings
+    assert attachments.take(host) is (subjects == ("s.>",))
+
+
+class Link:
+    """A connection on which NATS confirms everything."""
+
+    def send(self, commands: bytes) -> bool:
+        return True
+
+    def want(self, *arguments: Any, **options: Any) -> LinkSubscription:
+        subjects, queue_group, receive, on_gap = arguments
+        return LinkSubscription(subjects, queue_group, receive, on_gap)
+
+    async def attach(self, wanted: LinkSubscription) -> None:
+        wanted.accepted()
