@@ -205,6 +205,9 @@ class Replica:
         host = self._node.hosts.hosts.get(self.name)
         if host is None or host.failure:
             return
+        newest = self._node.mirror.records.get(self.name, record)
+        if newest.incarnation == record.incarnation:
+            record = newest  # to go back to older subjects for a moment would lose messages
         wanted = self._settings_of(record)
         if wanted != host.settings:
             await host.exclusively(
@@ -245,8 +248,7 @@ class Replica:
     async def _open(self, record: StreamRecord) -> tuple[Log, bool]:
         """The log, opened or created; and whether it can have all that this node confirmed."""
         if self._log is not None and self._log.incarnation != record.incarnation:
-            log, self._log = self._log, None
-            await asyncio.to_thread(log.close)
+            await self._close_log()
         if self._log is not None:
             return self._log, self._is_whole
         log, is_new = await asyncio.to_thread(copies.open_copy, self._node.data_dir, record)
@@ -270,6 +272,7 @@ class Replica:
         nothing. After a stop in between the node has one of the two copies, and is not in sync."""
         self._wake.set()  # then look at the record again, whatever comes of this
         await self._end_role()
+        await self._close_log()
         record = await self._node.mirror.change(
             self.name, lambda present: transitions.discard(present, self._me)
         )
@@ -407,6 +410,12 @@ class Replica:
             await self._node.hosts.end_replica(host, seconds=_DRAIN_SECONDS)
         self._node.hosts.broken.pop(self.name, None)
 
+    async def _close_log(self) -> None:
+        """That of no role, if there is one."""
+        if self._log is not None:
+            log, self._log = self._log, None
+            await asyncio.to_thread(log.close)
+
     def stop(self) -> None:
         led = self._node.led.pop(self.name, None)
         if led is not None:
@@ -418,9 +427,7 @@ class Replica:
     async def _leave_node(self, record: StreamRecord) -> None:
         """The stream was deleted, or its copy has moved to another node."""
         await self._end_role()
-        if self._log is not None:
-            log, self._log = self._log, None
-            await asyncio.to_thread(log.close)
+        await self._close_log()
         await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
         await self._node.mirror.change(
             self.name, lambda present: transitions.removed(present, self._me)

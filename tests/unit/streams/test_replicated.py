@@ -24,6 +24,7 @@ from liftlog.errors import Conflict, NotLeader
 from liftlog.log import DataDir, FileSystem
 from liftlog.log.manifest import Manifest
 from liftlog.protocol.described import StreamInfo
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, to_bytes, value_of
 from liftlog.server.replication.mirror import Mirror
@@ -147,6 +148,62 @@ async def test_a_record_that_cannot_be_read_leaves_other_streams_in_sync(
     assert not keeping.done(), keeping
     assert set(streams.mirror.records["garbage"].isr) == {"a", "b", "c"}
     keeping.cancel()
+    await node.close()
+
+
+async def test_subjects_that_are_changed_while_the_lead_begins_stay_changed(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The role was begun by an older record, whose subjects would be subscribed to again."""
+    node = Node(tmp_path / "a", store, start=1)
+    broker, recorded = node.running.broker, list[str]()
+    has_changed = asyncio.Event()
+    attach, streams_changed = broker.attach_replica, broker.streams_changed
+
+    async def attach_slowly(host: StreamHost) -> bool:
+        found = await attach(host)
+        await broker.administration.update_stream("s", {"subject": "other.>"})
+        recorded.append("")
+        has_changed.set()
+        return found
+
+    def note() -> None:
+        recorded.extend(broker.hosts["s"].settings.subjects)
+        streams_changed()
+
+    monkeypatch.setattr(broker, "attach_replica", attach_slowly)
+    monkeypatch.setattr(broker, "streams_changed", note)
+    await node.streams.mirror.create(new_record("s", leader="a"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await has_changed.wait()
+    version = node.streams.mirror.records["s"].version
+    await node.streams.look_again("s", version)
+    assert recorded[-1] == "" or {*recorded[recorded.index("") :]} == {"", "other.>"}
+    assert broker.hosts["s"].settings.subjects == ("other.>",)
+    await node.close()
+
+
+async def test_a_copy_that_is_dropped_is_not_written_to_any_more(
+    tmp_path: Path, store: Store
+) -> None:
+    """This node led when the copy was found to be damaged. What the store says next is that it has
+    to register, which opens the log."""
+    node = Node(tmp_path / "a", store, start=1)
+    streams, broker = node.streams, node.running.broker
+    await streams.mirror.create(new_record("s", leader="a"))
+    await wait(lambda: "s" in streams.led)
+    streams._streams["s"].copy_again()
+    await streams.mirror.change(
+        "s",
+        lambda record: replace(
+            transitions.fence(record, {"a"}) or record,
+            leader="b",
+            starts={**record.starts, "a": 0},
+        ),
+    )
+    await wait(lambda: "s" in streams.followed and not broker.broken)
+    await wait(lambda: "a" not in streams.mirror.records["s"].isr)
+    assert (copy_of(tmp_path / "a") / "manifest").exists()
     await node.close()
 
 
