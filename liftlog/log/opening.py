@@ -220,8 +220,11 @@ class _Opening(TailJudge):
     def _scan_and_cut(
         self, file: File, state: ActiveState, size: int, on_batch: OnBatch
     ) -> ActiveState:
-        """For a replica: give up everything from the first damage on."""
-        state, damage = scan(file, state, size, on_batch)
+        """For a replica: give up everything from the first damage on.
+
+        What a failed sync gave up can follow the end of the log, if the disk took no new segment
+        then. An epoch may have begun at that end since: these batches are no part of it."""
+        state, damage = scan(file, state, size, on_batch, epochs=self.manifest.epochs)
         reason = what_is_missing(
             state.next_offset,
             slot=self._slot_state(),

@@ -18,6 +18,7 @@ from liftlog.log.slot import SlotState
 from liftlog.log.unreadable import FileWindow, content_end
 from liftlog.records.format import ALIGNMENT, HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header, verify_body
+from liftlog.records.place import Epochs, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +96,35 @@ def scan(
     state: ActiveState,
     data_end: int,
     on_batch: Callable[[int, BatchHeader], None],
+    *,
+    epochs: Epochs = (),
 ) -> tuple[ActiveState, Damage | None]:
     """Accept whole batches from `state` on up to `data_end`, each continuing the one before.
 
-    Calls `on_batch(position, header)` for each. What the disk cannot read is damage, and never the
+    Calls `on_batch(position, header)` for each. With the `epochs` of the manifest, a batch that is
+    older than the epoch of its offset is damage. What the disk cannot read is damage, and never the
     end of the data. Raises OSError for other errors, and UnsupportedFormat.
     """
     window = FileWindow(file, file.size())
     position, offset = state.position, state.next_offset
     count, newest, created = state.record_count, state.max_timestamp_ns, state.created_ns
     epoch, group = state.leader_epoch, state.commit_group
+    place = Place(offset, epochs=epochs)
+    place.epoch = max(place.epoch, epoch)
     damage = None
     while position < data_end:
         header = None
         try:
             header = parse_header(window.view(position, HEADER_SIZE))
-            if header.base_offset != offset or header.leader_epoch < epoch:
-                reason = f"the batch there continues offset {header.base_offset}, not {offset}"
-                damage = Damage(position, offset, reason, None)
+            if not place.holds(header):
+                damage = Damage(position, offset, place.problem(header), None)
                 break
             verify_body(window.view(position, header.length), header)
         except CorruptBatch as error:
             damage = _with_holes(window, Damage(position, offset, str(error), header))
             break
         on_batch(position, header)
+        place.pass_by(header)
         position += header.length
         offset = header.next_offset
         count += header.record_count

@@ -12,6 +12,7 @@ from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 from liftlog.errors import StorageError
 from liftlog.log import ActiveState, Log, LogConfig, RecoveryReport
 from liftlog.log.manifest import read_manifest
+from liftlog.log.slices import LogSlice
 from liftlog.records import iter_batches
 
 REPLICA = replace(SMALL, replicated=True)
@@ -359,3 +360,28 @@ def test_a_failed_sync_gives_up_what_was_not_durable_and_not_what_was_confirmed(
     again, report = _open(fs.power_cut("none"), "boot-2")
     assert (again.log_end_offset, report.incomplete) == (ends[-1] + 1, "")
     assert all(one < other for one, other in pairwise(sorted(ends)))
+
+
+def test_what_a_failed_sync_gave_up_is_no_part_of_a_later_epoch() -> None:
+    """The disk took no new segment either, so the old file is still the active one, and what was
+    given up follows the end of the log in it."""
+    fs, log, ends = _written(2)
+    log.roll()
+    append(log, Promises(), 2)
+    fs.faults = [Fault("fsync", path=".log")]
+    with pytest.raises(StorageError):
+        log.sync()
+    fs.faults = [Fault("create", path=".log")]
+    with pytest.raises(StorageError):
+        log.abandon_tail(keep_offsets=False)
+    fs.faults = []
+    log.begin_epoch(2)
+    again, report = _open(fs.kill())
+    assert (again.log_end_offset, report.incomplete) == (ends[-1], "")
+    assert report.cut_bytes
+    reached = 1
+    while (found := again.read_replica(reached, 1)) is not None:
+        assert isinstance(found, LogSlice)
+        with found:
+            reached = found.next_offset
+    assert reached == ends[-1]
