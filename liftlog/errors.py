@@ -307,7 +307,7 @@ class NatsRefused(LiftlogError):
     message quotes NATS.
 
     Give the user in the daemon's `nats` settings the permission, see docs/how-to/nats.md. If the
-    stream was about to be created, it does not exist.
+    stream was about to be created, it exists only if it has messages on other subjects already.
     """
 
     code = 24

@@ -164,8 +164,8 @@ class Calls:
 
         Returns once NATS has confirmed the subscription. Raises Conflict when the stream exists
         with other settings (`details["differences"]`), InvalidArgument for a name or setting,
-        NatsRefused (then there is no stream), and NatsUnavailable (then the stream exists and
-        subscribes as soon as possible).
+        NatsRefused (then there is no stream, unless it has messages on others of its subjects
+        already), and NatsUnavailable (then the stream exists and subscribes as soon as possible).
         """
         return (await self._call(create_request(name, subject, settings), StreamAnswer)).info
 

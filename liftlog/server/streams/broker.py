@@ -315,7 +315,8 @@ class Broker:
 
         Idempotent for equal settings. Raises Conflict with the differences, InvalidArgument,
         NatsUnavailable (the stream exists then, detached, and is attached as soon as possible),
-        NatsRefused (a stream that is new has been removed again).
+        NatsRefused (a stream that is new has been removed again, unless it has messages on other
+        subjects already).
         """
         wanted_settings = parse_stream_settings(settings)
         if not is_stream_name(name):
@@ -370,6 +371,12 @@ class Broker:
         would be subscribed again and again."""
         async with self.changes:
             if self.hosts.get(host.name) is not host or self._closing:
+                return
+            await self.attachments.detach(host)
+            if host.sequencer.next_offset > host.settings.initial_offset:
+                # NATS allows some of its subjects, and messages on those may have been acked.
+                self.attachments.want(host)
+                logger.warning("stream-kept stream=%s cause=nats-refused-a-part", host.name)
                 return
             try:
                 await self._end_host(host)

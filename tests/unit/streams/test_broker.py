@@ -19,6 +19,7 @@ from liftlog.errors import (
     Conflict,
     DiskFull,
     LiftlogError,
+    NatsRefused,
     StorageError,
     StreamNotFound,
     StreamUnavailable,
@@ -27,6 +28,7 @@ from liftlog.log.manifest import COPY_NAME, MANIFEST_NAME
 from liftlog.protocol.described import StreamInfo
 from liftlog.records import codecs
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.streams import broker as broker_module
 from liftlog.server.streams import making
 
@@ -335,3 +337,51 @@ async def test_a_stop_hands_over_until_it_is_to_hurry(
         await running.broker.drain(hurry)
     handed = "handed over" if ends == "all is handed over" else "left to an election"
     assert steps == [handed, "left"]
+
+
+# --- subjects that NATS refuses ---
+
+
+class Link:
+    """NATS delivers a message on one subject, and refuses the other."""
+
+    def __init__(self, running: Running, payloads: list[bytes]) -> None:
+        self.running, self.payloads = running, payloads
+        self.wanted: list[LinkSubscription] = []
+
+    def send(self, commands: bytes) -> bool:
+        return True
+
+    def want(self, *arguments: Any, **options: Any) -> LinkSubscription:
+        subjects, queue_group, receive, on_gap = arguments
+        self.wanted.append(LinkSubscription(subjects, queue_group, receive, on_gap))
+        return self.wanted[-1]
+
+    async def attach(self, wanted: LinkSubscription) -> None:
+        if self.payloads:
+            await self.running.publish("s", *self.payloads)
+        raise NatsRefused("on purpose")
+
+    async def unwant(self, wanted: LinkSubscription) -> bool:
+        self.wanted.remove(wanted)
+        return True
+
+    def retarget(self, wanted: LinkSubscription, subjects: tuple[str, ...]) -> None:
+        assert subjects == wanted.subjects
+
+
+@pytest.mark.parametrize("payloads", [[], [b"acked"]])
+async def test_a_refused_creation_loses_nothing_that_was_acked(
+    running: Running, payloads: list[bytes]
+) -> None:
+    """NATS allows the other subject, so messages on it come before the refusal is known."""
+    broker = await running.start()
+    link: Any = Link(running, payloads)
+    broker.attachments.set_link(link)
+    with pytest.raises(NatsRefused):
+        await broker.create_stream("s", {"subject": ["granted", "secret"]})
+    assert [host.log.high_watermark for host in broker.hosts.values() if host.name == "s"] == (
+        [2] if payloads else []
+    )
+    assert [one.subjects for one in link.wanted] == [("granted", "secret")] * len(payloads)
+    await broker.close()
