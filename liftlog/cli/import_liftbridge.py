@@ -147,7 +147,7 @@ class Liftbridge:
             f"none of the servers leads partition {self.partition} of {self.stream}: "
             + "; ".join(told),
             ExitCode.CANNOT_CONNECT,
-            hint="name all servers of the Liftbridge cluster: --source HOST:9292,HOST:9292",
+            hint="name all servers of the Liftbridge cluster: --source-servers HOST:9292,HOST:9292",
         )
 
     def _channel(self, grpc: Any, address: str) -> Any:

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,6 +105,7 @@ def find_matching(
             break
         end = readable_end(segment)
         sketch = None
+        extents: Iterable[Extent]
         if segment.sealed and segment.path.name not in wanted.damaged:
             sketch = read_sketch(fs, segment.path, segment.entry(), wanted.lineage)
         if sketch is None or end.position < segment.size_bytes:
@@ -115,6 +117,10 @@ def find_matching(
                 Extent(block.first_offset, block.next_offset, block.size_bytes * block.may_match)
                 for block in sketch.blocks(wanted.probe)
             )
+        behind = found[-1].next_offset if found else segment.base_offset
+        if behind < segment.base_offset:
+            # What is between two segments was lost or skipped, and a reader has to come across it.
+            extents = chain([Extent(behind, segment.base_offset, 1)], extents)
         for extent in extents:
             if extent.next_offset <= wanted.first_offset:
                 continue

@@ -7,10 +7,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, flip, reopen
+from support.logs import BASE_NS, DIRECTORY, Promises, append, flip, reopen
 from support.rewriting import Row, Rows, add, keyed, rebatch_file, row, sketch_segments
-from support.simfs import SimFileSystem
+from support.simfs import Fault, SimFileSystem
 
+from liftlog.errors import SyncFailed
 from liftlog.log import Log
 from liftlog.log.sketch import Probe, is_sketched, read_sketch, sketch_path
 
@@ -133,6 +134,24 @@ def test_a_damaged_segment_has_none() -> None:
     flip(fs, log.segments[0].path, 100)
     assert [made.size_bytes for made in sketch_segments(log, fs)] == [0]
     assert not fs.exists(sketch_path(log.segments[0].path))
+
+
+def test_what_was_lost_behind_a_segment_is_not_excluded() -> None:
+    """A read that must not miss records has to come across it."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    add(log, [[row(b"k1", b"1")]])
+    lost = log.log_end_offset
+    append(log, Promises(), 3)
+    fs.faults = [Fault("fsync", path=".log")]
+    with pytest.raises(SyncFailed):
+        log.sync()
+    log.abandon_tail(keep_offsets=True)
+    add(log, [[row(b"k2", b"2")]])
+    log.roll()
+    assert all(made.size_bytes for made in sketch_segments(log, fs))
+    read = [one for one in log.extents(1, 1, Probe(key=b"none")) if one.size_bytes]
+    assert [(one.first_offset, one.next_offset) for one in read] == [(lost, lost + 3)]
 
 
 def test_it_goes_with_its_segment() -> None:
