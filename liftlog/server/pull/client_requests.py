@@ -14,12 +14,21 @@ import liftlog.server.pull.group_handlers
 import liftlog.server.pull.handlers  # noqa: F401
 from acl.rules import Operation
 from liftlog.errors import Cancelled, LiftlogError
+from liftlog.protocol.administration import ListExtents
 from liftlog.protocol.messages import Cancel, Fetch, Message, Ping, Pong
 from liftlog.protocol.replication import Copies, Ends, Forward, Peer, Replicate, Resign, Suspect
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.peers import PeerRequests
-from liftlog.server.pull.requests import QUESTIONS, STARTERS, Caller, Starter, perform, start
+from liftlog.server.pull.requests import (
+    QUESTIONS,
+    STARTERS,
+    Caller,
+    Starter,
+    Turn,
+    perform,
+    start,
+)
 from liftlog.server.pull.services import PullServices
 
 _OfPeer = Replicate | Peer | Suspect | Ends | Resign | Forward | Copies
@@ -33,7 +42,7 @@ class ClientRequests:
         self._caller = caller
         self._answers = answers
         self._fetches: dict[str, FetchQueue] = {}
-        self._question = asyncio.Lock()
+        self._question, self._measuring = asyncio.Lock(), asyncio.Lock()
         self._peer: PeerRequests | None = None
 
     def begin(self, request_id: int, message: Message) -> None:
@@ -149,19 +158,26 @@ class ClientRequests:
 
     async def _serve(self, request_id: int, message: Message, caller: Caller) -> None:
         """They run to their end even if the client disconnects."""
-        turn = self._turn if isinstance(message, QUESTIONS) else contextlib.nullcontext
         try:
-            self._answers.answer(request_id, await perform(caller, message, turn))
+            self._answers.answer(request_id, await perform(caller, message, self._turn_of(message)))
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self._answers.refuse(request_id, error)
         self._answers.settle()
 
+    def _turn_of(self, message: Message) -> Turn:
+        if isinstance(message, QUESTIONS):
+            # Each keeps the loop busy for as long as there are streams to describe.
+            return partial(self._turn, self._question, self._services.question)
+        if isinstance(message, ListExtents):
+            # Each keeps a thread busy, beside which the loop is slow.
+            return partial(self._turn, self._measuring, self._services.measuring)
+        return contextlib.nullcontext
+
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Each question keeps the loop busy for as long as there are streams to describe. So one
-        is answered per turn of the loop, and the connections take turns: a flood delays only its
-        sender."""
-        async with self._question, self._services.question:
+    async def _turn(self, own: asyncio.Lock, shared: asyncio.Lock) -> AsyncIterator[None]:
+        """One such request is answered per turn of the loop, and the connections take turns: a
+        flood delays only its sender."""
+        async with own, shared:
             await asyncio.sleep(0)  # nothing else would end this turn before the next one's
             if not self._answers.is_open:
                 raise Cancelled("the client has gone")

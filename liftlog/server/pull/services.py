@@ -79,6 +79,8 @@ class PullServices:
         self.shared_pieces = SharedPieces()
         self.question = asyncio.Lock()
         """Held while one of `requests.QUESTIONS` is answered: one at a time for all clients."""
+        self.measuring = asyncio.Lock()
+        """The same for `extents`."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._tails: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import AUTH, HELLO, RawPull, frame
 
 from acl.policy import Policy
+from liftlog.log import Log
 from liftlog.protocol.limits import MIB, WireLimits
 from liftlog.server.checkpoints import Checkpoints
 from liftlog.server.checkpoints.checkpoint import Stored
@@ -208,6 +210,32 @@ async def test_a_flood_of_questions_takes_one_turn_each(
         for peer in peers:
             assert sorted([(await peer.receive())["i"] for _ in range(100)]) == [*range(1, 101)]
             await peer.close()
+
+
+async def test_one_thread_at_a_time_measures(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search through sketches takes up to 0.2 s of a core; several slow the event loop down."""
+    measuring, most, extents = 0, 0, Log.extents
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal measuring, most
+        measuring += 1
+        most = max(most, measuring)
+        time.sleep(0.02)
+        measuring -= 1
+        return extents(*arguments)
+
+    monkeypatch.setattr(Log, "extents", counted)
+    async with pull_server(broker) as (_, address):
+        peers = [await RawPull.connect(address) for _ in range(3)]
+        asked = {"k": "extents", "s": "orders", "o": 1, "z": 4096, "fk": b"key"}
+        for peer in peers:
+            peer.send_bytes(b"".join(frame({**asked, "i": i}) for i in range(1, 4)))
+        for peer in peers:
+            assert {(await peer.receive())["k"] for _ in range(3)} == {"measured"}
+            await peer.close()
+    assert most == 1
 
 
 async def test_an_answer_that_no_frame_holds_is_an_error_and_not_silence(
