@@ -12,7 +12,7 @@ a publisher may use it in a subject.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MAX_PATTERN_BYTES = 1024
 """NATS allows 4096 bytes for a whole control line; a pattern is only a part of it."""
@@ -93,6 +93,56 @@ def overlap_any(first: Iterable[str], second: Iterable[str]) -> bool:
         if any(overlaps(one, other) for name in near for other in by_token.get(name, ())):
             return True
     return False
+
+
+def first_overlap(patterns: Sequence[str]) -> tuple[str, str] | None:
+    """Two of `patterns` that some subject matches both; None if there are none. Takes time for each
+    token, not for each pair: clients send hundreds of patterns with hundreds of tokens."""
+    known = _Known()
+    for one in patterns:
+        others = known.overlapping(tokens := one.split("."))
+        if others:
+            return patterns[(others & -others).bit_length() - 1], one
+        known.add(tokens)
+    return None
+
+
+class _Known:
+    """Patterns, numbered. Sets of them are bits: pattern i is bit i."""
+
+    def __init__(self) -> None:
+        self._bit = 1
+        self._ended: list[int] = []
+        """Those that have exactly so many tokens and end with another one than `>`."""
+        self._longer: list[int] = []
+        """Those that have a token at a place."""
+        self._with: list[dict[str, int]] = []
+        """Those that have this token at a place."""
+
+    def add(self, tokens: Sequence[str]) -> None:
+        while len(self._with) < len(tokens):
+            self._with.append({})
+            self._longer.append(0)
+        self._ended += [0] * (len(tokens) + 1 - len(self._ended))
+        for at, token in enumerate(tokens):
+            self._longer[at] |= self._bit
+            self._with[at][token] = self._with[at].get(token, 0) | self._bit
+        if tokens[-1] != ">":
+            self._ended[len(tokens)] |= self._bit
+        self._bit <<= 1
+
+    def overlapping(self, tokens: Sequence[str]) -> int:
+        """Those that overlap with this pattern."""
+        found, alike = 0, self._bit - 1
+        for at, token in enumerate(tokens):
+            if at == len(self._with) or not alike:
+                return found
+            here = self._with[at]
+            if token == ">":
+                return found | alike & self._longer[at]
+            found |= alike & here.get(">", 0)
+            alike &= self._longer[at] if token == "*" else here.get(token, 0) | here.get("*", 0)
+        return found | alike & self._ended[len(tokens)]
 
 
 def is_subset(inner: str, outer: str) -> bool:

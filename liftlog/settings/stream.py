@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Strict
 
-from acl.subjects import overlaps, why_invalid
+from acl.subjects import first_overlap, why_invalid
 
 from .keys import SettingsModel
 from .units import Count, Duration, Flag, PositiveDuration, Size
@@ -50,10 +49,10 @@ def _some_subjects(subjects: tuple[str, ...]) -> tuple[str, ...]:
             what = "" if len(subjects) == 1 else f"{one[:_MAX_SHOWN]!r} is "
             raise ValueError(f"{what}not a NATS subject: {problem}")
     # NATS would deliver a message twice that matches two of them.
-    for first, second in combinations(subjects, 2):
-        if overlaps(first, second):
-            shown = f"{first[:_MAX_SHOWN]!r} and {second[:_MAX_SHOWN]!r}"
-            raise ValueError(f"{shown} overlap: one message could match both")
+    both = first_overlap(subjects)
+    if both is not None:
+        shown = f"{both[0][:_MAX_SHOWN]!r} and {both[1][:_MAX_SHOWN]!r}"
+        raise ValueError(f"{shown} overlap: one message could match both")
     return subjects
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acl import is_literal, is_subset, is_valid_pattern, matches, overlaps
-from acl.subjects import matches_any, overlap_any
+from acl.subjects import first_overlap, matches_any, overlap_any
 
 # Patterns use a and b in up to 3 tokens. One token more, and one word that no pattern uses, tell
 # any two sets of subjects apart.
@@ -51,6 +51,13 @@ def test_lists_of_patterns(first: list[str], second: list[str], subject: str) ->
     pairs = itertools.product(first, second)
     assert overlap_any(first, second) == any(overlaps(one, other) for one, other in pairs)
     assert matches_any(first, subject) == any(matches(one, subject) for one in first)
+
+
+@given(st.lists(patterns, max_size=6))
+def test_the_first_two_that_overlap_are_found(some: list[str]) -> None:
+    pairs = ((one, other) for i, other in enumerate(some) for one in some[:i])
+    expected = next((pair for pair in pairs if overlaps(*pair)), None)
+    assert first_overlap(some) == expected
 
 
 def test_overlaps_and_subsets_of_all_pairs() -> None:

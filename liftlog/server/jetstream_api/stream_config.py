@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from acl.subjects import overlaps, why_invalid
+from acl.subjects import first_overlap, overlaps, why_invalid
 from liftlog.names import NAME_HELP, is_stream_name
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
@@ -231,14 +231,14 @@ class _Reader(ConfigFields):
             raise invalid_json("subjects: expected a list of text")
         if len(subjects) > MAX_FILTERS:
             raise invalid_config(f"subjects: expected at most {MAX_FILTERS}")
-        for number, one in enumerate(subjects):
+        for one in subjects:
             if why_invalid(one) is not None:
                 raise invalid_config("invalid subject")
             if overlaps(one, "$JS.>") or overlaps(one, "$SYS.>"):
                 raise invalid_config("subjects that overlap with the system's are not supported")
-            for other in subjects[:number]:
-                if overlaps(one, other):
-                    raise invalid_config(f'subject "{other}" overlaps with "{one}"')
+        both = first_overlap(subjects)
+        if both is not None:
+            raise invalid_config(f'subject "{both[0]}" overlaps with "{both[1]}"')
         return subjects
 
     def _duplicate_window(self, max_age: int) -> int:
