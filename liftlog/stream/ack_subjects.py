@@ -10,7 +10,7 @@ from everybody else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from acl.subjects import is_subset, matches, overlaps
@@ -34,11 +34,12 @@ class AckSubjects:
         """Subjects of the streams that ack, and of those that never do; and `chosen` by the
         operator; one of them must match."""
         self._chosen = tuple(chosen)
-        self._attached = tuple(attached)
-        self._witnesses = tuple(witnesses)
+        attached = tuple(attached)
+        self._attached = _by_token(attached)
+        self._witnesses = _by_token(witnesses)
         self._inbox_is_ordinary = any(
             is_subset("_INBOX.>", pattern) for pattern in self._chosen
-        ) and not any(overlaps(pattern, "_INBOX.>") for pattern in self._attached)
+        ) and not any(overlaps(pattern, "_INBOX.>") for pattern in attached)
         self._cached = lru_cache(maxsize=_CACHED)(self._decide)
 
     def allows(self, subject: bytes) -> bool:
@@ -54,13 +55,11 @@ class AckSubjects:
         text = subject.decode("ascii")
         if text.startswith(("$", "liftlog.")) or "" in text.split("."):
             return False
-        if any(matches(pattern, text) for pattern in self._attached):
+        if _matched(self._attached, text):
             return False
         if not any(matches(pattern, text) for pattern in self._chosen):
             return False
-        return text.startswith("_INBOX.") or not any(
-            matches(pattern, text) for pattern in self._witnesses
-        )
+        return text.startswith("_INBOX.") or not _matched(self._witnesses, text)
 
     def all_allowed_or_empty(self, subjects: Sequence[bytes]) -> bool:
         """As `all_allowed`, where b"" stands for no reply subject."""
@@ -84,3 +83,17 @@ class AckSubjects:
             and not joined.endswith(b".")
             and max(map(len, subjects)) <= MAX_LENGTH
         )
+
+
+def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """By the first token. There may be hundreds of patterns for each of a thousand streams, and
+    each message may have another reply subject."""
+    found: dict[str, list[str]] = {}
+    for pattern in patterns:
+        found.setdefault(pattern.partition(".")[0], []).append(pattern)
+    return found
+
+
+def _matched(patterns: Mapping[str, Sequence[str]], subject: str) -> bool:
+    near = subject.partition(".")[0], "*", ">"
+    return any(matches(one, subject) for token in near for one in patterns.get(token, ()))

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acl.subjects import matches
+from liftlog.stream import ack_subjects
 from liftlog.stream.ack_subjects import MAX_LENGTH, AckSubjects
 
 
@@ -118,3 +120,20 @@ def test_what_publishers_choose_fills_no_memory() -> None:
     finally:
         tracemalloc.stop()
     assert used < 1_000_000
+
+
+def test_only_patterns_that_begin_alike_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message with a reply subject of its own costs as little beside many streams."""
+    looked_at: list[str] = []
+
+    def counted(pattern: str, subject: str) -> bool:
+        looked_at.append(pattern)
+        return matches(pattern, subject)
+
+    monkeypatch.setattr(ack_subjects, "matches", counted)
+    many = [f"stream{i}.*.{j}" for i in range(20) for j in range(20)]
+    found = AckSubjects([*many, "*.x", "own.y.z"], [f"witness{i}.>" for i in range(20)])
+    assert found.allows(b"own.inbox.1")
+    assert sorted(looked_at) == ["*.x", ">", "own.y.z"]
+    assert not found.allows(b"stream7.a.8")
+    assert not found.allows(b"witness7.a")
