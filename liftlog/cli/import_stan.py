@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -102,7 +102,8 @@ class NatsStreaming:
         try:
             await session.open(self.cluster)
             yield session
-            await session.close()
+            with suppress(Error, TimeoutError, Problem):  # all was read; the server notices anyway
+                await session.close()
         except NoRespondersError as error:
             raise Problem(
                 f"no NATS Streaming server of the cluster {self.cluster!r} answers",
@@ -138,7 +139,7 @@ class _Session:
         self._subjects = await self._ask(f"_STAN.discover.{cluster}", asked, _CONNECTED)
 
     async def close(self) -> None:
-        """Without it, the server forgets the client when heartbeats are not answered."""
+        """Without it, the server forgets the client once heartbeats are not answered."""
         await self._ask(
             self._subjects["close"], protobuf.encode((self._client,), _CLOSE), {1: ("error", TEXT)}
         )
