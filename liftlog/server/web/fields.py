@@ -87,14 +87,31 @@ def compared(left: str, right: str) -> list[Pair]:
     """The lines of two texts beside each other; only the first MAX_LINES of each are compared."""
     old, new = left.split("\n")[:MAX_LINES], right.split("\n")[:MAX_LINES]
     pairs: list[Pair] = []
-    matcher = SequenceMatcher(None, old, new, autojunk=False)
-    for kind, old_from, old_to, new_from, new_to in matcher.get_opcodes():
+    for kind, old_from, old_to, new_from, new_to in _steps(old, new):
         if kind == "equal":
             is_first, is_last = old_from == 0, old_to == len(old) and new_to == len(new)
             pairs += _equal(old[old_from:old_to], is_first=is_first, is_last=is_last)
         else:
             pairs += _changed(old[old_from:old_to], new[new_from:new_to])
     return pairs
+
+
+def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
+    """As of SequenceMatcher. Where both texts are different and long, it does not look for the
+    frequent lines, which may take a second."""
+    shorter = min(len(old), len(new))
+    head = next((at for at in range(shorter) if old[at] != new[at]), shorter)
+    rest = shorter - head
+    tail = next((at for at in range(rest) if old[-1 - at] != new[-1 - at]), rest)
+    old_end, new_end = len(old) - tail, len(new) - tail
+    if head:
+        yield "equal", 0, head, 0, head
+    matcher = SequenceMatcher(None, old[head:old_end], new[head:new_end], autojunk=True)
+    for kind, *places in matcher.get_opcodes():
+        a, b, c, d = (head + place for place in places)
+        yield kind, a, b, c, d
+    if tail:
+        yield "equal", old_end, len(old), new_end, len(new)
 
 
 def _equal(lines: Sequence[str], *, is_first: bool, is_last: bool) -> Iterator[Pair]:

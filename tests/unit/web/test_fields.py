@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from html import unescape
 from typing import Any
 from urllib.parse import parse_qsl
@@ -97,6 +98,27 @@ async def page(browser: Any, question: str) -> dict[str, Any]:
     assert status == 200, text
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+def test_lines_that_repeat_are_not_compared_with_each_other() -> None:
+    """One thread compares, and scans the logs for all readers."""
+    left = "\n".join("ab"[number % 2] for number in range(MAX_LINES))
+    right = "\n".join("aabb"[number % 4] for number in range(MAX_LINES))
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        pairs = compared(left, right)
+    finally:
+        sys.setprofile(None)
+    assert calls < 200_000, "millions take a second"
+    assert "\n".join(pair.left or "" for pair in pairs) == left
+    assert "\n".join(pair.right or "" for pair in pairs) == right
+    assert [pair.kind for pair in compared(left, left)] == ["skipped"]
 
 
 async def test_a_table_of_fields(site: Any, orders: Any) -> None:
