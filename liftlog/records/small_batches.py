@@ -126,17 +126,17 @@ def take_small_batches(
     stop_offset: int | None,
     *,
     largest_bytes: int = _LARGEST_BYTES,
-    fewest: int = FEWEST_BATCHES,
+    fewest: int | None = None,
 ) -> tuple[SmallBatches, int] | None:
     """The small batches that begin at `position`, and the position that follows them.
 
     Takes only batches that are whole, pass every check, continue each other from `place`, and hold
     no offset outside [first_offset, stop_offset). `place` moves past them. Returns None if there
-    are too few to be worth it or the first one does not qualify. For a caller that decodes the
-    columns of all of them at once, larger batches may be worth it, too.
+    are too few to be worth it (`fewest`, or FEWEST_BATCHES) or the first one does not qualify. For
+    a caller that decodes the columns of all of them at once, larger batches may be worth it, too.
     """
     starts = _find_starts(body[position:], largest_bytes)
-    if len(starts) < fewest:
+    if len(starts) < (FEWEST_BATCHES if fewest is None else fewest):
         return None
     begin = np.array(starts, np.int64)
     heads = heads_at(body[position:], begin)

@@ -98,7 +98,7 @@ def test_update_shows_first_and_asks_before_records_go(liftlog: Cli, stream: str
     )
     assert "already" in liftlog.ok("stream", "update", stream, "--set", "acks=off")
     for arguments, code in (
-        (["--set", "subject=x"], ExitCode.USAGE),
+        (["--set", "queue_group=x"], ExitCode.USAGE),
         (["--set", "nothing=1"], ExitCode.USAGE),
         ([], ExitCode.USAGE),
     ):

@@ -84,8 +84,9 @@ def test_every_replica_holds_what_was_acked(cluster: Cluster, server: NatsServer
 def test_the_status_is_that_of_the_contract(cluster: Cluster, raw: RawNats) -> None:
     assert publish(raw, "all.x", b"1")["seq"] == 1
     end = cluster.wait_settled("all")
-    told, code = cluster.status()
-    assert code == 0
+    # On a busy machine a replica of some stream may have left its in-sync set for a moment.
+    until(lambda: cluster.status()[1] == 0)
+    told, _ = cluster.status()
     assert set(told) >= {"cluster_id", "nodes", "streams"}
     assert [node["node"] for node in told["nodes"]] == list(NODES)
     for node in told["nodes"]:

@@ -80,6 +80,8 @@ class Worker:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.endswith("\n"):  # it was killed in the middle
+                return
             subject, offset = line.split()
             self.lines.append(Line(subject, int(offset), time.monotonic()))
 

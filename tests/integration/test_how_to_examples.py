@@ -156,6 +156,8 @@ def test_exactly_once_with_kills_in_the_middle(tmp_path: Path) -> None:
             )
         with started(worker, (server, daemon), tmp_path, "w1") as process:
             until(lambda: asked(tmp_path, counted) == 60)
+            publish("pub", "orders.new", "1", "--key", "last")
+            until(lambda: asked(tmp_path, counted) == 61)  # it works, and so heeds signals
             process.terminate()
             assert process.wait(60) == 0
         with connect_sync(daemon.pull_address) as client:

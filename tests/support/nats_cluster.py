@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import tempfile
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from support.cluster import lasting_ports
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
@@ -39,7 +39,7 @@ class NatsCluster:
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="nats-cluster-")
             directory = Path(self._temporary.name)
-        free = _free_ports(2 * size)
+        free = lasting_ports(2 * size)
         ports, monitors = free[:size], free[size:]
         self.route_ports = ports
         hosts = ["127.0.0.1"] * size
@@ -122,14 +122,6 @@ def wait_replicated(servers: Sequence[NatsServer], stream: str, timeout: float =
             return
         assert time.monotonic() < deadline, f"{stream} is replicated? {found}"
         time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def _wait_route(first: NatsServer, second: NatsServer) -> None:

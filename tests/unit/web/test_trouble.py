@@ -57,7 +57,7 @@ async def test_why_a_consumer_cannot_go_on(
         _, text, _ = await browser.get("/ui/streams/orders")
     assert 'title="OFFSET_OUT_OF_RANGE">the next records are gone<' in text
     assert ">SOMETHING_NEW<" in text
-    assert '<span data-count="lag">2</span>' in text
+    assert 'data-count="lag">2<' in text
 
 
 async def test_from_damage_one_goes_on(
