@@ -412,7 +412,8 @@ class NatsConnection:
         if self.ending is None:
             self.ending = Ending(Cause.OTHER, "closed by the daemon")
         self._handlers.clear()
-        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+        # uvloop raises RuntimeError where what is left is written to a transport that is closed.
+        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError, RuntimeError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._client.close()
         self._transport.abort()

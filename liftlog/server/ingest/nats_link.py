@@ -208,10 +208,13 @@ class NatsLink:
     async def _supervise(self) -> None:
         ending: Ending | None = None
         while not self._closing:
+            connection: NatsConnection | None = None
             try:
                 connection = await self._connect(ending)
                 ending = await self._serve(connection)
             except Exception as error:  # noqa: BLE001  # a supervisor: nats-py may raise anything
+                if connection is not None:  # from now on messages are missed, too
+                    ending = connection.ending or Ending(Cause.OTHER, f"the link failed: {error!r}")
                 self._warn("nats-link-failed error=%r", error)
                 await self._abandon()
                 await asyncio.sleep(self._settings.reconnect_wait_seconds)
