@@ -336,7 +336,7 @@ class Sequencer(Tail):
             size_bytes = group.size_bytes + len(value or b"") + len(block) + len(control.key or b"")
             refusal = self.room.why_full(self.next_offset, size_bytes)
             if refusal is not None:
-                self._refuse(group, reply, refusal, echo, is_early=False)
+                self._refuse(group, reply, refusal, echo, is_early=self._wants_early(echo))
                 return False
         self._store(group, subject, value, block, control, reply, echo, stamp)
         return True

@@ -237,7 +237,7 @@ def test_damage_where_tombstones_were_removed_has_the_whole_copy_replaced(
             list(client.read("rotten", until="end", **asks))  # now the damage is known
         until(lambda node=node: cluster.nodes[node].log.count("copy-dropped") == 1, 60)  # type: ignore[misc]
         cluster.wait_isr("rotten")
-        table.put("after", node.encode())
+        table.put_until_acked("after", node.encode())
         cluster.wait_settled("rotten")
     assert cluster.leader("rotten") != leader
     for node in NODES:

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from support.daemon import Daemon
-from support.ingesting import ack_of, publish, records_of
+from support.ingesting import ack_of, publish, publish_until_acked, records_of
 from support.raw_nats import RawNats, header_block, hpub_frame
 
 _AT_ONCE = 500
@@ -34,6 +34,14 @@ class Compacted:
 
     def put(self, key: str, value: bytes) -> int:
         answer = publish(self._raw, self.subject, value, Liftlog_Key=key)
+        return self._note(key, value, answer["seq"])
+
+    def put_until_acked(self, key: str, value: bytes) -> int:
+        """Also while the lead goes to another node: what got no answer may be stored, too."""
+        answer = publish_until_acked(
+            self._raw, self.subject, value, f"{key} {self.next_offset}", Liftlog_Key=key
+        )
+        self.next_offset = max(self.next_offset, answer["seq"])
         return self._note(key, value, answer["seq"])
 
     def delete(self, key: str) -> int:

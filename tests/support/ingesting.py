@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from support.daemon import Daemon
@@ -65,15 +66,21 @@ def publish(client: RawNats, subject: str, payload: bytes = b"", **headers: str)
     return ack_of(client.request(subject, payload, headers=block if headers else b""))
 
 
-def publish_until_acked(client: RawNats, subject: str, payload: bytes, message_id: str) -> None:
-    """Until a leader is there to store it: while none is, NATS says that no one hears the subject.
-    With an id, so that it is stored once."""
-    block = header_block({"Nats-Msg-Id": message_id})
+def publish_until_acked(
+    client: RawNats, subject: str, payload: bytes, message_id: str, **headers: str
+) -> dict[str, Any]:
+    """Until a leader is there to store it: while none is, NATS says that no one hears the subject,
+    and what comes to one that is giving up the lead gets no answer. With an id, so that it is
+    stored once. Returns the ack."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    block = header_block(named | {"Nats-Msg-Id": message_id})
     deadline = time.monotonic() + 60
     while True:
-        answer = client.request(subject, payload, headers=block)
-        if answer.payload and b"error" not in answer.payload:
-            return
+        answer = None
+        with suppress(TimeoutError):
+            answer = client.request(subject, payload, headers=block, timeout=5)
+        if answer is not None and answer.payload and b"error" not in answer.payload:
+            return ack_of(answer)
         assert time.monotonic() < deadline, f"no ack but {answer}"
         time.sleep(0.02)
 
