@@ -120,8 +120,8 @@ simulate-groups: setup ## Consumer groups under random schedules (RUNS=n SEED=n;
 	SIMULATE_RUNS=$(or $(RUNS),1000) SIMULATE_SEED=$(or $(SEED),0) \
 	  $(BIN)/python -m pytest -o timeout=0 -rP tests/property/test_groups.py -k "order" $(ARGS)
 
-group-torture: setup ## Members of a group, and their daemon, fail as processes (ROUNDS=n; 300 rounds take twenty minutes)
-	TORTURE_ROUNDS=$(or $(ROUNDS),300) $(BIN)/python -m pytest -o timeout=0 -s tests/crash/test_group_members.py $(ARGS)
+group-torture: setup ## Members of a group, and their daemon, fail as processes (ROUNDS=n SEED=n; 300 rounds take twenty minutes)
+	TORTURE_ROUNDS=$(or $(ROUNDS),300) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -o timeout=0 -s tests/crash/test_group_members.py $(ARGS)
 
 lint: setup ## Check style, the direction of imports, and that the blocking client is up to date
 	$(BIN)/ruff check

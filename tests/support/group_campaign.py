@@ -25,6 +25,7 @@ from crc32c import crc32c
 from support.ingesting import publish_until_acked, until
 from support.raw_nats import RawNats, pub_frame
 from support.repository import REPOSITORY
+from support.rounds import chance_of
 
 from liftlog.client import GroupInfo, SyncClient, connect_sync
 from liftlog.errors import LiftlogError
@@ -212,7 +213,7 @@ class Campaign:
         session: float,
         most: int = 6,
     ) -> None:
-        self.chance = random.Random(seed)
+        self.chance = chance_of(seed)
         self.members: list[Member] = []
         self.all: list[Member] = []
         self.session = session
@@ -354,6 +355,7 @@ class Campaign:
         commits: dict[int, list[tuple[float, int]]],
     ) -> None:
         has: dict[int, int] = {}
+        late: dict[int, float] = {}  # slot -> when it heard of it, after its session by its clock
         tenure = 0
         for words in one.lines():
             kind, at = words[0], float(words[1])
@@ -361,16 +363,20 @@ class Campaign:
                 tenure += 1
                 for slot in map(int, words[3:]):
                     has[slot] = tenure
-                    # One that heard of it too late cannot have begun.
                     if at < float(words[2]):
                         gains[slot].append((at, process))
+                    else:
+                        late[slot] = at  # it begins only if its next beat is answered
             elif kind == "-":
                 for slot in map(int, words[2:]):
                     del has[slot]
+                    late.pop(slot, None)
             elif kind == "r":
                 offset = int(words[3])
                 slot = slots[offset - 1]
                 assert slot in has, f"{one.name} was given {offset} of {slot}, not its own"
+                if slot in late:
+                    gains[slot].append((late.pop(slot), process))
                 entry = Returned(at, float(words[2]), offset, has[slot])
                 returned[slot].append((entry, process))
             elif kind == "c":
