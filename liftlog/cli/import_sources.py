@@ -218,7 +218,34 @@ class Parquet:
                 done += len(rows)
 
 
-# --- JetStream ---
+# --- NATS ---
+
+
+@asynccontextmanager
+async def connected(servers: list[str], creds: str | None, system: str) -> AsyncIterator[Any]:
+    """A connection to the NATS in which `system` runs. It does not reconnect: a copy that was
+    interrupted is run again. Raises Problem."""
+    import nats
+    from nats.errors import Error
+
+    try:
+        connection = await nats.connect(
+            servers,
+            name="liftlog import",
+            user_credentials=creds,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+        )
+    except (Error, OSError) as error:
+        raise Problem(
+            f"cannot connect to the NATS of {system}: {error}",
+            ExitCode.CANNOT_CONNECT,
+            hint="check --source-nats",
+        ) from error
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 @dataclass(slots=True)
@@ -275,37 +302,23 @@ class JetStream:
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Any]:
         """JetStream's API on a connection of its own."""
-        import nats
         from nats.errors import Error
         from nats.js.errors import NotFoundError
 
-        try:
-            connection = await nats.connect(
-                self.servers,
-                name="liftlog import",
-                user_credentials=self.creds,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-            )
-        except (Error, OSError) as error:
-            raise Problem(
-                f"cannot connect to the NATS of JetStream: {error}",
-                ExitCode.CANNOT_CONNECT,
-                hint="check --source-nats",
-            ) from error
-        try:
-            yield connection.jetstream()
-        except NotFoundError as error:
-            raise Problem(
-                f"JetStream has no stream {self.stream}", ExitCode.NOT_FOUND, hint="nats stream ls"
-            ) from error
-        except Error as error:
-            why = str(error) or type(error).__name__
-            raise Problem(
-                f"JetStream's stream {self.stream} cannot be read: {why}", ExitCode.TRY_AGAIN
-            ) from error
-        finally:
-            await connection.close()
+        async with connected(self.servers, self.creds, "JetStream") as connection:
+            try:
+                yield connection.jetstream()
+            except NotFoundError as error:
+                raise Problem(
+                    f"JetStream has no stream {self.stream}",
+                    ExitCode.NOT_FOUND,
+                    hint="nats stream ls",
+                ) from error
+            except Error as error:
+                why = str(error) or type(error).__name__
+                raise Problem(
+                    f"JetStream's stream {self.stream} cannot be read: {why}", ExitCode.TRY_AGAIN
+                ) from error
 
     def _item(self, message: Any) -> Item:
         headers = message.headers or {}

@@ -17,7 +17,7 @@ from typing import Any
 from envelope import protobuf
 from envelope.protobuf import BYTES, INT32, INT64, TEXT, Table
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.import_sources import Batches, Item
+from liftlog.cli.import_sources import Batches, Item, connected
 from liftlog.cli.problems import Problem
 
 _CONNECT: Table = {
@@ -81,45 +81,30 @@ class NatsStreaming:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[_Session]:
-        import nats
         from nats.errors import Error, NoRespondersError
 
-        try:
-            connection = await nats.connect(
-                self.servers,
-                name="liftlog import",
-                user_credentials=self.creds,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-            )
-        except (Error, OSError) as error:
-            raise Problem(
-                f"cannot connect to the NATS of NATS Streaming: {error}",
-                ExitCode.CANNOT_CONNECT,
-                hint="check --source-nats",
-            ) from error
-        session = _Session(connection)
-        try:
-            await session.open(self.cluster)
-            yield session
-            with suppress(Error, TimeoutError, Problem):  # all was read; the server notices anyway
-                await session.close()
-        except NoRespondersError as error:
-            raise Problem(
-                f"no NATS Streaming server of the cluster {self.cluster!r} answers",
-                ExitCode.CANNOT_CONNECT,
-                hint="check --source-nats and --cluster: the server prints its cluster id when it "
-                "starts",
-            ) from error
-        except (Error, TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            raise Problem(
-                f"channel {self.channel} of NATS Streaming cannot be read: {why}",
-                ExitCode.TRY_AGAIN,
-                hint="run the command again: it continues where it stopped",
-            ) from error
-        finally:
-            await connection.close()
+        async with connected(self.servers, self.creds, "NATS Streaming") as connection:
+            session = _Session(connection)
+            try:
+                await session.open(self.cluster)
+                yield session
+                # All was read; the server notices anyway.
+                with suppress(Error, TimeoutError, Problem):
+                    await session.close()
+            except NoRespondersError as error:
+                raise Problem(
+                    f"no NATS Streaming server of the cluster {self.cluster!r} answers",
+                    ExitCode.CANNOT_CONNECT,
+                    hint="check --source-nats and --cluster: the server prints its cluster id when "
+                    "it starts",
+                ) from error
+            except (Error, TimeoutError) as error:
+                why = str(error) or type(error).__name__
+                raise Problem(
+                    f"channel {self.channel} of NATS Streaming cannot be read: {why}",
+                    ExitCode.TRY_AGAIN,
+                    hint="run the command again: it continues where it stopped",
+                ) from error
 
 
 class _Session:
