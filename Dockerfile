@@ -8,6 +8,7 @@ COPY liftlog liftlog
 COPY envelope envelope
 COPY compaction compaction
 COPY acl acl
+COPY docs docs
 # Whatever is downloaded has its version and hashes in there; `make lock` writes them. What comes as
 # source is built with tools of the same kind, not with those that pip would fetch for it.
 COPY config/docker/build.lock config/docker/requirements.lock config/docker/

@@ -306,8 +306,8 @@ class NatsRefused(LiftlogError):
     no permission; or it refuses a message that a publisher sent without asking for an ack. The
     message quotes NATS.
 
-    Give the user in the daemon's `nats` settings the permission, see docs/how-to/nats.md. If the
-    stream was about to be created, it exists only if it has messages on other subjects already.
+    Give the user in the daemon's `nats` settings the permission, see `liftlog docs how-to/nats`. If
+    the stream was about to be created, it exists only if it has messages on other subjects already.
     """
 
     code = 24

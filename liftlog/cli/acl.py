@@ -36,7 +36,7 @@ _MAX_SECRET_CHARACTERS = 400
 def acl_commands() -> None:
     """Check an ACL file, explain what it allows, and create token hashes for it.
 
-    docs/reference/acl.md describes the file. A running daemon reloads it on SIGHUP.
+    `liftlog docs reference/acl` describes the file. A running daemon reloads it on SIGHUP.
     """
 
 

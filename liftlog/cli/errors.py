@@ -104,7 +104,7 @@ def _refusal(refusal: RefusalReason) -> ErrorFacts:
         exit_code=str(ExitCode.NOT_ACKED.value),
         retriable=refusal.code in (429, 503),
         meaning=f"The message was not stored: {refusal.description.rstrip(': 0')}.",
-        advice="docs/how-to/acks.md says what each refusal asks of a publisher.",
+        advice="`liftlog docs how-to/acks` says what each refusal asks of a publisher.",
     )
 
 

@@ -133,7 +133,7 @@ def jetstream(
     It ends at the end that NAME has when it begins.
 
     Let JetStream record nothing more on these subjects first: it would store the copies, too.
-    docs/how-to/migrate-from-jetstream.md shows the whole way.
+    `liftlog docs migrate-from-jetstream` shows the whole way.
 
     \b
     Examples:
@@ -171,7 +171,7 @@ def stan(
 
     It ends at the message that is last when it begins. NATS Streaming does not record the copies,
     although they have the name of the channel as their subject.
-    docs/how-to/migrate-from-nats-streaming.md shows the whole way.
+    `liftlog docs migrate-from-nats-streaming` shows the whole way.
 
     \b
     Example:
@@ -216,7 +216,7 @@ def liftbridge(
     its offset there plus one. It needs grpcio: pip install 'liftlog[liftbridge]'.
 
     Have Liftbridge record nothing more on these subjects first: it would store the copies, too.
-    docs/how-to/migrate-from-liftbridge.md shows the whole way.
+    `liftlog docs migrate-from-liftbridge` shows the whole way.
 
     \b
     Example:

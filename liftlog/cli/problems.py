@@ -18,7 +18,7 @@ from liftlog.cli.text import printable
 from liftlog.errors import LiftlogError
 
 _NEXT_STEPS = {
-    ExitCode.CONFIG: "docs/reference/settings.md lists every setting",
+    ExitCode.CONFIG: "`liftlog docs reference/settings` lists every setting",
     ExitCode.CANNOT_CONNECT: "check --server (or LIFTLOG_SERVER) and that `liftlog serve` runs",
     ExitCode.CONFLICT: "`liftlog stream info NAME` shows the stream as it is",
     ExitCode.DAMAGED: "`liftlog log verify DIR` lists everything that is damaged",

@@ -85,6 +85,7 @@ _SECTIONS = {
             "cli.context:context_commands",
             "Names for daemons: where they are, and how to log in.",
         ),
+        "docs": ("cli.docs:docs", "Show a page of the documentation, or list them."),
         "errors": ("cli.errors:errors_commands", "Explain errors by number or name."),
         "completion": ("cli.completion:completion", "Print the completion script for SHELL."),
     },

@@ -265,7 +265,7 @@ class _Demo:
         return conclude(
             self._story,
             self._problems,
-            "everything acked is there. Next: README.md, or `liftlog serve --help`",
+            "everything acked is there. Next: `liftlog docs first-stream`",
         )
 
 

@@ -315,6 +315,6 @@ def load_policy(file: Path) -> Policy:
     except AclError as error:
         raise ConfigError(
             f"acl.file: {file}: {error}",
-            hint="docs/reference/acl.md describes the format",
+            hint="`liftlog docs reference/acl` describes the format",
             findings=list(error.findings),
         ) from error

@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise Diverged(
                 f"the query has read {state.stream!r} up to {offset}, but it ends at "
                 f"{state.end_offset}: what followed was lost",
-                hint="begin with a new checkpointLocation, and see docs/how-to/damage.md",
+                hint="begin with a new checkpointLocation, and see `liftlog docs how-to/damage`",
             )
         epoch = position.get(EPOCH)
         if isinstance(epoch, int) and epoch != state.leader_epoch:
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise Diverged(
                 f"the query has read {state.stream!r} up to {offset}, and not all of that is in "
                 f"the stream any more: {error.message}",
-                hint="begin with a new checkpointLocation, and see docs/how-to/damage.md",
+                hint="begin with a new checkpointLocation, and see `liftlog docs how-to/damage`",
             ) from error
 
     # --- records ---

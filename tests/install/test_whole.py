@@ -122,3 +122,15 @@ def test_the_tutorial(whole_wheel: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
+
+
+def test_the_pages_that_hints_name_are_there(minimal: Environment) -> None:
+    script = "from liftlog.cli.docs import all_pages, find_page\n"
+    script += "print(find_page('reference/settings').path, len(all_pages()))"
+    done = subprocess.run(
+        [str(minimal.python), "-I", "-c", script], text=True, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    path, count = done.stdout.split()
+    assert "site-packages" in path
+    assert int(count) > 40

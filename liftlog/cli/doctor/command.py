@@ -70,7 +70,7 @@ def _checkups(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Check
             "configuration",
             FAILED,
             error.message,
-            "correct it; docs/reference/settings.md lists every setting",
+            "correct it; `liftlog docs reference/settings` lists every setting",
         )
         return
     where = str(config) if config else "no file: defaults and the environment"

@@ -261,7 +261,7 @@ async def _jetstream_subjects(client: Any) -> dict[str, list[str]] | None:
 
 def _permissions(settings: Settings, refused: dict[str, str]) -> Iterator[Checkup]:
     """Whether NATS lets the daemon subscribe, and ack."""
-    advice = "give the daemon's NATS user the permission: docs/how-to/nats.md"
+    advice = "give the daemon's NATS user the permission: `liftlog docs how-to/nats`"
     for name, problem in refused.items():
         stream = settings.streams.get(name.removeprefix("stream "))
         if name == "acks":

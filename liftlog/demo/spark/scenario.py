@@ -121,7 +121,7 @@ class _Demo:
         return conclude(
             self._story,
             self._problems,
-            "the lake holds what the shop's books say. Next: docs/tutorial/spark.md",
+            "the lake holds what the shop's books say. Next: `liftlog docs tutorial/spark`",
         )
 
     # --- the chapters ---

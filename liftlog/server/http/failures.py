@@ -145,7 +145,7 @@ def http_failure(error: web.HTTPException) -> web.Response:
             "name": error.reason.upper().replace(" ", "_"),
             "message": f"{error.status} {error.reason}",
             "retriable": False,
-            "hint": "docs/reference/http.md lists the paths",
+            "hint": "`liftlog docs reference/http` lists the paths",
             "details": {},
         },
     )

@@ -75,8 +75,12 @@ def test_all_of_the_wheel_is_copied(dockerfile: str) -> None:
         assert (REPOSITORY / source).exists(), source
         assert not is_ignored(source), source
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert {*wheel, "pyproject.toml", project["project"]["readme"]} <= set(sources)
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], "pyproject.toml", project["project"]["readme"]}
+    assert needed <= set(sources)
+    for page in wheel["force-include"]:
+        assert Path(page).parts[0] in sources
+        assert not is_ignored(page), page
 
 
 def test_spark_finds_itself_in_its_image() -> None:
