@@ -224,6 +224,11 @@ class JetStreamSettings(SettingsModel):
         default="old",
         description="Shown to clients for a stream without limits. `retention.discard` decides.",
     )
+    discard_new_per_subject: Flag = Field(
+        default=False,
+        description="`true`: a message whose subject has a record is refused with 10077. Needs "
+        "`max_msgs_per_subject: 1` and `subject_sequences`.",
+    )
     deny_delete: Flag = Field(
         default=False,
         description="Shown to clients. Single messages are never deleted, whatever it says.",

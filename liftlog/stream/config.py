@@ -17,7 +17,7 @@ class SequencerConfig:
 
     With `is_bucket` the newest record of a subject stands for those before it, as in a key-value
     bucket of JetStream: a record without a key has its subject for one, and a message may roll up
-    its subject."""
+    its subject. With `one_per_subject` a message whose subject has a record is refused."""
 
     stream: str
     acks: str = "on"
@@ -31,3 +31,4 @@ class SequencerConfig:
     ack_policy: AckPolicy = "all"
     leader_epoch: int = 0
     is_bucket: bool = False
+    one_per_subject: bool = False

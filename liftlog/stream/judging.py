@@ -20,6 +20,7 @@ from liftlog.stream.opened import EnvelopeFields
 from liftlog.stream.refusals import (
     EXPECTED_SUBJECT_WITH_WILDCARDS,
     EXPECTED_SUBJECT_WITHOUT_SEQUENCE,
+    FULL_OF_SUBJECT,
     HEADERS_TOO_LARGE,
     LAST_SEQUENCE_UNKNOWN,
     ROLLUP,
@@ -85,6 +86,21 @@ def why_subject_refused(
     if last is None:
         return LAST_SEQUENCE_UNKNOWN
     return None if last == expected else wrong_last_sequence(last)
+
+
+def why_subject_full(subjects: SubjectSequences | None, subject: bytes) -> RefusalReason | None:
+    """Where a subject has one record at most."""
+    last = None if subjects is None else subjects.last_offset(subject)
+    if last is None:
+        return LAST_SEQUENCE_UNKNOWN
+    return FULL_OF_SUBJECT if last else None
+
+
+def are_new_subjects(subjects: SubjectSequences | None, run: MessageRun) -> bool:
+    """Whether each message of a run is the first of its subject."""
+    if subjects is None or len(set(run.subjects)) < len(run.subjects):
+        return False
+    return set(map(subjects.last_offset, run.subjects)) <= {0}
 
 
 def control_of(config: SequencerConfig, block: bytes) -> Control:

@@ -22,12 +22,14 @@ from liftlog.stream.judging import (
     FAST_BATCH_SUFFIX,
     MAX_HEADER_BYTES,
     Columns,
+    are_new_subjects,
     columns_of,
     control_of,
     has_fast_batch,
     is_plain,
     why_headers_refused,
     why_refused,
+    why_subject_full,
     why_subject_refused,
 )
 from liftlog.stream.liftbridge import nack_body
@@ -102,6 +104,9 @@ class Sequencer(Tail):
         stamp = self._stamp(now_ns)
         by_row = self.too_few_copies is not None and (run.has_cookie or any(run.replies))
         by_row = not self._look_for_room(run) or by_row
+        by_row = by_row or (
+            self.config.one_per_subject and not are_new_subjects(self.subjects, run)
+        )
         if by_row or not (is_plain(self.config, run) and self._take_all(group, run, stamp)):
             self._ids_seen_ns = stamp if steady_clock is None else steady_clock()
             self.dedupe.expire(self._ids_seen_ns)
@@ -332,12 +337,15 @@ class Sequencer(Tail):
         stamp: int,
     ) -> bool:
         """Store a message, unless the stream is full."""
+        refusal = None
+        if self.config.one_per_subject:
+            refusal = why_subject_full(self.subjects, subject)
         if self.room is not None:
             size_bytes = group.size_bytes + len(value or b"") + len(block) + len(control.key or b"")
-            refusal = self.room.why_full(self.next_offset, size_bytes)
-            if refusal is not None:
-                self._refuse(group, reply, refusal, echo, is_early=self._wants_early(echo))
-                return False
+            refusal = refusal or self.room.why_full(self.next_offset, size_bytes)
+        if refusal is not None:
+            self._refuse(group, reply, refusal, echo, is_early=self._wants_early(echo))
+            return False
         self._store(group, subject, value, block, control, reply, echo, stamp)
         return True
 

@@ -255,6 +255,32 @@ def test_a_full_stream_refuses_messages(both: Both) -> None:
     asked_of_both(both, "$JS.API.STREAM.DELETE.full", b"")
 
 
+def test_a_subject_that_has_its_message_refuses_another(both: Both) -> None:
+    config = {"name": "once", "subjects": ["once.>"], "discard": "new", "max_msgs_per_subject": 1}
+    config["discard_new_per_subject"] = True
+    for answer in asked_of_both(both, "$JS.API.STREAM.CREATE.once", config):
+        assert answer["config"]["discard_new_per_subject"]
+
+    def publish(subject: str, headers: bytes = b"") -> tuple[Any, Any]:
+        answers = [client.request(subject, b"x", headers=headers).json() for client in both[:2]]
+        return tuple((one.get("error"), one["seq"], "duplicate" in one) for one in answers)
+
+    twice = header_block({"Nats-Msg-Id": "1"})
+    last = header_block({"Nats-Expected-Last-Subject-Sequence": "1"})
+    for subject, headers in (
+        *(("once.a", twice), ("once.b", b""), ("once.a", twice), ("once.a", b"")),
+        *(("once.a", last), ("once.b", last), ("once.c", b"")),
+    ):
+        ours, theirs = publish(subject, headers)
+        assert ours == theirs
+    asked_of_both(both, "$JS.API.STREAM.PURGE.once", {"seq": 2})
+    for subject in ("once.b", "once.a", "once.a"):
+        ours, theirs = publish(subject)
+        assert ours == theirs
+    assert ours[0]["description"] == "maximum messages per subject exceeded"
+    asked_of_both(both, "$JS.API.STREAM.DELETE.once", b"")
+
+
 def test_what_is_superseded_is_not_counted(both: Both) -> None:
     config = {"name": "latest", "subjects": ["latest.>"], "max_msgs_per_subject": 1}
     asked_of_both(both, "$JS.API.STREAM.CREATE.latest", config)

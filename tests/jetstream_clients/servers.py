@@ -27,6 +27,9 @@ from support.ingesting import until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
+_stores: dict[str, threading.Lock] = {}
+"""A server that is started again waits until the one before has let go of what it stored."""
+
 
 class Servers:
     """Use as a context manager; `environ` tells a test where the socket is."""
@@ -64,6 +67,8 @@ class Servers:
 def _serve(connection: socket.socket) -> None:
     with connection, contextlib.ExitStack() as stack:
         request = _request(connection)
+        if store := request.get("store_dir"):
+            stack.enter_context(_stores.setdefault(store, threading.Lock()))
         url, leafnode = request.get("url"), request.get("leafnode")
         if url is None:
             server = _nats_server(request, leafnodes={"listen": "127.0.0.1:-1"})
@@ -72,7 +77,6 @@ def _serve(connection: socket.socket) -> None:
             found = re.search(r"for leafnode connections on (\S+)", server.log)
             assert found is not None, server.log
             leafnode = found[1]
-        store = request.get("store_dir")
         daemon = Daemon(
             url,
             {"nats": {"jetstream_api": True, "leafnode": leafnode}},

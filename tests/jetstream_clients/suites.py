@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jetstream_clients.servers import Servers
+from liftlog.server.life.embedded import find_nats_server
 
 REPOSITORY = Path(__file__).parents[2]
 SHIMS = Path(__file__).parent / "shims"
@@ -73,6 +74,18 @@ class Suite:
     def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
         return [Outcome(self.name, test, status == 0, "" if status == 0 else output[-3000:])]
 
+    def on_files(self, *paths: str) -> None:
+        """Where a test asks for memory storage, which is refused, have it ask for files: otherwise
+        nothing else of it would be tried."""
+        for path in paths:
+            file = self.directory / path
+            text = file.read_text()
+            changed = re.sub(
+                r"""(?<=[ =])"memory"(?=[,)\]]|$)""", '"file"', text, flags=re.MULTILINE
+            )
+            assert '"file"' in changed, f"{path} names no storage"
+            file.write_text(changed)
+
     def run(self, test: str, servers: Servers) -> list[Outcome]:
         command, directory = self.command(test)
         environ = {**os.environ, **servers.environ}
@@ -121,6 +134,7 @@ class NatsPy(Suite):
             (BUILD / f"nats_py-{self.version}").rename(self.directory)
         shutil.copy(SHIMS / "nats_py_utils.py", self.directory / "tests/utils.py")
         (self.directory / "tests/__init__.py").touch()
+        self.on_files("src/nats/js/api.py", "tests/test_js.py")
 
     def tests(self) -> list[str]:
         text = (self.directory / "tests/test_js.py").read_text()
@@ -261,6 +275,7 @@ class AsyncNats(Suite):
             run(["cp", "-r", str(self._download()), str(self.directory)])
             with (self.directory / "Cargo.toml").open("a") as manifest:
                 manifest.write('\n[dev-dependencies.nats-server]\npath = "nats-server"\n')
+        self.on_files("src/jetstream/stream.rs")
         server = self.directory / "nats-server"
         _write_crate(server, "nats-server", "")
         shutil.copy(SHIMS / "nats_server.rs.txt", server / "src/lib.rs")
@@ -300,4 +315,119 @@ def _write_crate(directory: Path, name: str, dependencies: str) -> None:
     (directory / "Cargo.toml").write_text(f"{package}{dependencies}\n[workspace]\n")
 
 
-SUITES: tuple[type[Suite], ...] = (NatsPy, NatsGo, AsyncNats)
+class NatsJs(Suite):
+    """Its packages have no tests, so they come from its repository. They are for Deno, which npm
+    has. What they import from JSR comes from npm, or there is a module of ours in its place."""
+
+    name, version, source = "nats.js", "3.4.0", "its repository"
+    outside = (
+        "(?i)account|domain|watcher|advisories|ephemeral|consumer (api|name|info|create|pedantic)|"
+        "consumers? with name|consumer on|consumer (lister|infos?)|no consumer|paged consumer|"
+        "jsm - (lister$|update (consumer|filter|from)|filter_subjects|validate consumer|pause)|"
+        "priority groups|consumer limits|(consumer|delta|stream) update .*header|old servers|"
+        "wrong server|version checks|ackAck|backoff|redelivery|num_replicas|term reason|"
+        "filter_subject consumer|mirror/source|streams - consumers|sendRequiredApiLevel header on c"
+    )
+    _repository = "https://github.com/nats-io/nats.js"
+    _given = "JETSTREAM_CLIENTS_NATS_JS"
+    _folders = ("core", "jetstream", "kv", "nst", "transport-deno")
+    _packages = ("deno@2.9.6", "@nats-io/jwt@0.0.11", "@nats-io/nkeys@2.0.3", "@nats-io/nuid@3.0.0")
+    _files = (
+        *("jetstream/tests/jsm_test.ts", "jetstream/tests/jsm_direct_test.ts"),
+        *("jetstream/tests/streams_test.ts", "jetstream/tests/jetstream_test.ts"),
+        *("jetstream/tests/batch_publisher_test.ts", "jetstream/tests/consumers_ordered_test.ts"),
+        *("jetstream/tests/pushconsumers_ordered_test.ts", "kv/tests/kv_test.ts"),
+    )
+
+    def prepare(self) -> None:
+        if not self.directory.exists():
+            BUILD.mkdir(parents=True, exist_ok=True)
+            repository = self._cloned()
+            self.directory.mkdir()
+            tag, archive = f"v{self.version}", str(BUILD / "nats.js.tar")
+            wanted = ["-o", archive, tag, *self._folders]
+            run(["git", "-C", repository, "archive", *wanted])
+            run(["tar", "-xf", archive, "-C", str(self.directory)])
+            for own in (
+                *self.directory.glob("*/package.json"),
+                *self.directory.glob("*/deno.json"),
+            ):
+                own.unlink()
+            (self.directory / "package.json").write_text("{}")
+            npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(self.directory)]
+            run([*npm, *self._packages])
+        for shim in SHIMS.glob("nats_js_*.ts"):
+            shutil.copy(shim, self.directory)
+        (self.directory / "deno.json").write_text(json.dumps(self._configuration(), indent=1))
+        server = self.directory / "bin/nats-server"
+        server.parent.mkdir(exist_ok=True)
+        script = f'#!/bin/sh\nexec {sys.executable} -I -S {SHIMS}/nats_js_server.py "$@"\n'
+        server.write_text(script)
+        server.chmod(0o755)
+        self._wait_longer()
+        self.on_files("jetstream/src/jsapi_types.ts")
+
+    def _cloned(self) -> str:
+        """A repository in a directory that is given, or the public one."""
+        if given := os.environ.get(self._given):
+            return given
+        repository = BUILD / "nats.js.git"
+        if not repository.exists():
+            tag = f"v{self.version}"
+            clone = ["git", "clone", "-q", "--bare", "--depth", "1", "--branch", tag]
+            try:
+                run([*clone, self._repository, str(repository)])
+            except CannotRun as error:
+                raise CannotRun(f"{error}; or name a clone in {self._given}") from None
+        return str(repository)
+
+    def _configuration(self) -> dict[str, object]:
+        """Of Deno: where each import is found."""
+        modules = {
+            "@std/assert": "./nats_js_assert.ts",
+            "@std/io": "./nats_js_io.ts",
+            "@nats-io/transport-deno": "./transport-deno/src/mod.ts",
+        }
+        for name, folder in (("nats-core", "core"), ("jetstream", "jetstream"), ("kv", "kv")):
+            modules[f"@nats-io/{name}"] = f"./{folder}/src/mod.ts"
+            modules[f"@nats-io/{name}/internal"] = f"./{folder}/src/internal_mod.ts"
+        scopes = {
+            f"./{one}/tests/": {"nst": f"./{one}/tests/nst.ts"} for one in ("jetstream", "kv")
+        }
+        return {"nodeModulesDir": "manual", "imports": modules, "scopes": scopes}
+
+    def _wait_longer(self) -> None:
+        """The tests give a server 5 s to start; here a daemon starts beside it."""
+        launcher = self.directory / "nst/src/launcher.ts"
+        text = launcher.read_text()
+        changed = re.sub(r"(?<=\s)5000,(?=\s+\{ name)", "60_000,", text)
+        assert "60_000," in changed, "the time for a server to start is not where it was"
+        launcher.write_text(changed)
+
+    def tests(self) -> list[str]:
+        pattern = re.compile(r"^Deno\.test\(\s*\"(.+?)\",", re.MULTILINE)
+        found = [
+            f"{file}::{name}"
+            for file in self._files
+            for name in pattern.findall((self.directory / file).read_text())
+        ]
+        return list(dict.fromkeys(found))
+
+    def command(self, test: str) -> tuple[list[str], Path]:
+        file, _, name = test.partition("::")
+        return [
+            *("env", f"PATH={self.directory / 'bin'}:{os.environ['PATH']}"),
+            f"JETSTREAM_CLIENTS_NATS_SERVER={find_nats_server()}",
+            *(str(self.directory / "node_modules/.bin/deno"), "test", "-A", "--no-check"),
+            *("--quiet", "--no-lock", "--config", str(self.directory / "deno.json")),
+            *("--filter", f"/^{re.escape(name).replace('/', chr(92) + '/')}$/", file),
+        ], self.directory
+
+    def outcomes(self, test: str, status: int, output: str) -> list[Outcome]:
+        file, _, name = test.partition("::")
+        colors = re.compile(r"\x1b\[[0-9;]*m")
+        short = f"{Path(file).stem}::{name}"
+        return super().outcomes(short, status, colors.sub("", output))
+
+
+SUITES: tuple[type[Suite], ...] = (NatsPy, NatsGo, NatsJs, AsyncNats)

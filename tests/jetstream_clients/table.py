@@ -96,7 +96,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
         lines.append(f"| {suite.name} | {suite.version} | {suite.source} | {found} |")
     lines += [
         "",
-        "The packages of nats.js contain no tests.",
+        "Memory storage is refused. Where a test asks for it, the client is made to ask for files:",
+        "otherwise nothing else of the test would be tried.",
         "",
         "## What did not pass",
         "",

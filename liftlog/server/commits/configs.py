@@ -54,4 +54,5 @@ def sequencer_config(name: str, settings: StreamSettings, leader_epoch: int) -> 
         ack_policy=settings.ack_policy,
         leader_epoch=leader_epoch,
         is_bucket=own is not None and own.max_msgs_per_subject is not None,
+        one_per_subject=own is not None and own.discard_new_per_subject,
     )

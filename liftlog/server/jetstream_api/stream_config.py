@@ -44,7 +44,6 @@ _REFUSED = {
     "placement": "placement is not supported: the daemon chooses the nodes",
     "consumer_limits": "consumer limits are not supported",
     "template_owner": "stream templates are not supported",
-    "discard_new_per_subject": "discard new per subject is not supported",
     "allow_msg_ttl": "per-message TTLs are not supported",
     "subject_delete_marker_ttl": "subject delete markers are not supported",
     "allow_msg_counter": "message counters are not supported",
@@ -85,6 +84,8 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
         "consumer_limits": {},
         "allow_msg_ttl": False,
     }
+    if own.discard_new_per_subject:
+        config["discard_new_per_subject"] = True
     if settings.acks == "off":
         config["no_ack"] = True
     if settings.initial_offset != 1:
@@ -164,6 +165,9 @@ class _Reader(ConfigFields):
         has_limits = max_bytes is not None or max_messages is not None
         no_ack = self._flag("no_ack")
         own = self._own() | {"discard": "old" if has_limits else discard}
+        own["discard_new_per_subject"] = self._discard_new_per_subject(
+            discard, own["max_msgs_per_subject"], no_ack=no_ack
+        )
         if has_limits and discard == "new" and own["max_msgs_per_subject"] is not None:
             raise invalid_config(
                 "discard: new is not supported with max_msgs or max_bytes beside "
@@ -294,6 +298,20 @@ class _Reader(ConfigFields):
                 "allow_rollup_hdrs: roll-ups are supported only with max_msgs_per_subject"
             )
         return limit
+
+    def _discard_new_per_subject(self, discard: str, history: int | None, *, no_ack: bool) -> bool:
+        if not self._flag("discard_new_per_subject"):
+            return False
+        if discard != "new":
+            raise invalid_config("discard new per subject requires discard new policy to be set")
+        if history is None:
+            raise invalid_config("discard new per subject requires max msgs per subject > 0")
+        if history > 1 or no_ack:
+            raise invalid_config(
+                "discard_new_per_subject is supported only with max_msgs_per_subject: 1, and with "
+                "acks: the messages of a subject are not counted"
+            )
+        return True
 
     # --- one field ---
 
