@@ -7,12 +7,13 @@ trusted.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -21,7 +22,7 @@ from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Command
 from liftlog.cli.options import debug_option, output_format, output_option
 from liftlog.cli.output import say, write_object
-from liftlog.cli.problems import Problem
+from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.text import printable
 
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
@@ -39,16 +40,30 @@ def _which_daemon(command: Decorated) -> Decorated:
     )(command)
 
 
+def _timeout(what: str) -> Callable[[Decorated], Decorated]:
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(min=0),
+        default=60.0,
+        metavar="SECONDS",
+        help=f"How long to wait for {what}. Default: 60.",
+    )
+
+
 @click.command(cls=Command)
 @_which_daemon
+@_timeout("the result")
 @output_option
 @debug_option
-def reload(config: Path | None, overrides: tuple[str, ...], data_dir: Path | None) -> None:
+def reload(
+    config: Path | None, overrides: tuple[str, ...], data_dir: Path | None, timeout: float
+) -> ExitCode:
     """Make the daemon here read its files again.
 
-    It is SIGHUP to the daemon on this machine: for its ACL, certificates and NATS logins. A bad
-    file is refused as a whole, and the previous one stays in use: `liftlog health` and the daemon's
-    log report that, and which changed settings need a restart.
+    It is SIGHUP to the daemon on this machine: for its ACL, certificates and NATS logins. The
+    command waits for the result. The previous content of a bad file stays in use, and the exit code
+    is 3. Settings that have changed, but take effect only after a restart, are named. Exit code 11
+    if there is no result after --timeout: a daemon that is starting reloads when it is ready.
 
     \b
     Examples:
@@ -56,22 +71,38 @@ def reload(config: Path | None, overrides: tuple[str, ...], data_dir: Path | Non
       liftlog reload --data-dir /var/lib/liftlog
     """
     daemon = _Daemon(_data_dir(config, overrides, data_dir))
+    asked_ns = time.monotonic_ns()
     daemon.send(signal.SIGHUP)
-    if output_format() == "table":
-        say(f"process {daemon.pid} reads its files again; liftlog health shows whether one is bad")
-    else:
-        write_object({"pid": daemon.pid, "signal": "SIGHUP"}, output_format())
+    deadline = time.monotonic() + timeout
+    while (outcome := daemon.reloaded_since(asked_ns)) is None:
+        if not daemon.holds_lock():
+            raise Problem(f"process {daemon.pid} has ended meanwhile", ExitCode.NOT_FOUND)
+        if time.monotonic() >= deadline:
+            raise Problem(
+                f"process {daemon.pid} has not read its files again within {timeout:g} s",
+                ExitCode.TRY_AGAIN,
+                hint="its log tells why: it may be starting, or its disk be full",
+            )
+        time.sleep(_LOOK_SECONDS)
+    _show_reloaded(daemon.pid, outcome)
+    return ExitCode.CONFIG if outcome["problems"] else ExitCode.OK
+
+
+def _show_reloaded(pid: int, outcome: dict[str, Any]) -> None:
+    if output_format() != "table":
+        told = {name: outcome[name] for name in ("reloaded", "problems", "restart_needed")}
+        write_object({"pid": pid, "signal": "SIGHUP", **told}, output_format())
+        return
+    say(f"process {pid} has read again: {', '.join(outcome['reloaded']) or 'nothing'}")
+    for part, problem in outcome["problems"].items():
+        warn(f"{part} was not reloaded, and the previous one stays in use: {printable(problem)}")
+    if changed := outcome["restart_needed"]:
+        note(f"changed, and in use only after a restart: {', '.join(changed)}")
 
 
 @click.command(cls=Command)
 @_which_daemon
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0),
-    default=60.0,
-    metavar="SECONDS",
-    help="How long to wait for its end. Default: 60.",
-)
+@_timeout("its end")
 @output_option
 @debug_option
 def drain(
@@ -144,6 +175,17 @@ class _Daemon:
         except PermissionError:
             raise self._not_allowed() from None
         return False
+
+    def reloaded_since(self, asked_ns: int) -> dict[str, Any] | None:
+        """The outcome of a reload that began after that moment of the monotonic clock."""
+        from liftlog.server.life.reloading import OUTCOME_NAME
+
+        try:
+            found = json.loads(self._lock.with_name(OUTCOME_NAME).read_bytes())
+            is_it = found["pid"] == self.pid and found["began_ns"] >= asked_ns
+        except (OSError, ValueError, KeyError, TypeError):  # none yet, or not of this version
+            return None
+        return found if is_it else None
 
     def send(self, number: signal.Signals) -> None:
         try:

@@ -36,7 +36,7 @@ from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.embedded import DEFAULT_PORT, EmbeddedNats
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.logs import reopen_logs
-from liftlog.server.life.reloading import Reloads
+from liftlog.server.life.reloading import OUTCOME_NAME, Reloads
 from liftlog.server.life.service_manager import ServiceManager
 from liftlog.server.life.signals import Signals
 from liftlog.server.metrics.values import Sources
@@ -220,6 +220,8 @@ class Daemon:
 
     def _make_reloadable(self, pull: PullServer, link: NatsLink) -> None:
         """What SIGHUP reads again."""
+        with storage_errors(f"removing {OUTCOME_NAME}"):
+            self.reloads.tell_in(self._data_dir.path)
         self.reloads.add("nats", lambda: None, lambda nothing: link.ask_again())
         if self.settings.acl.file is not None:
             self.reloads.add("acl", lambda: _load_policy(self.settings), pull.set_policy)
@@ -355,6 +357,7 @@ class Daemon:
         await pull.close(0.5)
         with contextlib.suppress(OSError):
             (self._data_dir.path / ADDRESSES_NAME).unlink()
+        self.reloads.close()
         logger.info("drained code=%d", code)
         return code
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
+import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from liftlog.errors import LiftlogError
 
 logger = logging.getLogger("liftlog.server.reload")
+
+OUTCOME_NAME = "reloaded.json"
+"""In the data directory: what the last reload came to, for `liftlog reload`, which waits for it."""
 
 T = TypeVar("T")
 
@@ -34,12 +42,20 @@ class Reloads:
     restart_needed: list[str] = field(default_factory=list)
     """Settings that have changed since the start and take effect only after a restart."""
     _parts: list[_Part] = field(default_factory=list)
+    _outcome_file: Path | None = None
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, name: str, load: Callable[[], T], swap: Callable[[T], None]) -> None:
         """`load` reads and checks the files, in a thread, and raises LiftlogError for bad ones;
         `swap` gets what it returned, on the event loop, and must not fail."""
         self._parts.append(_Part(name, load, swap))
+
+    def tell_in(self, data_dir: Path) -> None:
+        """Keep the outcome of each reload in a file there; that of an earlier process is removed.
+        Raises OSError."""
+        path = data_dir / OUTCOME_NAME
+        path.unlink(missing_ok=True)
+        self._outcome_file = path
 
     def request(self) -> None:
         """Reload soon. Requests during a reload lead to exactly one more."""
@@ -57,6 +73,7 @@ class Reloads:
     async def run(self) -> bool:
         """Reload every part; returns whether all were valid. An invalid part keeps its previous
         content, and the others are swapped. Clients do not wait for a reload."""
+        began_ns = time.monotonic_ns()
         problems: dict[str, str] = {}
         loaded: list[tuple[_Part, Any]] = []
         for part in self._parts:
@@ -82,4 +99,28 @@ class Reloads:
             ",".join(part.name for part, _ in loaded),
             ",".join(problems),
         )
+        if self._outcome_file is not None:
+            outcome = {
+                "pid": os.getpid(),
+                "began_ns": began_ns,
+                "reloaded": [part.name for part, _ in loaded],
+                "problems": problems,
+                "restart_needed": self.restart_needed,
+            }
+            await asyncio.to_thread(_write, self._outcome_file, json.dumps(outcome))
         return not problems
+
+    def close(self) -> None:
+        if self._outcome_file is not None:
+            with contextlib.suppress(OSError):
+                self._outcome_file.unlink()
+
+
+def _write(path: Path, text: str) -> None:
+    """Not synced: it is about a process that runs."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        logger.warning("reload-not-told file=%s error=%s", path, error)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from liftlog.errors import ConfigError
-from liftlog.server.life.reloading import Reloads
+from liftlog.server.life.reloading import OUTCOME_NAME, Reloads
 
 
 class File:
@@ -141,3 +145,34 @@ async def test_a_reload_that_is_cut_off_swaps_nothing(reloads: Reloads) -> None:
     with pytest.raises(asyncio.CancelledError):
         await serving
     assert (acl.holds, told, reloads.succeeded) == ("old", [], 0)
+
+
+async def test_the_outcome_is_told_in_the_data_directory(reloads: Reloads, tmp_path: Path) -> None:
+    path = tmp_path / OUTCOME_NAME
+    path.write_text("of an earlier process")
+    reloads.tell_in(tmp_path)
+    assert not path.exists()
+    acl = File()
+    reloads.add("acl", acl.load, acl.swap)
+    before = time.monotonic_ns()
+    assert await reloads.run()
+    told = json.loads(path.read_text())
+    assert before <= told.pop("began_ns") <= time.monotonic_ns()
+    assert told == {"pid": os.getpid(), "reloaded": ["acl"], "problems": {}, "restart_needed": []}
+    acl.content = "bad"
+    await reloads.run()
+    told = json.loads(path.read_text())
+    assert (told["reloaded"], list(told["problems"])) == ([], ["acl"])
+    reloads.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_outcome_that_cannot_be_told_changes_nothing(
+    reloads: Reloads, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reloads.tell_in(tmp_path / "gone")
+    acl = File()
+    reloads.add("acl", acl.load, acl.swap)
+    assert await reloads.run()
+    assert "reload-not-told" in caplog.text
+    reloads.close()
