@@ -2,7 +2,7 @@
 
 Publishers repeat what is not acked, with the same id. Nothing acked is lost, doubled or another
 message's, on any replica. The longest time without an ack of each round is printed:
-`pytest -s`, TORTURE_ROUNDS=100.
+`pytest -s`, TORTURE_ROUNDS=100. Campaigns have publishers with nats-py, nats.go and Node as well.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.client_publishers import ClientPublisher, client_publishers
 from support.cluster import NODES, PATIENCE, Cluster, RetryingPublisher, assert_kept
 from support.ingesting import until
 from support.nats_server import NatsServer
-from support.rounds import chance_of, rounds
+from support.rounds import chance_of, is_torture, rounds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(36000)]
 
@@ -38,6 +39,8 @@ class Rounds:
         self.chance = chance_of(what)
         self.pauses: list[float] = []
         self.publishers = [RetryingPublisher(server.port, f"in.{one}", rate=200) for one in "pq"]
+        self.clients = client_publishers([server], "in.with") if is_torture() else []
+        self.client_pauses: dict[ClientPublisher, list[float]] = {one: [] for one in self.clients}
 
     def wait_acked(self, more: int) -> None:
         wanted = {one: len(one.acked) + more for one in self.publishers}
@@ -46,11 +49,15 @@ class Rounds:
             PATIENCE,
             f"{more} more acks for each",
         )
+        few = {one: one.acked + 5 for one in self.clients}
+        until(
+            lambda: all(one.acked >= few[one] for one in self.clients), PATIENCE, "acks of clients"
+        )
 
     def run(self, count: int, break_it: Callable[[str], None], mend: Callable[[str], None]) -> None:
         cluster = self.cluster
         cluster.wait_isr(STREAM)
-        for publisher in self.publishers:
+        for publisher in [*self.publishers, *self.clients]:
             publisher.start()
         for number in range(1, count + 1):
             self.wait_acked(self.chance.randint(20, 200))
@@ -60,21 +67,30 @@ class Rounds:
             until(lambda old=leader: cluster.stream(STREAM).leader not in (None, old), PATIENCE)
             self.wait_acked(20)
             self.pauses.append(max(one.longest_wait(broken - 0.5) for one in self.publishers))
+            for client, pauses in self.client_pauses.items():
+                pauses.append(client.longest_wait(broken - 0.5))
             mend(leader)
             cluster.wait_isr(STREAM, timeout=2 * PATIENCE)
             print(f"round {number}: {self.pauses[-1]:.2f} s without an ack", flush=True)
-        for publisher in self.publishers:
+        for publisher in [*self.publishers, *self.clients]:
             publisher.finish()
-        assert_kept(self.publishers, cluster.read_all(STREAM))
+        assert_kept([*self.publishers, *self.clients], cluster.read_all(STREAM))
         cluster.assert_sound()
-        found = sorted(self.pauses)
-        load = os.getloadavg()[0]
+        acked = sum(len(one.acked) for one in self.publishers)
         print(
-            f"\n{len(found)} rounds, seconds without an ack: p50 {found[len(found) // 2]:.2f}, "
-            f"p90 {found[len(found) * 9 // 10]:.2f}, p99 {found[len(found) * 99 // 100]:.2f}, "
-            f"most {found[-1]:.2f}; {sum(len(one.acked) for one in self.publishers)} acked; "
-            f"load {load:.1f}"
+            f"\n{len(self.pauses)} rounds, seconds without an ack: {shares(self.pauses)}; "
+            f"{acked} acked; load {os.getloadavg()[0]:.1f}"
         )
+        for client, pauses in self.client_pauses.items():
+            print(f"{client.summary()}; seconds without an ack: {shares(pauses)}")
+
+
+def shares(pauses: list[float]) -> str:
+    found = sorted(pauses)
+    return (
+        f"p50 {found[len(found) // 2]:.2f}, p90 {found[len(found) * 9 // 10]:.2f}, "
+        f"p99 {found[len(found) * 99 // 100]:.2f}, most {found[-1]:.2f}"
+    )
 
 
 def test_the_leader_is_killed_while_others_take_over(server: NatsServer) -> None:

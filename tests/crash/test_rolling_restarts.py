@@ -1,5 +1,6 @@
 """All nodes of a cluster are restarted in turn, again and again, under load: no publish fails, and
-no message is lost or stored twice, not even one without a reply subject.
+no message is lost or stored twice, not even one without a reply subject. Applications with nats-py,
+nats.go and Node publish to a stream of their own.
 
 A campaign of `make cluster-torture`; `integration/test_handovers` is its short form. How long acks
 took, at which rate and load, is printed: `make cluster-torture ROUNDS=20 ARGS="-s -k restarted"`.
@@ -13,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.cluster import NODES, PATIENCE, Cluster
+from support.client_publishers import ClientPublisher, client_publishers
+from support.cluster import NODES, PATIENCE, Cluster, assert_kept
 from support.handover_load import EveryWay
 from support.ingesting import until
 from support.nats_server import NatsServer
@@ -30,6 +32,7 @@ STREAMS = {
     "in": {"subject": "in.>", **REPLICATED},
     "shared": {"subject": "shared.>", "queue_group": "workers", **REPLICATED},
 }
+CLIENTS = "clients"
 RATE = 500.0
 """To each of the two streams, in messages per second: half of them without a reply subject."""
 
@@ -45,18 +48,29 @@ def wait_acked(loads: list[EveryWay], more: int) -> None:
     until(lambda: all(len(load.acked) >= wanted[load] for load in loads), PATIENCE, "acks")
 
 
+def check_clients(cluster: Cluster, clients: list[ClientPublisher], start: int) -> None:
+    """Each attempt was acked, and stored once on every node."""
+    cluster.wait_settled(CLIENTS)
+    readings = [cluster.read(CLIENTS, node, start, is_last=True) for node in NODES]
+    assert_kept(clients, readings)
+    assert not any(client.failures for client in clients), [one.summary() for one in clients]
+
+
 def test_all_nodes_are_restarted_in_turn(server: NatsServer) -> None:
     seconds: list[float] = []
     stops: list[float] = []
     sent: Counter[str] = Counter()
+    by_client: dict[str, list[float]] = {}
     loaded = 0.0
-    with Cluster(server.url, STREAMS, cluster={"balance_interval": "2s"}) as cluster:
+    streams = {**STREAMS, CLIENTS: {"subject": "clients.>", **REPLICATED}}
+    with Cluster(server.url, streams, cluster={"balance_interval": "2s"}) as cluster:
         for number in range(rounds(0)):
             cluster.wait_all_in_sync()
-            starts = {stream: cluster.wait_settled(stream) for stream in STREAMS}
+            starts = {stream: cluster.wait_settled(stream) for stream in streams}
+            clients = client_publishers([server], f"clients.{number}", timeout=20)
             loads = [EveryWay(server.port, f"{stream}.{number}", RATE) for stream in STREAMS]
             began_at = time.monotonic()
-            for load in loads:
+            for load in [*loads, *clients]:
                 load.start()
             for node in NODES:
                 wait_acked(loads, 200)
@@ -65,17 +79,21 @@ def test_all_nodes_are_restarted_in_turn(server: NatsServer) -> None:
                 stops.append(time.monotonic() - began)
                 wait_acked(loads, 200)
                 cluster.start(node)
-                for stream in STREAMS:
+                for stream in streams:
                     cluster.wait_isr(stream)
             wait_acked(loads, 200)
             for load in loads:
                 load.finish()
                 sent += load.sent
+            for client in clients:
+                client.finish()
+                by_client.setdefault(client.client, []).extend(client.seconds)
             loaded += time.monotonic() - began_at
             for stream, load in zip(STREAMS, loads, strict=True):
                 cluster.wait_settled(stream)
                 load.check(cluster, stream, NODES, start=starts[stream])
                 seconds += load.seconds
+            check_clients(cluster, clients, starts[CLIENTS])
             print(f"\nround {number + 1}: {summary(seconds)}", flush=True)
         cluster.assert_sound()
         logs = "".join(daemon.log for daemon in cluster.nodes.values())
@@ -86,6 +104,8 @@ def test_all_nodes_are_restarted_in_turn(server: NatsServer) -> None:
         f"{sent['headed']} without a reply subject: 0 failed, 0 lost, 0 doubled; "
         f"load {os.getloadavg()[0]:.1f}"
     )
+    for name, waited in by_client.items():
+        print(f"{name}: {summary(waited)}")
 
 
 def summary(seconds: list[float]) -> str:

@@ -35,6 +35,7 @@ from liftlog.settings import NatsSettings
 
 if TYPE_CHECKING:
     from support.networks import Network
+    from support.replicated_publishers import LoadPublisher
 
     from liftlog.client import ClusterStream
 
@@ -474,7 +475,7 @@ class RetryingPublisher(TimedPublisher):
 
 
 def assert_kept(
-    publishers: Iterable[TimedPublisher], readings: Iterable[Reading], **more: bool
+    publishers: Iterable[TimedPublisher | LoadPublisher], readings: Iterable[Reading], **more: bool
 ) -> History:
     """All promises to these publishers are kept in these readings."""
     readings = list(readings)  # read before the publishers are asked: what is read was sent
