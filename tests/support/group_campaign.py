@@ -249,7 +249,8 @@ class Campaign:
         self._hear(one)
         self._hear(*self.members)
         others = [member for member in self.members if not member.paused and member.works]
-        if not others or not one.slots or one.paused:
+        had = self._owned_by(one)
+        if not others or not had or one.paused:
             return
         deadline = killed_at + self.session + 60
         while True:
@@ -259,11 +260,25 @@ class Campaign:
                 for at, slots in member.gains:
                     if at > killed_at:
                         gained |= dict.fromkeys(slots - gained.keys(), at)
-            if one.slots <= gained.keys():
-                self.took.append(max(gained[slot] for slot in one.slots) - killed_at)
+            if had <= gained.keys():
+                self.took.append(max(gained[slot] for slot in had) - killed_at)
                 return
-            assert time.monotonic() < deadline, f"no one has {sorted(one.slots - gained.keys())}"
+            assert time.monotonic() < deadline, f"no one has {sorted(had - gained.keys())}"
             time.sleep(0.02)
+
+    def _owned_by(self, one: Member) -> set[int]:
+        """What it has. One that was stopped may not know yet that others have gained it."""
+        self._hear(*self.all)
+        gained = {slot: at for at, slots in one.gains for slot in slots}
+        later = {
+            slot
+            for other in self.all
+            if other is not one
+            for at, slots in other.gains
+            for slot in slots
+            if at > gained.get(slot, at)
+        }
+        return one.slots - later
 
     def _hear(self, *members: Member) -> None:
         for member in members:
