@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -127,8 +128,8 @@ class SyncBatchReader(_Reader):
 
     def next_within(self, seconds: float | None) -> RecordBatch | None:
         """The next batch, or None if none arrives within `seconds`, not counting the time spent
-        reconnecting. Raises StopIteration at the end."""
-        ahead = self._ahead
+        reconnecting. With 0 it takes what has come. Raises StopIteration at the end."""
+        ahead, heard = self._ahead, True
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             if ahead.needs_bound:
@@ -145,9 +146,9 @@ class SyncBatchReader(_Reader):
             if link.error is not None:
                 ahead.abandon(link.error)
                 continue
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and time.monotonic() >= deadline and not heard:
                 return None
-            link.wait(deadline)
+            heard = link.wait(deadline)
 
     def close(self) -> None:
         """Stop reading."""
@@ -156,6 +157,31 @@ class SyncBatchReader(_Reader):
     def __del__(self) -> None:
         if self._session.usable:
             self._ahead.stop()
+
+
+async def first_of(readers: Sequence[BatchReader], seconds: float) -> None:
+    """Wait until one of them may have a batch, or so long. None of them has one now."""
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = asyncio.get_running_loop().call_later(seconds, wake, ready)
+    for reader in readers:
+        reader._ahead.on_ready = partial(wake, ready)
+    try:
+        await ready
+    finally:
+        timer.cancel()
+        for reader in readers:
+            reader._ahead.on_ready = None
+
+
+def first_of_sync(readers: Sequence[SyncBatchReader], seconds: float) -> None:
+    """The same for blocking ones."""
+    poll = select.poll()
+    for reader in readers:
+        link = reader._session.link
+        if link.error is not None:
+            return
+        poll.register(link, link.waits_for)
+    poll.poll(seconds * 1000)
 
 
 @overload

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from liftlog.client.aio.routing import Router
-from liftlog.client.batch_reader import BatchReader, together
+from liftlog.client.batch_reader import BatchReader, first_of, together
 from liftlog.client.beating import Beating
 from liftlog.client.group_member import Lane
 from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
@@ -78,15 +78,16 @@ class GroupConsumer(GroupReading):
             await self._fill()
 
     async def _fill(self) -> None:
-        """Wait for records of the lane that is behind the others; take what has come for them."""
-        lanes = sorted(self._state.lanes, key=lambda lane: lane.done)
+        """Take what has come for the lanes; if that is nothing, wait for the first of them."""
+        lanes = self._state.lanes
         if not lanes:
             await asyncio.sleep(LOOK_SECONDS)
             return
-        for place, lane in enumerate(lanes):
+        empty: list[BatchReader] = []
+        wait = LOOK_SECONDS if len(lanes) == 1 else 0.0
+        for lane in list(lanes):
             if lane in self._arrived or lane.in_hand:
                 continue
-            wait = 0.0 if place or self._arrived else LOOK_SECONDS
             reader = await self._reader_of(lane)
             try:
                 batch = await reader.next_within(wait)
@@ -97,6 +98,9 @@ class GroupConsumer(GroupReading):
                 self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
                 raise
             self._pass(lane, reader)
+            empty.append(reader)
+        if empty and not wait and not self._arrived:
+            await first_of(empty, LOOK_SECONDS)
 
     async def _reader_of(self, lane: Lane) -> BatchReader:
         reader: BatchReader | None = self._readers.get(lane)
@@ -116,6 +120,7 @@ class GroupConsumer(GroupReading):
     async def _way(self) -> Router:
         """A connection for one lane. A daemon answers the fetches of one stream and connection in
         their order, so one that waits for new records would hold up those of another lane."""
+        await self._close_unread()
         if self._idle_ways:
             return self._idle_ways.pop()
         return await self._session.another()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from liftlog.client.batch_reader import SyncBatchReader, together
+from liftlog.client.batch_reader import SyncBatchReader, first_of_sync, together
 from liftlog.client.beating import SyncBeating
 from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.group_member import Lane
@@ -80,15 +80,16 @@ class SyncGroupConsumer(GroupReading):
             self._fill()
 
     def _fill(self) -> None:
-        """Wait for records of the lane that is behind the others; take what has come for them."""
-        lanes = sorted(self._state.lanes, key=lambda lane: lane.done)
+        """Take what has come for the lanes; if that is nothing, wait for the first of them."""
+        lanes = self._state.lanes
         if not lanes:
             time.sleep(LOOK_SECONDS)
             return
-        for place, lane in enumerate(lanes):
+        empty: list[SyncBatchReader] = []
+        wait = LOOK_SECONDS if len(lanes) == 1 else 0.0
+        for lane in list(lanes):
             if lane in self._arrived or lane.in_hand:
                 continue
-            wait = 0.0 if place or self._arrived else LOOK_SECONDS
             reader = self._reader_of(lane)
             try:
                 batch = reader.next_within(wait)
@@ -99,6 +100,9 @@ class SyncGroupConsumer(GroupReading):
                 self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
                 raise
             self._pass(lane, reader)
+            empty.append(reader)
+        if empty and not wait and not self._arrived:
+            first_of_sync(empty, LOOK_SECONDS)
 
     def _reader_of(self, lane: Lane) -> SyncBatchReader:
         reader: SyncBatchReader | None = self._readers.get(lane)
@@ -118,6 +122,7 @@ class SyncGroupConsumer(GroupReading):
     def _way(self) -> SyncRouter:
         """A connection for one lane. A daemon answers the fetches of one stream and connection in
         their order, so one that waits for new records would hold up those of another lane."""
+        self._close_unread()
         if self._idle_ways:
             return self._idle_ways.pop()
         return self._session.another()

@@ -82,8 +82,17 @@ class SyncLink:
                 self.give_up(exchange)
         return exchange
 
-    def wait(self, deadline: float | None = None) -> None:
-        """Receive once for reads, or wait until `deadline`.
+    def fileno(self) -> int:
+        """Of its socket."""
+        return self._channel.fileno()
+
+    @property
+    def waits_for(self) -> int:
+        """What a poll of its socket has to ask for."""
+        return select.POLLIN | (select.POLLOUT if self._unsent else 0)
+
+    def wait(self, deadline: float | None = None) -> bool:
+        """Receive once for reads, or wait until `deadline`: False if nothing came.
 
         A daemon that owes an answer and is silent for too long counts as lost.
         """
@@ -94,8 +103,10 @@ class SyncLink:
         silent_until = self._silent_since + allowed
         if self._step(silent_until if deadline is None else min(deadline, silent_until)):
             self._silent_since = None
-        elif time.monotonic() >= silent_until:
+            return True
+        if time.monotonic() >= silent_until:
             self.lose(f"it has been silent for {allowed:g} s")
+        return False
 
     def lose(self, reason: object) -> None:
         """Close the socket; all open requests end with ConnectionLost."""

@@ -215,6 +215,40 @@ async def test_slots_that_are_far_behind_are_read_beside_the_others(
         await second.close()
 
 
+async def test_slots_that_stay_wait_for_nothing_that_came(
+    client: Opened, broker: LogBroker, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that came are behind, and nothing is there for them: those that stayed go on."""
+    publish(broker, 1)
+    group = client.client.group("billing", "orders", start=101, session=60)
+    await client.take(group, len(KEYS))
+    async with connect(address) as two:
+        other = two.group("billing", "orders", session=60)
+        joining = asyncio.ensure_future(anext(other))
+        rest = asyncio.ensure_future(client.take(group, 1))
+        await until(lambda: len(group.slots) == len(other.slots) == 32)
+        stay = set(group.slots)
+        key = next(key for key in KEYS if crc32c(key) * 64 >> 32 in stay)
+        theirs = next(key for key in KEYS if crc32c(key) * 64 >> 32 not in stay)
+        stream = broker.stream("orders")
+        stream.append([b""] * 2, keys=[theirs, key])
+        await asyncio.gather(joining, rest)
+        waiting = asyncio.ensure_future(client.take(group, 1))
+        await other.commit()
+        await other.leave()
+    await until(lambda: len(group.slots) == 64)
+    for kind in ("aio", "blocking"):
+        monkeypatch.setattr(f"liftlog.client.{kind}.group.LOOK_SECONDS", 3600)
+    stream.append([b""], keys=[key])
+    async with asyncio.timeout(30):
+        assert [one.offset for one in await waiting] == [143]
+        rest = asyncio.ensure_future(client.take(group, 2))
+        for one in (key, theirs):
+            stream.append([b""], keys=[one])
+        assert sorted([one.offset for one in await rest]) == [144, 145]
+    await client.of(group, "close")
+
+
 def records_of(keys: list[bytes]) -> list[Record]:
     return [Record(1, 0, "s", key, b"", b"") for key in keys]
 
