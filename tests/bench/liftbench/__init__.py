@@ -14,5 +14,5 @@ publishing    publisher, pacer                  consuming   consumers
 reading       readers                           cleaning    stored: files without a daemon
 operating     scrapes, reloads, ends            deciding    decisions of the ACL
 behaviour     floods and idling                 sparking    lake: the data; tuples: without Arrow
-replicating   a new replica
+replicating   a new replica                     micro_batches  streaming queries of Spark
 """

@@ -551,18 +551,39 @@ SPARK_ROWS = (
     ),
     *(
         _ratio(
-            f"spark-jar-{what}",
-            f"{way} / all rows, from files, by the jar",
-            (JAR_FILES, what),
-            (JAR_FILES, "scan"),
+            f"spark-jar-{key}-{what}",
+            f"the jar reads {title} / all rows, {way}",
+            (who, f"long-{what}"),
+            (who, "long"),
             5,
             20,
         )
-        for what, way in (
-            ("subject", "one subject of 1,000"),
+        for key, way, who in (("files", "from files", JAR_FILES), ("tcp", "over TCP", JAR))
+        for what, title in (
+            ("subject", "one subject of 100, which every batch has"),
             ("hour", "one hour of 24"),
             ("key", "one key"),
         )
+    ),
+    Row(
+        "spark-jar-streaming",
+        "the jar over TCP in micro-batches of 500,000, records",
+        ((JAR, "streaming"),),
+        lambda measured: measured.median((JAR, "streaming")),
+        500_000,
+        1_000_000,
+        unit="/s",
+    ),
+    Row(
+        "spark-jar-lag",
+        "p99 from the stamp of a record to the commit of its micro-batch, 50,000 records/s",
+        ((JAR, "streaming-lag-p99"),),
+        lambda measured: measured.median((JAR, "streaming-lag-p99")),
+        3,
+        1.5,
+        lower_is_better=True,
+        unit=" s",
+        beside=((JAR, "streaming-lag-p50"),),
     ),
     _ratio(
         "spark-scan-vs-tuples",

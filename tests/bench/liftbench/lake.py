@@ -29,7 +29,8 @@ from liftlog.spark.scan import open_transport, plan, read
 
 PER_BATCH = 500
 RECORD_BYTES = 200
-_SUBJECTS, _KEYS = 1000, 200_000
+_SUBJECTS, _KEYS = 100, 200_000
+SUBJECT = "lake.orders.%d.new"
 _KEYLESS, _DELETED, _WITH_HEADERS = 0.05, 0.02, 0.25
 _BLOCK = b"NATS/1.0\r\nTrace: 0123456789abcdef\r\n\r\n"
 _SYNC_EVERY = 500
@@ -51,10 +52,11 @@ def fill(spec: dict[str, Any]) -> dict[str, Any]:
             metadata={"settings": settings, "origin": "api", "possible_losses": []},
         )
         make = _Orders()
+        begin = time.time_ns() // 1000 * 1000 - 25 * _HOUR_NS
         for number, first in enumerate(range(0, count, PER_BATCH)):
             size = min(PER_BATCH, count - first)
             base = log.log_end_offset
-            stamp = time.time_ns() // 1000 * 1000 - _HOUR_NS
+            stamp = begin + 24 * _HOUR_NS * first // count // 1000 * 1000
             data = make.batch(base, size, stamp, log.leader_epoch, log.commit_group)
             log.append([EncodedBatch(data, base, base + size, size, stamp, stamp)])
             if number % _SYNC_EVERY == 0:
@@ -72,7 +74,7 @@ class _Orders:
 
     def __init__(self) -> None:
         self._random = chance = random.Random(1)
-        self._subjects = [b"lake.orders.%d.new" % n for n in range(_SUBJECTS)]
+        self._subjects = [(SUBJECT % n).encode() for n in range(_SUBJECTS)]
         self._texts = [chance.randbytes(45).hex().encode() for _ in range(4096)]
 
     def batch(self, base: int, count: int, stamp: int, epoch: int, group: int) -> bytearray:

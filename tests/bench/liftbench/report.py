@@ -14,6 +14,8 @@ from liftlog.server.life.embedded import find_nats_server
 from .figures import (
     FILES,
     FLOODS,
+    JAR,
+    JAR_FILES,
     KIND_LOADS,
     KINDS,
     LOADS,
@@ -373,6 +375,21 @@ _SPARK = {
         (who, "scan-cpu-default"): (f"{title}, CPU seconds, Spark's own settings", 2)
         for who, title in _SCANS.items()
     },
+    **{
+        (who, f"long-{what}{kind}" if what else f"long{kind}"): (f"{title}, {way}, {unit}", 2)
+        for what, title in (
+            ("", "all of 4 times as many rows"),
+            ("subject", "of them one subject"),
+            ("hour", "of them one hour"),
+            ("key", "of them one key"),
+        )
+        for who, way in ((JAR_FILES, "jar from files"), (JAR, "jar over TCP"))
+        for kind, unit in (("", "M records/s passed or skipped"), ("-cpu", "CPU seconds of Spark"))
+    },
+    (JAR, "streaming"): ("streaming by the jar, records/s", 0),
+    (JAR, "streaming-lag-p50"): ("lag at 50,000 records/s, p50, s", 2),
+    (JAR, "streaming-lag-p99"): ("the same, p99", 2),
+    (JAR, "streaming-acked"): ("acked in time while it lagged so, records/s", 0),
     (LIFTLOG, "export"): ("compacted export, M records/s of input", 2),
     (WINDOW, "export"): ("the same with a plain window plan", 2),
     (LIFTLOG, "decoder"): ("decoder, M records per second of CPU time", 2),

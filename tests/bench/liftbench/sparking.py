@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,13 @@ from support.processes import cpu_seconds
 from support.spark import spark_environment, spark_settings
 from support.spark_jar import JarOfSession
 
+from liftlog.server.cleaning.next_segments import SKETCHED_BYTES
 from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.options import parse_options
 
+from . import micro_batches
 from .figures import FILES, JAR, JAR_FILES, PARQUET, TUPLES, UNIX, WINDOW, Measurements
+from .lake import SUBJECT
 from .processes import TESTS, WorkerFailed, run_worker, settle_disk
 from .progress import Progress
 from .systems import LIFTLOG
@@ -31,7 +34,10 @@ from .systems import LIFTLOG
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_STREAM, _SMALL = "orders", "fewer"
+_STREAM, _SMALL, _LONG = "orders", "fewer", "long"
+_TIMES_LONGER = 4
+"""A Spark job takes a tenth of a second by itself: few records are looked for in many."""
+_SKETCH_SECONDS = 180.0
 _JAVA_OPTIONS = (
     "-XX:+UseParallelGC -Xmn256m "
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
@@ -49,6 +55,7 @@ def session(directory: Path, *, fast: bool = True) -> Iterator[SparkSession]:
     os.environ.update(spark_environment() | {"PYTHONPATH": path})
     settings = spark_settings(directory) | {
         "spark.driver.memory": "4g",
+        "spark.sql.streaming.numRecentProgressUpdates": "10000",
         "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
     }
     if fast:
@@ -69,7 +76,7 @@ def measure(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, records: int
 ) -> None:
     data_dir = directory / "daemon" / "data"
-    streams = {_STREAM: records, _SMALL: records // 4}
+    streams = {_STREAM: records, _SMALL: records // 4, _LONG: _TIMES_LONGER * records}
     sizes = run_worker("lake", _spec("fill", data_dir, streams=streams))["bytes"]
     progress.say(f"{records:,} records in {sizes[_STREAM] / 2**20:,.0f} MiB")
     settle_disk()
@@ -86,6 +93,8 @@ def measure(
                 queries.write_parquet()
                 queries.scans(measured, progress, rounds=rounds)
                 queries.parts(measured, progress, rounds=rounds)
+                queries.selections(measured, progress, rounds=rounds)
+                queries.streaming(nats.port, measured, progress, rounds=rounds)
                 queries.exports(measured, progress, rounds=rounds)
             progress.say("once more with Spark's own settings")
             spec = {"places": [str(place) for place in places], "records": records}
@@ -169,7 +178,8 @@ class _Queries:
 
     def _frame(self, name: str = "liftlog", **where: str) -> DataFrame:
         reader = self._spark.read.format(name)
-        return reader.options(stream=_STREAM, **(where or {"server": self._places.tcp})).load()
+        where = {"stream": _STREAM, **(where or {"server": self._places.tcp})}
+        return reader.options(**where).load()
 
     def _by_jar(self, **where: str) -> DataFrame:
         with self._jar.used():
@@ -193,33 +203,82 @@ class _Queries:
         if len(set(sums.values())) > 1 or sums[LIFTLOG][0] != self._records:
             raise WorkerFailed(f"not all ways give the same rows: {sums}")
 
-        def scan(frame: Callable[[], DataFrame]) -> Callable[[], None]:
-            return lambda: frame().write.format("noop").mode("overwrite").save()
-
-        timed = {who: scan(frame) for who, frame in ways.items()}
+        timed = {who: partial(_to_nowhere, frame) for who, frame in ways.items()}
         self._take_turns("scan", timed, measured, progress, rounds)
 
     def parts(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
-        """What needs no values, and what needs few records."""
+        """What needs few columns or none."""
         ways: dict[str, Callable[[], DataFrame]] = {
             JAR: self._by_jar,
             JAR_FILES: lambda: self._by_jar(path=str(self._places.files)),
             PARQUET: lambda: self._spark.read.parquet(self._parquet),
         }
-        [edges] = ways[PARQUET]().selectExpr("min(timestamp)", "max(timestamp)").collect()
-        hour = edges[0] + (edges[1] - edges[0]) / 24 * 23
         for what, ask in (
             ("count", lambda frame: frame.count()),
             ("column", lambda frame: frame.selectExpr("sum(offset)").collect()),
-            ("subject", lambda frame: frame.where("subject = 'lake.orders.7.new'").collect()),
-            ("hour", lambda frame: frame.where(frame.timestamp >= hour).select("key").collect()),
-            (
-                "key",
-                lambda frame: frame.where("key = X'637573746F6D65722D3030303031323334'").collect(),
-            ),
         ):
             timed = {who: partial(_run, ask, frame) for who, frame in ways.items()}
             self._take_turns(what, timed, measured, progress, rounds)
+
+    def selections(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+        """Few records of many, with all columns, to nowhere; beside all of them."""
+        await_sketches(self._places.files / "streams" / _LONG)
+        places = {
+            JAR: {"server": self._places.tcp},
+            JAR_FILES: {"path": str(self._places.files)},
+        }
+        with self._jar.used():
+            whole = self._frame(**places[JAR_FILES], stream=_LONG)
+            [edges] = whole.selectExpr("min(timestamp)", "max(timestamp)").collect()
+        hour = edges[0] + (edges[1] - edges[0]) / 24 * 23
+        found = {}
+        for what, ask in (
+            ("long", lambda frame: frame),
+            ("long-subject", lambda frame: frame.where(f"subject = '{SUBJECT % 7}'")),
+            ("long-hour", lambda frame: frame.where(frame.timestamp >= hour)),
+            (
+                "long-key",
+                lambda frame: frame.where("key = X'637573746F6D65722D3030303031323334'"),
+            ),
+        ):
+
+            def select(
+                where: dict[str, str], ask: Callable[[DataFrame], DataFrame] = ask
+            ) -> DataFrame:
+                with self._jar.used():
+                    return ask(self._frame(**where, stream=_LONG))
+
+            found[what] = {who: select(where).count() for who, where in places.items()}
+            timed = {who: partial(_to_nowhere, select, where) for who, where in places.items()}
+            self._take_turns(
+                what, timed, measured, progress, rounds, records=_TIMES_LONGER * self._records
+            )
+        if any(
+            len(set(counts.values())) > 1 or not min(counts.values()) for counts in found.values()
+        ):
+            raise WorkerFailed(f"not both ways give the same rows: {found}")
+
+    def streaming(
+        self, nats_port: int, measured: Measurements, progress: Progress, *, rounds: int
+    ) -> None:
+        directory = self._lake / "queries"
+
+        def stream() -> DataFrame:
+            options = {"server": self._places.tcp, "stream": _STREAM}
+            options["maxOffsetsPerTrigger"] = str(micro_batches.PER_BATCH)
+            return self._spark.readStream.format("liftlog").options(**options).load()
+
+        with self._jar.used():
+            micro_batches.throughput(stream, directory, measured, progress, rounds=rounds)
+            micro_batches.lag(
+                self._spark,
+                self._places.tcp,
+                nats_port,
+                directory,
+                measured,
+                progress,
+                rounds=rounds,
+            )
 
     def exports(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
         """The newest value of each key as Parquet: the export job, and what one writes first."""
@@ -271,10 +330,11 @@ class _Queries:
     def _take_turns(
         self,
         what: str,
-        ways: dict[str, Callable[[], None]],
+        ways: Mapping[str, Callable[[], None]],
         measured: Measurements,
         progress: Progress,
         rounds: int,
+        records: int | None = None,
     ) -> None:
         for run in ways.values():
             run()
@@ -284,7 +344,7 @@ class _Queries:
                 started, cpu = time.perf_counter(), cpu_seconds(os.getpid())
                 run()
                 seconds = time.perf_counter() - started
-                measured.add(who, what, self._records / seconds / 1e6)
+                measured.add(who, what, (records or self._records) / seconds / 1e6)
                 # Of the JVM and its Python workers, which are children of this process.
                 measured.add(who, f"{what}-cpu", cpu_seconds(os.getpid()) - cpu)
             told = ", ".join(f"{who} {measured.samples[who, what][-1]:.2f}" for who in ways)
@@ -293,6 +353,26 @@ class _Queries:
 
 def _run(ask: Callable[[DataFrame], Any], frame: Callable[[], DataFrame]) -> None:
     ask(frame())
+
+
+def _to_nowhere(frame: Callable[..., DataFrame], *where: dict[str, str]) -> None:
+    frame(*where).write.format("noop").mode("overwrite").save()
+
+
+def await_sketches(directory: Path) -> None:
+    """The daemon makes them some seconds after it has found the segments."""
+    deadline = time.monotonic() + _SKETCH_SECONDS
+    newest = max(directory.glob("*.log"))
+    while missing := [
+        path
+        for path in directory.glob("*.log")
+        if path != newest
+        and path.stat().st_size >= SKETCHED_BYTES
+        and not path.with_suffix(".sketch").exists()
+    ]:
+        if time.monotonic() > deadline:
+            raise WorkerFailed(f"the daemon made no sketch of {missing}")
+        time.sleep(0.1)
 
 
 def _fingerprint(frame: DataFrame) -> tuple[int, int]:
