@@ -151,7 +151,10 @@ class Columns:
 
     def take(self, mask: Flags) -> Columns:
         """A copy of the records where `mask` is True."""
-        chosen = np.flatnonzero(mask)
+        return self.at(np.flatnonzero(mask))
+
+    def at(self, chosen: NDArray[np.intp]) -> Columns:
+        """A copy of the records with these numbers, in this order."""
         return Columns(
             self.offsets[chosen],
             self.timestamps_ns[chosen],

@@ -188,7 +188,7 @@ def _check_columns(columns: Iterable[str]) -> frozenset[str]:
 def _check_slots(slots: Sequence[int], count: int | None) -> WantedSlots:
     if count is None or not 0 <= min(slots) <= max(slots) < count:
         raise InvalidArgument(f"the slots {min(slots)} to {max(slots)} are not among {count or 0}")
-    return WantedSlots(count, tuple(slots))
+    return WantedSlots(count, tuple(sorted(set(slots))))
 
 
 # --- conditions ---

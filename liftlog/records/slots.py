@@ -24,7 +24,7 @@ _LONG_ITEM = 40
 
 
 class WantedSlots(NamedTuple):
-    """Some of the slots over which a group spreads the records of a stream."""
+    """Some of the slots over which a group spreads the records of a stream; `numbers` ascend."""
 
     slot_count: int
     numbers: tuple[int, ...]

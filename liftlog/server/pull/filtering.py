@@ -105,8 +105,8 @@ class _Scanner:
         self._builder = _AnswerBuilder(scan.max_bytes)
         self._reached = scan.offset  # everything below was looked at
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
-        slots = scan.selection.slots
-        self._wanted = None if slots is None else slots.flags
+        if scan.shared is not None and scan.selection.slots is not None:
+            scan.shared.note(log, scan.selection.slots)
         self._others = scan.selection.without_slots
         self._deadline = time.thread_time() + SCAN_SECONDS
 
@@ -162,19 +162,19 @@ class _Scanner:
         shared, wanted = self._scan.shared, self._scan.selection.slots
         if shared is None or wanted is None:
             return None
-        return shared.covering(self._log, wanted.slot_count, self._reached)
+        return shared.covering(self._log, wanted, self._reached)
 
     def _take_known(self, known: Piece) -> bool:
         """Scan what was decoded already; False when the answer is full."""
         self._left -= known.length
-        assert self._wanted is not None
+        wanted = self._scan.selection.slots
+        assert wanted is not None
         for part in known.parts:
             if part.next_offset <= self._reached:
                 continue
-            low, high = _between(part.records.offsets, self._reached, self._scan.stop_offset)
-            chosen = low + np.flatnonzero(self._wanted.take(part.slots[low:high]))
-            if len(chosen):
-                selected = self._others.of(part.records.take(chosen))
+            found = self._within(part.of(wanted.numbers))
+            if len(found):
+                selected = self._others.of(found)
                 if not self._add(selected, part.header, part.stamps):
                     return False
             if not self._reach(part.next_offset):
@@ -209,7 +209,7 @@ class _Scanner:
         finally:
             piece.release()
         if shared is not None and wanted is not None:
-            known = shared.add(manifest, wanted.slot_count, piece, raw)
+            known = shared.add(self._log, manifest, wanted, piece, raw)
             if known is not None:
                 self._left += known.length
                 return self._take_known(known)
@@ -231,13 +231,18 @@ class _Scanner:
 
     def _take_records(self, header: BatchHeader, records: Columns | None) -> bool:
         """Those of the range of `header`; False when the answer is full."""
-        if records is not None:
-            low, high = _between(records.offsets, self._reached, self._scan.stop_offset)
-            if high - low < len(records):
-                records = records.part(low, high)
-            if not self._add(self._scan.selection.of(records), header):
-                return False
+        if records is not None and not self._add(
+            self._scan.selection.of(self._within(records)), header
+        ):
+            return False
         return self._reach(header.next_offset)
+
+    def _within(self, records: Columns) -> Columns:
+        """Those that were not looked at yet, and are not behind the end of the scan."""
+        stop, offsets = self._scan.stop_offset, records.offsets
+        low = int(offsets.searchsorted(self._reached))
+        high = len(offsets) if stop is None else int(offsets.searchsorted(stop))
+        return records.part(low, max(low, high)) if high - low < len(records) else records
 
     def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
         """False when the answer is full."""
@@ -255,13 +260,6 @@ class _Scanner:
             self._reached = stop
             return False
         return True
-
-
-def _between(offsets: Offsets, first_offset: int, stop_offset: int | None) -> tuple[int, int]:
-    """Which of the records with these offsets lie there."""
-    low = int(offsets.searchsorted(first_offset))
-    high = len(offsets) if stop_offset is None else int(offsets.searchsorted(stop_offset))
-    return low, max(low, high)
 
 
 class _AnswerBuilder:

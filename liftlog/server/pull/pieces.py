@@ -1,23 +1,27 @@
 """Pieces of the log as columns, for those who look into the records.
 
 The members of a group read the same pieces, each for its own slots. What they have in common is
-done once: to read and check a piece, find where its records lie, and compute the slot of each.
-`SharedPieces` keeps the pieces that were read last for the members that come next.
+done once: to read and check a piece, to compute the slot of each record, and to sort the records so
+that those of one member lie together. `SharedPieces` keeps the pieces that were read last for the
+members that come next.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log import Log, LogSlice
 from liftlog.log.manifest import Manifest
 from liftlog.log.rewrite.batches import Chunk, chunks_of
 from liftlog.protocol.limits import MIB
+from liftlog.records.column_set import Columns
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import MAX_BATCH_RECORDS, MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader
@@ -25,15 +29,20 @@ from liftlog.records.many import scatter
 from liftlog.records.place import Place
 from liftlog.records.positions import Batches, one_by_one
 from liftlog.records.scattered import ScatteredRecords
-from liftlog.records.slots import Slots, slots_of
+from liftlog.records.slots import WantedSlots, slots_of
 from liftlog.records.small_batches import SmallBatches, take_small_batches
 
-SHARED_BYTES = 32 * MIB
+SHARED_BYTES = 64 * MIB
 _LARGEST_SHARED = 8 * MIB
 """Of one piece: compressed batches may become a thousand times as long."""
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 4096
 """In the dictionaries of what is one part, before those that are equal are found."""
+_MOST_SHARES = 2048
+"""That are remembered for one log and number of slots."""
+
+Share = tuple[int, ...]
+"""The slots of one member, ascending."""
 
 
 def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
@@ -65,15 +74,57 @@ Stamps = tuple[int, int]
 """The oldest and the newest of some records."""
 
 
-class Part(NamedTuple):
+class Division:
+    """Which records are kept together: those of one member, as far as the members are known, and
+    else those of one slot."""
+
+    def __init__(self, slot_count: int, shares: Iterable[Share]) -> None:
+        """Of shares that overlap, the first one counts."""
+        self.places = np.arange(slot_count, dtype=np.uint16)
+        self._place_of: dict[Share, int] = {}
+        free = set(range(slot_count))
+        for share in shares:
+            if free.issuperset(share):
+                free.difference_update(share)
+                self.places[[*share]] = share[0]
+                self._place_of[share] = share[0]
+
+    def place_of(self, share: Share) -> int | None:
+        """Where exactly the records of these slots are; None: not in one place."""
+        return self._place_of.get(share)
+
+
+class Part:
     """Records of one epoch, in the offsets up to `next_offset`. `header` is that of the first
     batch. `stamps` is None if not all records fit into one batch because of theirs."""
 
-    header: BatchHeader
-    next_offset: int
-    records: ScatteredRecords
-    slots: Slots
-    stamps: Stamps | None
+    def __init__(
+        self, header: BatchHeader, next_offset: int, records: ScatteredRecords, division: Division
+    ) -> None:
+        self.header = header
+        self.next_offset = next_offset
+        self.stamps = _stamps_of(records)
+        self._division = division
+        slot_count = len(division.places)
+        slots = slots_of(records, slot_count)
+        places = division.places.take(slots)
+        order = np.argsort(places, kind="stable")
+        self._slots = slots[order]
+        self._records = records.take(order)
+        self._ends: list[int] = np.cumsum(np.bincount(places, minlength=slot_count)).tolist()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._records.size_bytes
+
+    def of(self, share: Share) -> Columns:
+        """The records of these slots, by offset."""
+        place = self._division.place_of(share)
+        if place is not None:
+            return self._records.part(self._ends[place - 1] if place else 0, self._ends[place])
+        chosen = np.flatnonzero(WantedSlots(len(self._ends), share).flags.take(self._slots))
+        chosen = chosen[np.argsort(self._records.offsets[chosen])]
+        return self._records.at(chosen)
 
 
 class Piece:
@@ -82,14 +133,14 @@ class Piece:
     changes that first."""
 
     def __init__(
-        self, manifest: Manifest, slot_count: int, piece: LogSlice, parts: list[Part], size: int
+        self, manifest: Manifest, slot_count: int, piece: LogSlice, parts: list[Part]
     ) -> None:
         self.manifest = manifest
         self.slot_count = slot_count
         self.first_offset, self.next_offset = piece.first_offset, piece.next_offset
         self.length = piece.length
         self.parts = parts
-        self.size_bytes = size
+        self.size_bytes = sum([part.size_bytes for part in parts])
 
 
 class SharedPieces:
@@ -99,8 +150,11 @@ class SharedPieces:
         self._lock = threading.Lock()
         self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the longest unused is first
         self._size = 0
+        # What was asked for, by number of slots; the longest ago is first.
+        self._shares: WeakKeyDictionary[Log, dict[int, OrderedDict[Share, None]]]
+        self._shares = WeakKeyDictionary()
 
-    def covering(self, log: Log, slot_count: int, offset: int) -> Piece | None:
+    def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
         """The piece with that offset, if there is one. So members that began at different places
         read the same pieces from then on."""
         manifest = log.view.manifest
@@ -111,34 +165,52 @@ class SharedPieces:
                 if (
                     piece.first_offset <= offset < piece.next_offset
                     and piece.manifest is manifest
-                    and piece.slot_count == slot_count
+                    and piece.slot_count == wanted.slot_count
                 ):
                     self._pieces.move_to_end(piece)
                     return piece
         return None
 
-    def add(self, manifest: Manifest, slot_count: int, piece: LogSlice, raw: bytes) -> Piece | None:
+    def add(
+        self, log: Log, manifest: Manifest, wanted: WantedSlots, piece: LogSlice, raw: bytes
+    ) -> Piece | None:
         """`raw` is what the piece holds, and `manifest` that of the log before it was read. None if
         it is damaged or cannot be kept: then it is for its reader to look at."""
         size = 0
         found: list[Batches] = []
+        division = self._division(log, wanted)
         try:
             for some in _batches_in(raw, Place(piece.first_offset, piece.next_offset)):
                 size += len(some.raw)
                 if size > _LARGEST_SHARED:
                     return None
                 found.append(some)
-            parts = _parts_of(found, slot_count, piece.next_offset)
+            parts = _parts_of(found, division, piece.next_offset)
         except (CorruptBatch, UnsupportedFormat):
             return None
-        known = Piece(manifest, slot_count, piece, parts, size)
+        known = Piece(manifest, wanted.slot_count, piece, parts)
         with self._lock:
             self._pieces[known] = None
-            self._size += size
+            self._size += known.size_bytes
             while self._size > SHARED_BYTES:
                 oldest, _ = self._pieces.popitem(last=False)
                 self._size -= oldest.size_bytes
         return known
+
+    def note(self, log: Log, wanted: WantedSlots) -> None:
+        """A member with these slots reads."""
+        with self._lock:
+            shares = self._shares.setdefault(log, {}).setdefault(wanted.slot_count, OrderedDict())
+            shares[wanted.numbers] = None
+            shares.move_to_end(wanted.numbers)
+            if len(shares) > _MOST_SHARES:
+                shares.popitem(last=False)
+
+    def _division(self, log: Log, wanted: WantedSlots) -> Division:
+        """As the members share the slots now: what was asked for last counts."""
+        with self._lock:
+            shares = [*reversed(self._shares.get(log, {}).get(wanted.slot_count, ()))]
+        return Division(wanted.slot_count, shares)
 
 
 def _batches_in(raw: bytes, place: Place) -> Iterator[Batches]:
@@ -162,7 +234,7 @@ def _batches_in(raw: bytes, place: Place) -> Iterator[Batches]:
     place.check_end()
 
 
-def _parts_of(found: list[Batches], slot_count: int, end_offset: int) -> list[Part]:
+def _parts_of(found: list[Batches], division: Division, end_offset: int) -> list[Part]:
     """Raises CorruptBatch."""
     parts: list[Part] = []
     waiting = _runs(found)[::-1]
@@ -176,8 +248,7 @@ def _parts_of(found: list[Batches], slot_count: int, end_offset: int) -> list[Pa
             waiting += [batches[middle:], batches[:middle]] if middle else [batches]
             continue
         following = waiting[-1][0].header.base_offset if waiting else end_offset
-        slots, stamps = slots_of(records, slot_count), _stamps_of(records)
-        parts.append(Part(run[0].header, following, records, slots, stamps))
+        parts.append(Part(run[0].header, following, records, division))
     return parts
 
 
