@@ -13,6 +13,7 @@ from liftlog.server.metrics.values import Sources
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.asking import Parts
 from liftlog.server.web.history import History
+from liftlog.server.web.pace import Pace
 from liftlog.server.web.site import WebSite
 from liftlog.server.web.watching import Descriptions
 from liftlog.settings import Settings
@@ -78,5 +79,6 @@ def _web_site(sources: Sources, appender: Appender, callers: Callers) -> WebSite
         Descriptions(broker),
         sources.sessions,
         appender,
+        Pace(lambda: sources.sync_times.count + broker.intake.ingested().chunks),
     )
     return WebSite(parts, callers)

@@ -14,6 +14,7 @@ from liftlog.server.metrics.exposition import CONTENT_TYPE
 from liftlog.server.pull import PullServer
 from liftlog.server.web.asking import Parts
 from liftlog.server.web.history import History, Reading
+from liftlog.server.web.pace import Pace
 from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.site import WebSite
 from liftlog.server.web.watching import Descriptions
@@ -68,6 +69,7 @@ def make_parts(pull: PullServer, appender: Any) -> Parts:
         descriptions,
         sessions,
         appender,
+        Pace(lambda: 0),
     )
 
 

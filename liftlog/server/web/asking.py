@@ -20,6 +20,7 @@ from liftlog.server.pull.fairness import FairThreads, SpreadWork
 from liftlog.server.pull.requests import Caller, carry_out
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.history import History
+from liftlog.server.web.pace import Pace
 from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.watching import Descriptions
 
@@ -40,6 +41,7 @@ class Parts:
     descriptions: Descriptions
     sessions: Sessions
     appender: Appender
+    pace: Pace
     spread: SpreadWork = field(default_factory=SpreadWork)
     searching: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for each step through a log: the viewers take turns, so that all of their searches

@@ -18,6 +18,7 @@ from liftlog.log import Log
 from liftlog.records.selection import Selection
 from liftlog.server.pull.walking import Backward, Forward, Item, Span, Walk
 from liftlog.server.web.asking import Asked
+from liftlog.server.web.pace import Pace, Paced
 
 _SEARCH_SECONDS = 0.7
 """For one page; the records found until then are shown."""
@@ -72,7 +73,10 @@ async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item]
     """
     principal = asked.viewer.principal
     readable = asked.gate.readable_subjects(principal, stream, peer=asked.peer)
+    pace = asked.parts.pace
     selection = replace(wanted.selection, readable=readable)
+    if selection.values is not None:
+        selection = replace(selection, values=Paced(selection.values, pace))
     log = asked.parts.broker.readable_stream(stream).log
     span, start, note = await asked.scan(_start, log, wanted)
     walk = _walk(log, wanted, span, start, selection)
@@ -81,7 +85,7 @@ async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item]
     until = began + _SEARCH_SECONDS
     while len(rows) < wanted.limit and not walk.at_end:
         async with asked.parts.searching:
-            items = await asked.scan(walk.step, wanted.limit - len(rows))
+            items = await asked.scan(_step, walk, wanted.limit - len(rows), pace)
         for item in items:
             rows.append(await asked.parts.spread.run(row, item))
             if time.monotonic() > until:
@@ -98,6 +102,14 @@ async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item]
     if wanted.is_newest_first:
         return Found(start, rows, max(at - 1, 0), walk.at_end, note, span, span.high - at)
     return Found(start, rows, at, walk.at_end, note, span, at - span.low)
+
+
+def _step(walk: Walk, limit: int, pace: Pace) -> list[Item]:
+    """Blocking."""
+    pace.begin()
+    items = walk.step(limit)
+    pace()
+    return items
 
 
 def _walk(log: Log, wanted: Wanted, span: Span, start: int, selection: Selection) -> Walk:

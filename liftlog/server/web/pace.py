@@ -1,0 +1,72 @@
+"""How fast a search may go: not so fast that those who wait for acks notice it.
+
+A search computes in a thread, and the commits, which are Python too, wait whenever it has the
+interpreter: each of the few steps to an ack costs half a millisecond then, or what one call into
+numpy takes. So a search that runs while messages are stored rests after every few milliseconds, for
+as long as it has worked. What came in meanwhile is acked in that time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from liftlog.records.column_set import BinaryColumn, Flags
+from liftlog.server.web.conditions import Condition, parts_of
+
+_WORK_SECONDS = 0.004
+_LONGEST_REST_SECONDS = 0.02
+_QUIET_SECONDS = 0.25
+"""So long after the last message, a search takes all it can get."""
+_PART_BYTES = 64 * 1024
+"""About a millisecond of work."""
+
+
+class Pace:
+    """For the searches of all viewers, of which one computes at a time. Call it between two small
+    pieces of work: it blocks while the search has to rest.
+
+    `stored` is a number that changes when messages arrive or are stored. It is called in a thread.
+    """
+
+    def __init__(
+        self,
+        stored: Callable[[], int],
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._stored, self._now, self._sleep = stored, now, sleep
+        self._seen = stored()
+        self._quiet_from = now()
+        self._began = now()
+
+    def begin(self) -> None:
+        """A piece of work begins now: the time before it was no work."""
+        self._began = self._now()
+
+    def __call__(self) -> None:
+        now = self._now()
+        worked = now - self._began
+        if worked < _WORK_SECONDS:
+            return
+        if (stored := self._stored()) != self._seen:
+            self._seen, self._quiet_from = stored, now + _QUIET_SECONDS
+        if now < self._quiet_from:
+            self._sleep(min(worked, _LONGEST_REST_SECONDS))
+        self._began = self._now()
+
+
+class Paced:
+    """A condition that is asked for a part of the values at a time, with rests between."""
+
+    def __init__(self, condition: Condition, pace: Pace) -> None:
+        self._condition, self._pace = condition, pace
+
+    def __call__(self, values: BinaryColumn) -> Flags:
+        found = np.empty(len(values), np.bool_)
+        for first, part in parts_of(values, _PART_BYTES):
+            found[first : first + len(part)] = self._condition(part)
+            self._pace()
+        return found
