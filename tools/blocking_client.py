@@ -31,6 +31,7 @@ NAMES = {
     "Consumer": "SyncConsumer",
     "GroupConsumer": "SyncGroupConsumer",
     "Beating": "SyncBeating",
+    "Speaking": "SyncSpeaking",
     "Session": "SyncSession",
     "Link": "SyncLink",
     "Router": "SyncRouter",

@@ -12,7 +12,8 @@ begins after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 UNKNOWN = -1
 """Of a slot that is being given up: records of it are in the caller's hands."""
@@ -176,17 +177,22 @@ class GroupMember:
     def _drop_empty(self) -> None:
         self.lanes = [lane for lane in self.lanes if lane.slots or lane.in_hand]
 
-    def give_up(self) -> list[int]:
-        """Leave out of the next beat the slots that are finished and committed; returns them."""
-        finished = [
+    def finished(self, offsets: Mapping[int, int] = MappingProxyType({})) -> list[int]:
+        """The slots being given up that are finished and committed, once `offsets` are stored."""
+        return [
             slot
             for slot, leaving in self._leaving.items()
-            if leaving.offset != UNKNOWN and self._stored[slot] >= leaving.offset
+            if leaving.offset != UNKNOWN
+            and max(self._stored[slot], offsets.get(slot, 0)) >= leaving.offset
         ]
-        for slot in finished:
+
+    def give_up(self, slots: Iterable[int] | None = None) -> list[int]:
+        """Leave these out of the next beat, or all that are finished; returns them."""
+        given = self.finished() if slots is None else [one for one in slots if one in self._leaving]
+        for slot in given:
             self._left[slot] = self._leaving.pop(slot).since
             del self._since[slot], self._stored[slot]
-        return finished
+        return given
 
     # --- commits ---
 

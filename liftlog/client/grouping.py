@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -29,6 +29,8 @@ from liftlog.protocol.limits import MIB
 from liftlog.records.decode import Record
 
 if TYPE_CHECKING:
+    from liftlog.client.beside import Heard
+    from liftlog.protocol.messages import Message
     from liftlog.records.positions import Batches
 
 SESSION_SECONDS = 10.0
@@ -127,6 +129,14 @@ class _Arrived:
         self.index = self.counted = 0
 
 
+class _Yielding(NamedTuple):
+    """Slots are being given up beside the iteration: what is stored first, and which ones then."""
+
+    joined: int
+    offsets: dict[int, int]
+    finished: list[int]
+
+
 class GroupReading:
     """Which records a member of a group returns, in which order. The two consumers add the loops
     that wait. `reader` of a lane is the read that fills it."""
@@ -150,6 +160,7 @@ class GroupReading:
         self._last_turn: Lane | None = None
         self._uncounted = 0
         self._commit_at: float | None = None
+        self._yielding: _Yielding | None = None
         self._closed = False
         self._stopped = False
 
@@ -187,7 +198,8 @@ class GroupReading:
             self.stream, self.group, self.member, token, session_ms, one.slot_count, start
         )
 
-    def _beat_request(self, wait: float) -> BeatGroup:
+    def _beat_request(self, wait: float, *, without: Collection[int] = ()) -> BeatGroup:
+        """`without` these slots, which it has finished."""
         state = self._state
         return BeatGroup(
             self.stream,
@@ -195,7 +207,7 @@ class GroupReading:
             self.member,
             state.joined,
             state.generation,
-            state.owned,
+            [slot for slot in state.owned if slot not in without],
             round(wait * 1000),
         )
 
@@ -449,8 +461,6 @@ class GroupReading:
 
     def _commit_is_due(self, now: float) -> bool:
         one = self._settings
-        if self._state.is_moving:
-            return True  # the next owners wait for it
         if one.every is not None and self._uncounted >= one.every:
             return True
         if self._commit_at is None and one.interval is not None:
@@ -460,3 +470,31 @@ class GroupReading:
     def _begin_commit(self) -> dict[int, int]:
         self._uncounted, self._commit_at = 0, None
         return self._state.uncommitted()
+
+    def _begin_yielding(self) -> list[Message]:
+        """What is to be said, one after the other, so that others get the slots that move; nothing
+        while they have to wait for a record that the caller has."""
+        offsets = self._begin_commit()
+        finished = self._state.finished(offsets)
+        messages: list[Message] = []
+        if offsets:
+            messages.append(self._commit_request(offsets))
+        if finished:
+            messages.append(self._beat_request(0.0, without=finished))
+        if messages:
+            self._yielding = _Yielding(self._state.joined, offsets, finished)
+        return messages
+
+    def _yielded(self, yielding: _Yielding, heard: Sequence[Heard]) -> None:
+        """The daemon has answered. Raises the error if it has refused one of them."""
+        state = self._state
+        for message, answer, sent in heard:
+            if yielding.joined != state.joined:
+                return
+            if isinstance(answer, LiftlogError):
+                raise answer
+            if isinstance(message, CommitGroup):
+                state.committed(yielding.joined, yielding.offsets, sent)
+            elif isinstance(answer, AssignmentAnswer):
+                state.give_up(yielding.finished)
+                self._told(answer, sent)

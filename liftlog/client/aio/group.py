@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from liftlog.client.aio.routing import Router
 from liftlog.client.batch_reader import BatchReader, first_of, together
 from liftlog.client.beating import Beating
+from liftlog.client.beside import Speaking
 from liftlog.client.group_member import Lane
 from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
 from liftlog.client.read_ahead import ReadAhead
@@ -45,6 +46,7 @@ class GroupConsumer(GroupReading):
         self._ways: dict[BatchReader, Router] = {}
         self._idle_ways: list[Router] = []
         self._beating = Beating(session, self._news, session.targets)
+        self._speaking = Speaking(session, session.targets)
 
     async def _ask(self, message: Message) -> Message:
         timeout = self._session.target.request_timeout
@@ -143,14 +145,18 @@ class GroupConsumer(GroupReading):
         if self._stopped:
             raise StopAsyncIteration
         self._take_news()
+        if self._yielding is not None and not self._speaking.busy:
+            await self._if_possible(self._end_yielding)
         self._say()
         if self._unread:
             await self._close_unread()
         now = time.monotonic()
         if not self._state.may_return(now):
             await self._join_when_possible()
+        elif self._state.is_moving and self._yielding is None:
+            self._yield_slots()
         elif self._commit_is_due(now):
-            await self._commit_if_possible()
+            await self._if_possible(self._commit)
 
     async def _join_when_possible(self) -> None:
         """A daemon that is away is waited for as long as a read waits for it."""
@@ -211,9 +217,9 @@ class GroupConsumer(GroupReading):
         self._state.processed()
         await self._commit()
 
-    async def _commit_if_possible(self) -> None:
+    async def _if_possible(self, store: Callable[[], Any]) -> None:
         try:
-            await self._commit()
+            await store()
         except GroupFenced as error:
             self._lose(error)
         except LiftlogError as error:
@@ -223,6 +229,11 @@ class GroupConsumer(GroupReading):
 
     async def _commit(self) -> None:
         """Store what is new, and let go of slots that others are to have."""
+        try:
+            await self._end_yielding()
+        except LiftlogError as error:
+            if not error.retriable:
+                raise  # else it is tried again here
         state = self._state
         offsets = self._begin_commit()
         if offsets:
@@ -235,6 +246,21 @@ class GroupConsumer(GroupReading):
             assert isinstance(answer, AssignmentAnswer)
             self._told(answer, sent)
             self._beating.beat = self._beat_request(self._wait)
+
+    def _yield_slots(self) -> None:
+        """The same beside the iteration: the slots that stay do not wait for it."""
+        messages = self._begin_yielding()
+        if messages:
+            self._speaking.begin(messages)
+
+    async def _end_yielding(self) -> None:
+        yielding = self._yielding
+        if yielding is not None:
+            heard = await self._speaking.heard()
+            self._yielding = None
+            self._yielded(yielding, heard)
+            if self._state.joined:
+                self._beating.beat = self._beat_request(self._wait)
 
     def _log_failure(self, failure: LiftlogError) -> None:
         logger.warning(
@@ -286,6 +312,7 @@ class GroupConsumer(GroupReading):
     async def _end(self) -> None:
         self._closed = True
         await self._beating.stop()
+        await self._speaking.stop()
         self._unread += self._readers.values()
         self._readers.clear()
         await self._close_unread()

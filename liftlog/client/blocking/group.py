@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from liftlog.client.batch_reader import SyncBatchReader, first_of_sync, together
 from liftlog.client.beating import SyncBeating
+from liftlog.client.beside import SyncSpeaking
 from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.group_member import Lane
 from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
@@ -47,6 +48,7 @@ class SyncGroupConsumer(GroupReading):
         self._ways: dict[SyncBatchReader, SyncRouter] = {}
         self._idle_ways: list[SyncRouter] = []
         self._beating = SyncBeating(session, self._news, session.targets)
+        self._speaking = SyncSpeaking(session, session.targets)
 
     def _ask(self, message: Message) -> Message:
         timeout = self._session.target.request_timeout
@@ -145,14 +147,18 @@ class SyncGroupConsumer(GroupReading):
         if self._stopped:
             raise StopIteration
         self._take_news()
+        if self._yielding is not None and not self._speaking.busy:
+            self._if_possible(self._end_yielding)
         self._say()
         if self._unread:
             self._close_unread()
         now = time.monotonic()
         if not self._state.may_return(now):
             self._join_when_possible()
+        elif self._state.is_moving and self._yielding is None:
+            self._yield_slots()
         elif self._commit_is_due(now):
-            self._commit_if_possible()
+            self._if_possible(self._commit)
 
     def _join_when_possible(self) -> None:
         """A daemon that is away is waited for as long as a read waits for it."""
@@ -213,9 +219,9 @@ class SyncGroupConsumer(GroupReading):
         self._state.processed()
         self._commit()
 
-    def _commit_if_possible(self) -> None:
+    def _if_possible(self, store: Callable[[], Any]) -> None:
         try:
-            self._commit()
+            store()
         except GroupFenced as error:
             self._lose(error)
         except LiftlogError as error:
@@ -225,6 +231,11 @@ class SyncGroupConsumer(GroupReading):
 
     def _commit(self) -> None:
         """Store what is new, and let go of slots that others are to have."""
+        try:
+            self._end_yielding()
+        except LiftlogError as error:
+            if not error.retriable:
+                raise  # else it is tried again here
         state = self._state
         offsets = self._begin_commit()
         if offsets:
@@ -237,6 +248,21 @@ class SyncGroupConsumer(GroupReading):
             assert isinstance(answer, AssignmentAnswer)
             self._told(answer, sent)
             self._beating.beat = self._beat_request(self._wait)
+
+    def _yield_slots(self) -> None:
+        """The same beside the iteration: the slots that stay do not wait for it."""
+        messages = self._begin_yielding()
+        if messages:
+            self._speaking.begin(messages)
+
+    def _end_yielding(self) -> None:
+        yielding = self._yielding
+        if yielding is not None:
+            heard = self._speaking.heard()
+            self._yielding = None
+            self._yielded(yielding, heard)
+            if self._state.joined:
+                self._beating.beat = self._beat_request(self._wait)
 
     def _log_failure(self, failure: LiftlogError) -> None:
         logger.warning(
@@ -286,6 +312,7 @@ class SyncGroupConsumer(GroupReading):
     def _end(self) -> None:
         self._closed = True
         self._beating.stop()
+        self._speaking.stop()
         self._unread += self._readers.values()
         self._readers.clear()
         self._close_unread()

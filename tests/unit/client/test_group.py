@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
+from support.local_checkpoints import LocalOffsets
 from support.opened_client import Opened
 from support.pull_broker import LogBroker
 
@@ -247,6 +248,38 @@ async def test_slots_that_stay_wait_for_nothing_that_came(
             stream.append([b""], keys=[one])
         assert sorted([one.offset for one in await rest]) == [144, 145]
     await client.of(group, "close")
+
+
+async def test_slots_that_stay_do_not_wait_for_the_commit_of_those_that_move(
+    client: Opened, broker: LogBroker, address: str, offsets_stream: LocalOffsets
+) -> None:
+    publish(broker, 1)
+
+    def hold(slots: Sequence[int]) -> None:
+        offsets_stream.held = []
+
+    group = client.client.group("billing", "orders", start=101, session=60, on_revoked=hold)
+    await client.take(group, len(KEYS))
+    async with connect(address) as two:
+        other = two.group("billing", "orders", session=60)
+        joining = asyncio.ensure_future(anext(other))
+        waiting = asyncio.ensure_future(client.take(group, 1))
+        await until(lambda: offsets_stream.held)
+        assert len(group.slots) == 32
+        key = next(key for key in KEYS if crc32c(key) * 64 >> 32 in group.slots)
+        theirs = next(key for key in KEYS if crc32c(key) * 64 >> 32 not in group.slots)
+        broker.stream("orders").append([b""] * 2, keys=[theirs, key])
+        async with asyncio.timeout(30):
+            assert [one.offset for one in await waiting] == [142]
+        assert other.slots == []
+        offsets_stream.release()
+        waiting = asyncio.ensure_future(client.take(group, 1))
+        assert (await joining).offset == 141
+        broker.stream("orders").append([b""], keys=[key])
+        await waiting
+    await client.of(group, "close")
+    info = await client.call("describe_group", "billing", "orders")
+    assert {info.offsets[slot] for slot in range(64)} <= {141, 142, 143}
 
 
 def records_of(keys: list[bytes]) -> list[Record]:
