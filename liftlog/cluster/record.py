@@ -23,6 +23,7 @@ from liftlog.errors import CorruptMetadata, UnsupportedFormat
 
 FORMAT_VERSION = 1
 _TRAIL = 16
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def default_min_isr(replicas: int) -> int:
@@ -72,6 +73,8 @@ class StreamRecord:
     this a node knows whether what it saw is among them."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys that a newer version added."""
+    _json: bytes = field(default=b"", init=False, repr=False, compare=False)
+    """Made when it is needed first; a change of the record needs it several times."""
 
     @property
     def min_isr(self) -> int:
@@ -132,9 +135,11 @@ class StreamRecord:
 
     def to_json(self) -> bytes:
         """The value to store; the same record gives the same bytes."""
-        known = {name: getattr(self, name) for name in _KEYS}
-        value = {**self.unknown, "v": FORMAT_VERSION, **known}
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        if not self._json:
+            known = {name: getattr(self, name) for name in _KEYS}
+            text = _to_json({**self.unknown, "v": FORMAT_VERSION, **known})
+            object.__setattr__(self, "_json", text.encode())
+        return self._json
 
     @staticmethod
     def from_json(data: bytes) -> StreamRecord:
@@ -258,7 +263,7 @@ _KEYS = tuple(_FORMS)
 _REQUIRED = frozenset(
     ("name", "version", "incarnation", "settings", "replicas", "leader", "leader_epoch", "isr")
 )
-assert set(_KEYS) | {"unknown"} == {one.name for one in fields(StreamRecord)}
+assert {*_KEYS, "unknown", "_json"} == {one.name for one in fields(StreamRecord)}
 
 
 # --- roles: what a node does for a stream, by its record and by the node's own past ---

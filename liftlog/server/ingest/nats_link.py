@@ -26,6 +26,7 @@ from liftlog.server.ingest.handover import Handover
 from liftlog.server.ingest.jetstream import JetStreamWatch
 from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler, SubscriptionBook
+from liftlog.server.ingest.together import Together
 from liftlog.settings import NatsSettings
 from liftlog.stream.acks import within_payload
 
@@ -93,6 +94,9 @@ class NatsLink:
         self._work = asyncio.Event()
         self._stopping = asyncio.Event()
         self._lock = asyncio.Lock()  # one change of subscriptions or connection at a time
+        # A node that stops, and those that take over, change hundreds of subscriptions.
+        self._attaching = Together(self._lock, self._attach)
+        self._leaving = Together(self._lock, self._leave)
         self._supervisor: asyncio.Task[None] | None = None
         self._told: dict[str, float] = {}
         self._refused_ack_told_at = -_TOLD_AGAIN_SECONDS
@@ -472,23 +476,31 @@ class NatsLink:
         Raises NatsRefused, and NatsUnavailable without a connection. The subscription stays wanted
         and is made later.
         """
-        async with self._lock:
-            if not wanted.confirmed:
-                await self._ask([wanted])
-            if wanted.problem:
-                raise NatsRefused(
-                    f"NATS refused the subscription to {wanted.refused_subjects}: {wanted.problem}"
-                )
+        await self._attaching.do(wanted)
+        if wanted.problem:
+            raise NatsRefused(
+                f"NATS refused the subscription to {wanted.refused_subjects}: {wanted.problem}"
+            )
+
+    async def _attach(self, wanted: list[LinkSubscription]) -> None:
+        """The caller holds the lock. Raises NatsUnavailable."""
+        missing = self._book.unconfirmed_among(wanted)
+        if missing:
+            await self._ask(missing)
 
     async def unwant(self, wanted: LinkSubscription) -> bool:
         """End a subscription. If NATS answers in time, messages under way are delivered before this
         returns. Returns whether it did."""
-        async with self._lock:
-            self._book.remove(wanted)
-            if self._connection is not None:
-                with contextlib.suppress(NatsUnavailable):
-                    await self._connection.drain([wanted], _DRAIN_SECONDS)
-                    return True
+        return await self._leaving.do(wanted)
+
+    async def _leave(self, unwanted: list[LinkSubscription]) -> bool:
+        """The caller holds the lock."""
+        for one in unwanted:
+            self._book.remove(one)
+        if self._connection is not None:
+            with contextlib.suppress(NatsUnavailable):
+                await self._connection.drain(unwanted, _DRAIN_SECONDS)
+                return True
         return False
 
     async def confirm(self) -> None:

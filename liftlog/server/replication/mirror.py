@@ -116,11 +116,22 @@ class Mirror:
                 if self.directory.note(key, entry):
                     self._on_nodes()
             elif key.startswith(STREAM_PREFIX) and entry is not None:
-                self._note_record(record_of(key, entry), entry.revision)
+                if not self._has_noted(key.removeprefix(STREAM_PREFIX), entry):
+                    self._note_record(record_of(key, entry), entry.revision)
             elif key.startswith(STREAM_PREFIX):
                 self._note_purged(key.removeprefix(STREAM_PREFIX))
         except LiftlogError as error:
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
+
+    def _has_noted(self, name: str, entry: Entry) -> bool:
+        """Whether this is the newest known record, as for who has stored it: then nothing in it
+        needs to be looked at."""
+        known = self.records.get(name)
+        return (
+            known is not None
+            and self._revisions[name] == entry.revision
+            and known.to_json() == entry.value
+        )
 
     def _note_record(self, record: StreamRecord, revision: int) -> None:
         """A newer version of a record; an older one is a late notice, or the store was set back."""
@@ -180,8 +191,15 @@ class Mirror:
         self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
     ) -> StreamRecord | None:
         """Apply `step`, which returns None when nothing is to be changed. Returns the record as it
-        is then, None when there is none. Raises what `step` raises, MetadataUnavailable."""
+        is then, None when there is none. Raises what `step` raises, MetadataUnavailable.
+
+        The newest record that is known here is tried first: as a rule it is the one in the store,
+        and then a change is one request. That nothing is to be changed is only said of a record
+        that was read."""
         async with self._turns:
+            guess = self._guess(name, step)
+            if guess is not None and await self._cas(guess, self._revisions[name]):
+                return guess
             for _ in range(_ATTEMPTS):
                 entry = await self._get(name)
                 record = self._believed(name, entry)
@@ -194,6 +212,20 @@ class Mirror:
                 if await self._cas(after, entry.revision):
                     return after
         raise _busy(f"stream {name}")
+
+    def _guess(
+        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
+    ) -> StreamRecord | None:
+        """What the known record becomes, if its revision is known and nothing speaks against it."""
+        known = self.records.get(name)
+        if known is None or not self._revisions[name] or self.known.get(name) != known:
+            return None
+        if name in self.doubtful or name in self.regressed:
+            return None
+        try:
+            return step(known)
+        except LiftlogError:  # of the record in the store it may not be true
+            return None
 
     async def purge(self, name: str) -> None:
         """Remove the record of a deleted stream that no node has a copy of. When it has changed

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -29,7 +30,10 @@ CREATED, IDLE, STOPPED, STARTED = "create", "idle", "stop", "start"
 IN_SYNC, FAILOVER = "in-sync", "failover"
 _SUBJECT = "many.{}"
 _PATIENCE_SECONDS = 300.0
-_AGAIN_SECONDS = 0.1
+_REFUSED_SECONDS = 0.1
+_UNANSWERED_SECONDS = 1.0
+"""A publisher sends again so long after a refusal, and so long after a message without answer. More
+often would measure how a cluster stores what nobody waits for any more."""
 _SETTLE_SECONDS = 5.0
 
 MUSTS = {
@@ -105,30 +109,33 @@ def wait_in_sync(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def wait_acked(port: int, names: Sequence[str]) -> float:
-    """Publish to each stream until each has acked a message that was sent after this call; returns
-    when the last one did, monotonic."""
+    """Publish to each stream until it has acked a message that was sent after this call; returns
+    when the last one did, monotonic. Each stream has a publisher that waits for its answer."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    waiting = set(names)
+    due = dict.fromkeys(names, 0.0)
     with RawNats(port) as client:
         inbox = client.new_reply().rpartition(b".")[0]
-        at = 0.0
-        while waiting:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(waiting)} streams do not ack")
-            if time.monotonic() - at >= _AGAIN_SECONDS:
-                at = time.monotonic()
-                client.send(
-                    b"".join(
-                        pub_frame(_SUBJECT.format(name), b"x", reply=inbox + b"." + name.encode())
-                        for name in waiting
-                    )
+        while due:
+            now = time.monotonic()
+            if now > deadline:
+                raise TimeoutError(f"{len(due)} streams do not ack")
+            sent = [name for name, at in due.items() if at <= now]
+            if sent:
+                due |= dict.fromkeys(sent, now + _UNANSWERED_SECONDS)
+                frames = (
+                    pub_frame(_SUBJECT.format(name), b"x", reply=inbox + b"." + name.encode())
+                    for name in sent
                 )
-            try:
+                client.send(b"".join(frames))
+            with contextlib.suppress(TimeoutError):
                 message = client.next_message(0.02)
-            except TimeoutError:
-                continue
-            if message.payload and "error" not in message.json():
-                waiting.discard(message.subject.rpartition(b".")[2].decode())
+                name = message.subject.rpartition(b".")[2].decode()
+                if name not in due:
+                    continue
+                if message.payload and "error" not in message.json():
+                    del due[name]
+                else:  # no responders, or a refusal
+                    due[name] = time.monotonic() + _REFUSED_SECONDS
     return time.monotonic()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,14 @@ def changed(**keys: Any) -> bytes:
 
 def test_what_is_written_is_read() -> None:
     assert StreamRecord.from_json(RECORD.to_json()) == RECORD
+
+
+def test_the_json_is_of_the_record_as_it_is_not_of_the_one_it_was_made_from() -> None:
+    before = RECORD.to_json()
+    after = replace(RECORD, version=32)
+    assert json.loads(after.to_json())["version"] == 32
+    assert after.checksum != RECORD.checksum
+    assert RECORD.to_json() is before  # made once
 
 
 def test_keys_of_newer_versions_survive_a_rewrite() -> None:

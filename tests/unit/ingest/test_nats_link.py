@@ -280,6 +280,41 @@ async def test_a_forbidden_subject_is_told_to_who_asks(start: Start) -> None:
     await until(lambda: all(wanted.confirmed for wanted in harness.link._book.wanted))
 
 
+async def test_hundreds_of_changes_at_once_take_a_few_round_trips(start: Start) -> None:
+    harness = await start()
+    harness.server.refuse_subjects.add(b"s.7")
+    harness.server.lines.clear()
+    attached = await asyncio.gather(
+        *(harness.attach(f"s.{number}") for number in range(200)), return_exceptions=True
+    )
+    refused = [number for number, one in enumerate(attached) if isinstance(one, NatsRefused)]
+    assert refused == [7]
+    assert len(harness.server.subscriptions) == 200
+    assert harness.server.lines.count(b"PING\r\n") <= 3
+    harness.server.lines.clear()
+    subscriptions = [one for one in attached if isinstance(one, LinkSubscription)]
+    ended = await asyncio.gather(*map(harness.link.unwant, subscriptions))
+    assert ended == [True] * 199
+    assert sum(line.startswith(b"UNSUB ") for line in harness.server.lines) == 199
+    assert harness.server.lines.count(b"PING\r\n") <= 3
+    assert not any(one.confirmed for one in subscriptions)
+
+
+async def test_what_was_given_up_before_its_turn_is_not_subscribed_to_in_the_end(
+    start: Start,
+) -> None:
+    harness = await start()
+    async with harness.link._lock:
+        link, handler = harness.link, harness.runs.append
+        left, kept = (link.want((subject,), None, handler) for subject in ("left", "kept"))
+        leaving = asyncio.create_task(link.unwant(left))
+        attaching = [asyncio.create_task(link.attach(one)) for one in (left, kept)]
+        await asyncio.sleep(0)
+    await asyncio.gather(leaving, *attaching)
+    assert link._connection is not None
+    assert list(link._connection.sids) == [kept]
+
+
 async def test_the_messages_of_several_subjects_come_in_one_order(start: Start) -> None:
     harness = await start()
     await harness.attach("a.>", "b", "c.*")

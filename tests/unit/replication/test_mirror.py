@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.simfs import Fault, SimFileSystem
@@ -12,10 +14,12 @@ from support.simfs import Fault, SimFileSystem
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import Change
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import CorruptMetadata, MetadataUnavailable
+from liftlog.cluster.store import Entry
+from liftlog.errors import Conflict, CorruptMetadata, MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory
+from liftlog.server.replication import mirror
 from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.mirror import Mirror
+from liftlog.server.replication.mirror import Mirror, record_of
 
 STORE = Path("/meta")
 
@@ -99,6 +103,75 @@ async def test_a_leader_that_is_late_learns_the_newer_record(store: FileMetaStor
     assert after is not None
     await leader.mirror.commit(Change(newer, after))
     assert leader.mirror.records["s"] == after
+
+
+class CountingStore:
+    """Passes everything on, and counts it."""
+
+    def __init__(self, store: FileMetaStore) -> None:
+        self._store = store
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self._store, name)
+
+
+async def test_a_change_of_a_known_record_is_one_request(store: FileMetaStore) -> None:
+    counted = CountingStore(store)
+    node, other = Node(counted), Node(store)  # type: ignore[arg-type]
+    await node.mirror.create(new_record())
+    counted.calls.clear()
+    await node.mirror.change("s", lambda record: transitions.truncate(record, 10))
+    assert counted.calls == {"cas": 1}
+    # What another node has changed is not known here, and is not lost.
+    await other.mirror.load()
+    await other.mirror.change("s", lambda record: transitions.fence(record, {"c"}))
+    counted.calls.clear()
+    after = await node.mirror.change("s", lambda record: transitions.truncate(record, 20))
+    assert counted.calls == {"cas": 2, "get": 1}
+    assert after is not None
+    assert (after.log_start, after.isr, after.version) == (20, ("a", "b"), 4)
+
+
+async def test_only_a_record_that_was_read_says_that_nothing_is_to_be_changed(
+    store: FileMetaStore,
+) -> None:
+    node, other = Node(store), Node(store)
+    await node.mirror.create(new_record())
+    newer = await other.mirror.change("s", lambda record: transitions.truncate(record, 10))
+    assert await node.mirror.change("s", lambda present: None) == newer
+
+    def refuse(record: StreamRecord) -> StreamRecord | None:
+        if record.log_start < 20:
+            raise Conflict("too low")
+        return transitions.truncate(record, 30)
+
+    await other.mirror.change("s", lambda record: transitions.truncate(record, 20))
+    after = await node.mirror.change("s", refuse)
+    assert after is not None
+    assert after.log_start == 30
+
+
+async def test_who_has_stored_a_record_does_not_look_at_its_notice(
+    store: FileMetaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = Node(store), Node(store)
+    await node.mirror.create(new_record())
+    looked_at: list[str] = []
+
+    def looked(key: str, entry: Entry) -> StreamRecord:
+        looked_at.append(key)
+        return record_of(key, entry)
+
+    monkeypatch.setattr(mirror, "record_of", looked)
+    await node.mirror.load()
+    assert looked_at == []
+    await other.mirror.change("s", lambda record: transitions.truncate(record, 10))
+    looked_at.clear()
+    await node.mirror.load()
+    assert looked_at == ["stream.s"]
+    assert node.mirror.records["s"].log_start == 10
 
 
 async def test_what_another_node_told_can_be_changed_after_the_store_was_set_back(
