@@ -45,6 +45,12 @@ class _Reader:
         """The stream's leader epoch in the newest answer: store it with a position."""
         return self._ahead.epoch
 
+    @property
+    def divided_by(self) -> frozenset[int] | None:
+        """The slots of a group to which all records of the newest batch belong, if the daemon has
+        left out the others."""
+        return self._ahead.divided_by
+
 
 class BatchReader(_Reader):
     """Async iterator over record batches. Leaving the loop early cancels pending requests.

@@ -322,7 +322,8 @@ class GroupReading:
             records += some
         slots = None
         starts = lane.slots
-        if len(starts) < self._slot_count or (records and lane.latest_start > records[0].offset):
+        are_its_own = len(starts) == self._slot_count or reader.divided_by == starts.keys()
+        if not are_its_own or (records and lane.latest_start > records[0].offset):
             slots = slots_of(records, self._slot_count)
             never = math.inf
             kept = [

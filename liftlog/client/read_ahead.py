@@ -113,6 +113,10 @@ class ReadAhead:
         self._next |= {"incarnation": incarnation, "epoch": epoch}
         self._selection = selection_fields(filter, columns)
         self._slots = dict(zip(("filter_slots", "slot_count"), slots or (), strict=False))
+        self._asked_slots = None if slots is None else frozenset(slots[0])
+        self.divided_by: frozenset[int] | None = None
+        """The slots to which alone the records of the newest batch belong, if the daemon has left
+        out all others."""
         self._poll_ms = poll_ms
         self._replica = ANY_REPLICA if prefer == "nearest" else replica
         self.needs_bound = prefer == "nearest"
@@ -256,6 +260,7 @@ class ReadAhead:
                 self.stop()
                 raise item
             header, exchange = item
+            self.divided_by = self._asked_slots if header.selected else None
             body = exchange.body
             assert body is not None
             exchange.body = None

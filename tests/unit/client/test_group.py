@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,8 @@ from liftlog.client import connect
 from liftlog.client.grouping import GroupReading, GroupSettings, slots_of
 from liftlog.errors import Conflict, GroupFenced, InvalidArgument
 from liftlog.protocol.groups import AssignmentAnswer
-from liftlog.records.decode import Record
+from liftlog.records.decode import Record, decode_batch
+from liftlog.records.encode import encode_batch
 
 KEYS = [b"key %d" % number for number in range(40)]
 
@@ -326,8 +328,11 @@ def test_what_was_asked_as_an_earlier_member_says_nothing_of_this_one() -> None:
 class Read:
     """As a reader that has had an answer in this epoch."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(
+        self, epoch: int, divided_by: frozenset[int] | None = None, position: int = 0
+    ) -> None:
         self.incarnation, self.epoch = "i", epoch
+        self.divided_by, self.position = divided_by, position
 
 
 def test_slots_that_others_have_read_in_a_newer_epoch() -> None:
@@ -345,6 +350,35 @@ def test_slots_that_others_have_read_in_a_newer_epoch() -> None:
     reading._know(second, Read(3))
     reading._know(first, Read(2))  # an answer that was late
     assert reading._commit_request({0: 250, 1: 310}).epoch == 3
+
+
+@pytest.mark.parametrize("owned", [[0, 1], [0]])
+def test_what_the_daemon_has_divided_is_looked_at_only_after_slots_have_gone(
+    owned: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon was asked for two slots."""
+    keys = [key for key in (b"key %d" % n for n in range(400)) if crc32c(key) * 64 >> 32 < 2]
+    assert {crc32c(key) * 64 >> 32 for key in keys} == {0, 1}
+    raw = encode_batch(
+        base_offset=101, leader_epoch=2, commit_group=1, stamps=[(0, len(keys))],
+        subjects=[b"s"] * len(keys), values=[b""] * len(keys), keys=[*keys],
+    )  # fmt: skip
+    looked: list[int] = []
+
+    def counted(records: Sequence[Record], count: int) -> list[int]:
+        looked.append(len(records))
+        return slots_of(records, count)
+
+    monkeypatch.setattr("liftlog.client.grouping.slots_of", counted)
+    reading = make()
+    reading._told(AssignmentAnswer(7, 7, 64, owned, [7] * len(owned), [101] * len(owned)), 0.0)
+    monkeypatch.setattr(reading._state, "deadline", math.inf)
+    (lane,) = reading._state.lanes
+    reader = Read(2, divided_by=frozenset((0, 1)), position=101 + len(keys))
+    reading._arrive(lane, reader, decode_batch(raw))
+    found = [record.key for record in reading._next_records()]
+    assert found == [key for key in keys if crc32c(key) * 64 >> 32 in owned]
+    assert bool(looked) == (len(owned) < 2)
 
 
 def test_a_slot_is_revoked_once() -> None:
