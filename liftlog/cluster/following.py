@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from liftlog.cluster import side_state
 from liftlog.cluster.epochs import NO_EPOCH, EpochTable, end_of_epoch, last_epoch
 from liftlog.cluster.record import StreamRecord
 
@@ -104,6 +105,8 @@ class Answer:
     """The leader has nothing from `offset` on, up to the end of the gap."""
     has_content: bool = False
     """Whether a body or a side state came along."""
+    side_version: int | None = None
+    """Of the side state that came along."""
 
 
 class Follower:
@@ -231,12 +234,14 @@ class Follower:
 
     def _is_awaited(self, answer: Answer) -> bool:
         """Only an answer to the one request that is out, in the present epoch, and to the log as
-        it ends now. A late copy of an older answer could cut off what was confirmed since."""
+        it ends now. A late copy of an older answer could cut off what was confirmed since, or bring
+        back an older side state."""
         asked = self.outstanding
         return (
             asked is not None
             and answer.epoch == self.record.leader_epoch
             and (answer.offset, answer.last_epoch) == (self.log_end, self.last_epoch)
+            and not side_state.is_outdated(answer.epoch, self.side_version, answer.side_version)
         )
 
     def _effect_of(self, answer: Answer) -> Effect | None:

@@ -25,6 +25,12 @@ def begin(epoch: int, version: int) -> int:
     return EMPTY if version == EMPTY else max(version, epoch << _CHANGES_BITS)
 
 
+def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
+    """Whether the leader of `epoch` has told a follower more already than `told`, if it has stored
+    the version `stored`. What a former leader told it alone, it gives up."""
+    return told is not None and epoch << _CHANGES_BITS <= stored and told < stored
+
+
 def following(epoch: int, version: int) -> int:
     """The version of a change of `version` by the leader of `epoch`."""
     return max(version, epoch << _CHANGES_BITS) + 1

@@ -155,6 +155,8 @@ class Node:
         """Acts on a record, if it is newer than what this process acted on."""
         if record.version <= self.record.version or self.stands_aside():
             return
+        if is_regressed(self.record, record) and "R10" not in self.world.rules.mutations:
+            return  # a late notice of what was stored after a set back, and is restored since
         self.record = record
         self.take_role()
 
@@ -479,6 +481,7 @@ class Node:
             diverging=diverging,
             gap=gap,
             has_content=bool(body) or side is not None,
+            side_version=None if side is None else side.version,
         )
         self.world.send(
             Frame(
@@ -656,6 +659,8 @@ class World:
     def hear(self, request: FetchRequest, leader: Leader, removed_below: int) -> None:
         """What a replica copies from the begin on may be compacted until the bound has fallen."""
         name, end = request.node, request.offset
+        if end > len(self.nodes[name].disk.log):
+            return  # a late copy of what it asked before it dropped its copy
         if end >= leader.high_watermark:
             self.copying.discard(name)
         if end >= removed_below and name not in self.copying:

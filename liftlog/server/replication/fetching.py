@@ -337,7 +337,13 @@ def _answer_from(received: Replica) -> Answer:
         diverging=(diverging[0], diverging[1]) if diverging and len(diverging) == 2 else None,
         gap=gap,
         has_content=received.body_length > 0 or received.side_state is not None,
+        side_version=_version_of(received.side_state),
     )
+
+
+def _version_of(side_state: dict[str, Any] | None) -> int | None:
+    version = None if side_state is None else side_state.get("version")
+    return version if type(version) is int else None
 
 
 def _epochs_from(value: object) -> tuple[tuple[int, int], ...]:

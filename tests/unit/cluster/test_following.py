@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
 from liftlog.cluster.following import (
     Answer,
@@ -97,6 +98,20 @@ def test_side_state_is_confirmed_with_the_next_request() -> None:
     one = follower()
     one.answered(answer(has_content=True))
     assert one.stored(10, TABLE, side_version=3) == fetch(10, 4, side_version=3)
+
+
+def test_a_late_answer_brings_back_no_older_side_state() -> None:
+    epoch = RECORD.leader_epoch
+    first = side_state.following(epoch, side_state.EMPTY)
+    second = side_state.following(epoch, first)
+    one = follower(side_version=second)
+    assert one.answered(answer(has_content=True, side_version=first)) is None
+    assert one.answered(answer(has_content=True, side_version=second + 1)) == Append()
+
+
+def test_what_a_former_leader_told_this_follower_alone_is_given_up() -> None:
+    one = follower(side_version=side_state.following(RECORD.leader_epoch - 1, side_state.EMPTY))
+    assert one.answered(answer(has_content=True, side_version=side_state.EMPTY)) == Append()
 
 
 def test_a_copy_that_was_begun_after_tombstones_went_is_not_begun_again() -> None:
