@@ -58,14 +58,17 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
         )
 
     own = stream.jetstream
-    if own is not None and own.discard_new_per_subject:
-        if own.max_msgs_per_subject != 1 or stream.subject_sequences is None:
-            yield Finding(
-                (*at, "jetstream", "discard_new_per_subject"),
-                "true: expected false without max_msgs_per_subject: 1 and subject_sequences, by "
-                "which it is known what a subject has",
-                involved=((*at, "jetstream", "max_msgs_per_subject"), (*at, "subject_sequences")),
-            )
+    if (
+        own is not None
+        and own.discard_new_per_subject
+        and (own.max_msgs_per_subject != 1 or stream.subject_sequences is None)
+    ):
+        yield Finding(
+            (*at, "jetstream", "discard_new_per_subject"),
+            "true: expected false without max_msgs_per_subject: 1 and subject_sequences, by which "
+            "it is known what a subject has",
+            involved=((*at, "jetstream", "max_msgs_per_subject"), (*at, "subject_sequences")),
+        )
 
     if stream.retention.discard == "new" and stream.compaction is not None:
         # A key's new value would be refused although it makes another one superfluous.
