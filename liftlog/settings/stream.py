@@ -21,7 +21,7 @@ _MAX_SHOWN = 80
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_REPLICAS = 7
 # Of a key-value bucket, as in JetStream.
-MAX_HISTORY = 64
+MAX_HISTORY = 1000
 # As in JetStream.
 MAX_DESCRIPTION_BYTES = 4 * 1024
 MAX_METADATA_BYTES = 128 * 1024
@@ -235,12 +235,12 @@ class JetStreamSettings(SettingsModel):
     )
     deny_purge: Flag = Field(default=False, description="`true`: refuse to purge over NATS.")
     allow_direct: Flag = Field(default=True, description="`true`: answer direct gets.")
-    max_msgs_per_subject: Annotated[Count, _at_most(MAX_HISTORY, "64")] | None = Field(
+    max_msgs_per_subject: Annotated[Count, _at_most(MAX_HISTORY, "1000")] | None = Field(
         default=None,
         description="Clients of JetStream see only so many of the newest records of each subject "
-        "(1 to 64), and a key-value bucket can be kept in the stream: `Nats-Rollup: sub` is taken, "
-        "and a record without a key has its subject for one, by which compaction keeps the newest. "
-        "`null`: all records.",
+        "(1 to 1000), and a key-value bucket can be kept in the stream: `Nats-Rollup: sub` is "
+        "taken, and a record without a key has its subject for one, by which compaction keeps the "
+        "newest. `null`: all records.",
     )
     max_consumers: Count | None = Field(
         default=None,

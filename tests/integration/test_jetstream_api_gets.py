@@ -255,6 +255,18 @@ def test_a_full_stream_refuses_messages(both: Both) -> None:
     asked_of_both(both, "$JS.API.STREAM.DELETE.full", b"")
 
 
+def test_what_is_denied_is_refused_in_the_same_words(both: Both) -> None:
+    config = {"name": "denied", "subjects": ["denied"], "deny_delete": True, "deny_purge": True}
+    asked_of_both(both, "$JS.API.STREAM.CREATE.denied", config)
+    for method, body in (("MSG.DELETE", {"seq": 1}), ("PURGE", {})):
+        ours, theirs = asked_of_both(both, f"$JS.API.STREAM.{method}.denied", body)
+        assert ours["error"] == theirs["error"]
+    asked_of_both(both, "$JS.API.STREAM.DELETE.denied", b"")
+    too_many = {"name": "copies", "subjects": ["copies"], "num_replicas": 3}
+    ours, theirs = asked_of_both(both, "$JS.API.STREAM.CREATE.copies", too_many)
+    assert ours["error"] == theirs["error"]
+
+
 def test_a_subject_that_has_its_message_refuses_another(both: Both) -> None:
     config = {"name": "once", "subjects": ["once.>"], "discard": "new", "max_msgs_per_subject": 1}
     config["discard_new_per_subject"] = True

@@ -19,6 +19,8 @@ from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawMessage, RawNats
 
+from liftlog.server.jetstream_api.consumer_table import MAX_OF_PARTY
+
 pytestmark = pytest.mark.integration
 
 SECOND = 10**9
@@ -354,6 +356,17 @@ def test_the_name_may_be_in_the_subject_alone(raw: RawNats) -> None:
     assert (made["name"], made["config"]["filter_subject"]) == ("mine", "a.b")
     other = asked(raw, f"CONSUMER.CREATE.{stream}.other.a.c", body)
     assert other["error"]["err_code"] == 10131
+
+
+def test_one_client_does_not_take_all_consumers(server: NatsServer, raw: RawNats) -> None:
+    stream = new_stream(raw)
+    answers = [new_consumer(raw, stream) for _ in range(MAX_OF_PARTY + 1)]
+    assert [one.get("error", {}).get("err_code") for one in answers[-2:]] == [None, 10026]
+    with RawNats(server.port) as other:
+        assert "error" not in new_consumer(other, stream)
+    asked(raw, f"CONSUMER.DELETE.{stream}.{answers[0]['name']}")
+    assert "error" not in new_consumer(raw, stream)
+    assert asked(raw, f"STREAM.DELETE.{stream}")["success"]
 
 
 def test_a_consumer_is_deleted(raw: RawNats) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from liftlog.errors import LiftlogError, NatsUnavailable
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import time_text
+from liftlog.server.jetstream_api.budget import Part
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec
 from liftlog.server.jetstream_api.cursor import PIECE_BYTES, Cursor, Row
 from liftlog.server.jetstream_api.leaf import FLOW_PREFIX, LeafLink
@@ -57,15 +58,20 @@ class Consumer:
         leaf: LeafLink,
         cursor: Cursor,
         *,
+        party: bytes,
+        waiting: Part,
         is_there: Callable[[], bool],
         on_end: Callable[[Consumer], None],
     ) -> None:
-        """`is_there`: whether the stream is still this one, and led here."""
+        """`party` has asked for it; `waiting` is its part of all requests that wait. `is_there`:
+        whether the stream is still this one, and led here."""
         self.spec = spec
         self.host = host
         self._services = services
         self._leaf = leaf
         self._cursor = cursor
+        self.party = party
+        self._waiting = waiting
         self.is_there = is_there
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -93,7 +99,8 @@ class Consumer:
     def add(self, request: PullRequest) -> None:
         """A request of a pull consumer."""
         self._active_at = self._loop.time()
-        if len(self._requests) >= self.spec.max_waiting:
+        count = len(self._requests)
+        if count >= self.spec.max_waiting or not self._waiting.resize(count + 1):
             self._services.spawn(self._try_send(_status(request.reply, b"409 Exceeded MaxWaiting")))
             return
         self._requests.append(request)
@@ -103,6 +110,13 @@ class Consumer:
         if self._flow.answered(subject):
             self._active_at = self._loop.time()
             self._news.set()
+
+    def idle_seconds(self) -> float:
+        """How long no one has asked a pull consumer for anything; 0 while someone waits. A push
+        consumer ends with its subscriber."""
+        if self.spec.deliver_subject or self._requests:
+            return 0.0
+        return self._loop.time() - self._active_at
 
     def wake(self) -> None:
         self._news.set()
@@ -116,7 +130,9 @@ class Consumer:
         await self._say_end(status)
 
     async def _say_end(self, status: bytes) -> None:
+        self._cursor.close()
         requests, self._requests = self._requests, deque()
+        self._waiting.close()
         replies = [request.reply for request in requests]
         if self.spec.deliver_subject:
             replies = [self.spec.deliver_subject.encode()]
@@ -168,6 +184,8 @@ class Consumer:
             logger.exception("jetstream-consumer-failed name=%s error=%r", self.spec.name, error)
         logger.debug("jetstream-consumer-ended name=%s reason=%s", self.spec.name, why)
         self._task = None
+        self._cursor.close()
+        self._waiting.close()
         self._on_end(self)
 
     async def _step(self) -> str:
@@ -177,6 +195,7 @@ class Consumer:
             return "the stream is not led here"
         now = self._loop.time()
         await self._expire(now)
+        self._waiting.resize(len(self._requests))
         if self._is_inactive(now):
             return "inactive"
         if self._has_demand():
@@ -359,25 +378,28 @@ class Consumer:
 
     # --- requests that end without records ---
 
-    async def _expire(self, now: float) -> None:
-        ended = [
-            one for one in self._requests if one.expires_at is not None and one.expires_at <= now
-        ]
+    def _take_requests(self, ends: Callable[[PullRequest], bool]) -> list[PullRequest]:
+        """Those that end, which then wait no longer."""
+        ended = list(filter(ends, self._requests))
         if ended:
-            self._requests = deque([one for one in self._requests if one not in ended])
+            self._requests = deque([one for one in self._requests if not ends(one)])
+        return ended
+
+    async def _expire(self, now: float) -> None:
+        ended = self._take_requests(
+            lambda one: one.expires_at is not None and one.expires_at <= now
+        )
+        if ended:
             await self._leaf.send(
                 b"".join([_status(one.reply, b"408 Request Timeout", one) for one in ended])
             )
 
     async def _end_no_wait(self) -> None:
         """There is nothing more for requests that do not wait."""
-        ended = [
-            one
-            for one in self._requests
-            if one.no_wait and (one.delivered or one.expires_at is None)
-        ]
+        ended = self._take_requests(
+            lambda one: one.no_wait and (one.delivered > 0 or one.expires_at is None)
+        )
         if ended:
-            self._requests = deque([one for one in self._requests if one not in ended])
             words = [
                 b"408 Request Timeout" if one.delivered else b"404 No Messages" for one in ended
             ]

@@ -18,6 +18,7 @@ from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     invalid_json,
     is_utf8,
+    to_text,
 )
 from liftlog.server.jetstream_api.config_fields import ConfigFields
 
@@ -25,6 +26,9 @@ _NS = 1_000_000_000
 _DEFAULT_INACTIVE_SECONDS = 5.0
 _MAX_INACTIVE_SECONDS = 3600.0
 MAX_WAITING = 512
+_MAX_FILTERS = 256
+_MAX_CONFIG_BYTES = 16 * 1024
+"""It is kept as long as the consumer, and shown again."""
 _MAX_NAME = 255
 _FAR = 2**63
 _PAGER = "stream_pager_"
@@ -123,6 +127,11 @@ class _Reader(ConfigFields):
             raise refused("idle_heartbeat: expected at least 100ms")
         self._natural("max_expires")
         spec.config.update(self._shown(spec))
+        if len(spec.filters) > _MAX_FILTERS or len(to_text(spec.config)) > _MAX_CONFIG_BYTES:
+            raise refused(
+                f"expected at most {_MAX_FILTERS} filter subjects, and a configuration of at most "
+                f"{_MAX_CONFIG_BYTES} bytes"
+            )
         self._refuse_unknown()
         return spec
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError
+from liftlog.server.jetstream_api.budget import Budget
 from liftlog.server.jetstream_api.consumer import Consumer
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, refused
-from liftlog.server.jetstream_api.cursor import Cursor
+from liftlog.server.jetstream_api.cursor import Budgets, Cursor
 from liftlog.server.jetstream_api.leaf import LeafLink
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 
 MAX_CONSUMERS = 512
+MAX_OF_PARTY = 128
+"""Of one client."""
+IDLE_SECONDS = 5.0
+"""When there are as many as there may be, one that no one has asked for so long makes room."""
+_MAX_NOTED, _MAX_CHOSEN, _MAX_WAITING = 1_000_000, 8_000_000, 16_384
+_NOTED_SHARE = 60_000
+"""Searches are few at a time; the others are shared by all consumers."""
 
 NO_LEAF = (
     "consumers deliver over a leaf node connection: set nats.leafnode to a server's leafnodes "
@@ -29,7 +38,11 @@ class Consumers:
         self._services = services
         self._leaf = leaf
         self._all: dict[tuple[str, str], Consumer] = {}
-        self._being_made = 0
+        self._being_made: Counter[bytes] = Counter()
+        self._budgets = Budgets(
+            Budget(_MAX_NOTED, _NOTED_SHARE), Budget(_MAX_CHOSEN, _MAX_CHOSEN // MAX_CONSUMERS)
+        )
+        self._waiting = Budget(_MAX_WAITING, _MAX_WAITING // MAX_CONSUMERS)
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -85,27 +98,30 @@ class Consumers:
         return True
 
     async def create(
-        self, spec: ConsumerSpec, host: StreamHost, readable: tuple[str, ...] | None
+        self,
+        spec: ConsumerSpec,
+        host: StreamHost,
+        readable: tuple[str, ...] | None,
+        party: bytes,
     ) -> Consumer:
-        """Raises LiftlogError, JetStreamError."""
+        """Raises LiftlogError, JetStreamError. `party` asks for it."""
         leaf = self._leaf
         if leaf is None:
             raise refused(NO_LEAF)
-        own = host.settings.jetstream
-        most = None if own is None else own.max_consumers
-        is_full = len(self._all) + self._being_made >= MAX_CONSUMERS
-        if is_full or (most is not None and len(self.of(host.name)) >= most):
-            raise JetStreamError(400, 10026, "maximum consumers limit reached")
-        self._being_made += 1
-        try:
-            await leaf.wait_connected()
-            cursor = Cursor(self._services, host, spec.filters, readable, spec.name)
-            await _place(cursor, spec, host)
-        finally:
-            self._being_made -= 1
         key = (host.name, spec.name)
-        if self.find(*key) is not None:
-            raise JetStreamError(400, 10148, "consumer already exists")
+        cursor = Cursor(self._services, host, spec.filters, readable, spec.name, self._budgets)
+        self._being_made[party] += 1
+        try:
+            await self._make_room(host, party)
+            await leaf.wait_connected()
+            await _place(cursor, spec, host)
+            if self.find(*key) is not None:
+                raise JetStreamError(400, 10148, "consumer already exists")
+        except BaseException:
+            cursor.close()
+            raise
+        finally:
+            self._being_made -= Counter([party])
 
         def is_there() -> bool:
             return leaf.connected and host.is_leading and self._broker.hosts.get(host.name) is host
@@ -116,12 +132,29 @@ class Consumers:
             self._services,
             leaf,
             cursor,
+            party=party,
+            waiting=self._waiting.part(),
             is_there=is_there,
             on_end=self._ended,
         )
         self._all[key] = consumer
         consumer.start()
         return consumer
+
+    async def _make_room(self, host: StreamHost, party: bytes) -> None:
+        """For one more, which counts as being made already. Raises JetStreamError."""
+        own = host.settings.jetstream
+        most = None if own is None else own.max_consumers
+        of_party = sum(one.party == party for one in self._all.values())
+        is_refused = of_party + self._being_made[party] > MAX_OF_PARTY
+        if is_refused or (most is not None and len(self.of(host.name)) >= most):
+            raise JetStreamError(400, 10026, "maximum consumers limit reached")
+        if len(self._all) + self._being_made.total() <= MAX_CONSUMERS:
+            return
+        idlest = max(self._all.values(), key=Consumer.idle_seconds, default=None)
+        if idlest is None or idlest.idle_seconds() < IDLE_SECONDS:
+            raise JetStreamError(400, 10026, "maximum consumers limit reached")
+        await self.delete(idlest.host.name, idlest.spec.name)
 
     def _ended(self, consumer: Consumer) -> None:
         key = (consumer.host.name, consumer.spec.name)

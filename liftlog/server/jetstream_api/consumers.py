@@ -15,6 +15,7 @@ from liftlog.server.jetstream_api.methods import (
     Answer,
     Request,
     answers,
+    party_of,
     read_object,
     text,
     whole,
@@ -66,7 +67,7 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
         raise JetStreamError(400, 10149, "consumer does not exist")
     gate = request.parts.gate
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
-    consumer = await consumers.create(spec, host, readable)
+    consumer = await consumers.create(spec, host, readable, party_of(request.reply))
     return await consumer.info(is_new=True)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from liftlog.records.decode import iter_batches
 from liftlog.records.message_headers import ROLLUP
 from liftlog.records.selection import HEADERS, OFFSET, SUBJECT, Selection
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.budget import Budget, Part
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.services import PullServices
 
@@ -31,9 +33,10 @@ PIECE_BYTES = 128 * 1024
 _COUNT_SECONDS = 2.0
 _SEARCH_SECONDS = 4.5
 """Clients wait for 5 s."""
-MAX_SUBJECTS = 1_000_000
 _CLOSE = 512
 """Wanted records that are not further apart are read in one piece."""
+_LONGEST_RUN = 4096
+"""Records of one piece: to look for its end takes the event loop no longer than that."""
 
 _ROLLUP = b"\r\n%b:" % ROLLUP.encode()
 """A record with this header stands for all before it of its subject."""
@@ -50,8 +53,16 @@ class Row(NamedTuple):
     value: bytes
 
 
+class Budgets(NamedTuple):
+    """Of all cursors together: the offsets that are noted while one looks for the newest records,
+    some 200 bytes each, and those that wait to be delivered, 8 bytes each."""
+
+    noted: Budget
+    chosen: Budget
+
+
 class Cursor:
-    """Belongs to the event loop; one call at a time."""
+    """Belongs to the event loop; one call at a time. `close` it."""
 
     def __init__(
         self,
@@ -60,6 +71,7 @@ class Cursor:
         filters: tuple[str, ...],
         readable: tuple[str, ...] | None,
         member: Hashable,
+        budgets: Budgets,
     ) -> None:
         self.log: Log = host.log
         self.next_offset = self.log.log_start_offset
@@ -70,7 +82,9 @@ class Cursor:
         self._is_all = not filters and readable is None
         self._threads = services.scanners.of("(nats)", member)
         self._cold = services.cold_readers
-        self._chosen: list[int] = []
+        self._noted = budgets.noted
+        self._kept: Part = budgets.chosen.part()
+        self._chosen: Sequence[int] = ()
         self._chosen_end = 0  # below it only `_chosen` are wanted
         self._counted_to = 0
 
@@ -84,7 +98,11 @@ class Cursor:
             await self.count()
             return
         end = self.log.high_watermark
-        self._chosen = [one for one in await self._newest(newest, end) if one >= offset]
+        found = await self._newest(newest, end)
+        chosen = found[bisect_left(found, offset) :]
+        if not self._kept.resize(len(chosen)):
+            raise _too_many()
+        self._chosen = chosen
         self._chosen_end = self._counted_to = end
         self.left = len(self._chosen)
 
@@ -122,28 +140,23 @@ class Cursor:
             self.left += max(0, end - at)
         self._counted_to = end
 
-    async def _newest(self, count: int, end: int) -> list[int]:
+    async def _newest(self, count: int, end: int) -> array[int]:
         """The offsets of the newest `count` records of each subject below `end`, ascending."""
         columns = (OFFSET, SUBJECT) if count == 1 else (OFFSET, SUBJECT, HEADERS)
         selection = replace(self._selection, columns=frozenset(columns))
-        found: dict[bytes, deque[int]] = {}
-        last: dict[bytes, int] = {}
+        newest: _LastOf | _NewestOf = _LastOf(end) if count == 1 else _NewestOf(count, end)
+        noted = self._noted.part()
         at, deadline = self.log.log_start_offset, time.monotonic() + _SEARCH_SECONDS
-        while at < end:
-            if time.monotonic() > deadline or max(len(found), len(last)) > MAX_SUBJECTS:
-                raise LimitExceeded(
-                    "the last record of each subject: the stream has too many records to look at",
-                    hint="choose fewer with a filter, or read with the pull API",
-                )
-            if count == 1:
-                note = partial(_note_last, last, end)
-            else:
-                note = partial(_note, found, count, end)
-            scanned = await self._scan(Scan(at, end, MAX_ANSWER_BYTES, selection), note)
-            at = max(scanned.next_offset, at + 1)
-        if count == 1:
-            return sorted(last.values())
-        return sorted([offset for some in found.values() for offset in some])
+        try:
+            while at < end:
+                if time.monotonic() > deadline or not noted.resize(newest.size):
+                    raise _too_many()
+                scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
+                scanned = await self._scan(scan, newest.note)
+                at = max(scanned.next_offset, at + 1)
+            return await self._run(lambda: array("Q", sorted(newest.offsets())), cold=True)
+        finally:
+            noted.close()
 
     # --- reading on ---
 
@@ -153,7 +166,8 @@ class Cursor:
         if at < self._chosen_end:
             place = bisect_left(self._chosen, at)
             if place == len(self._chosen):
-                at, self._chosen = self._chosen_end, []
+                at, self._chosen = self._chosen_end, ()
+                self._kept.close()
             else:
                 at, stop = self._chosen[place], _end_of_run(self._chosen, place)
         rows: list[Row] = []
@@ -170,6 +184,11 @@ class Cursor:
             self.left += len([row for row in rows if row.offset >= self._counted_to])
             self._counted_to = end
         return rows, scanned.caught_up and stop is None
+
+    def close(self) -> None:
+        """It reads no more."""
+        self._chosen = ()
+        self._kept.close()
 
     def go_back(self, row: Row) -> None:
         """Read from `row` on again."""
@@ -228,28 +247,62 @@ def _note_count(counts: list[int], end: int, body: bytes) -> None:
     counts.extend([len(batch.trim(batch.base_offset, end)) for batch in batches])
 
 
-def _note_last(last: dict[bytes, int], end: int, body: bytes) -> None:
-    for whole in iter_batches(body, verify=False):
-        batch = whole.trim(whole.base_offset, end)  # a piece may end behind the stop
-        last.update(zip(batch.raw_subjects(), batch.offsets(), strict=True))
+class _LastOf:
+    """The last offset of each subject below `end`."""
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+        self._last: dict[bytes, int] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self._last)
+
+    def note(self, body: bytes) -> None:
+        for whole in iter_batches(body, verify=False):
+            batch = whole.trim(whole.base_offset, self._end)  # a piece may end behind the stop
+            self._last.update(zip(batch.raw_subjects(), batch.offsets(), strict=True))
+
+    def offsets(self) -> Iterable[int]:
+        return self._last.values()
 
 
-def _note(found: dict[bytes, deque[int]], count: int, end: int, body: bytes) -> None:
-    for whole in iter_batches(body, verify=False):
-        batch = whole.trim(whole.base_offset, end)
-        columns = (batch.raw_subjects(), batch.offsets(), batch.headers())
-        for subject, offset, headers in zip(*columns, strict=True):
-            some = found.get(subject)
-            if some is None or _ROLLUP in headers:
-                some = found[subject] = deque(maxlen=count)
-            some.append(offset)
+class _NewestOf:
+    """The last `count` offsets of each subject below `end`, none before its last roll-up."""
+
+    def __init__(self, count: int, end: int) -> None:
+        self._count, self._end = count, end
+        self._found: dict[bytes, deque[int]] = {}
+        self.size = 0
+
+    def note(self, body: bytes) -> None:
+        for whole in iter_batches(body, verify=False):
+            batch = whole.trim(whole.base_offset, self._end)
+            columns = (batch.raw_subjects(), batch.offsets(), batch.headers())
+            for subject, offset, headers in zip(*columns, strict=True):
+                some = self._found.get(subject)
+                if some is None or _ROLLUP in headers:
+                    self.size -= len(some or ())
+                    some = self._found[subject] = deque(maxlen=self._count)
+                self.size += len(some) < self._count
+                some.append(offset)
+
+    def offsets(self) -> Iterable[int]:
+        return [offset for some in self._found.values() for offset in some]
 
 
-def _end_of_run(chosen: list[int], place: int) -> int:
+def _too_many() -> LimitExceeded:
+    return LimitExceeded(
+        "the last record of each subject: the stream has too many records to look at",
+        hint="choose fewer with a filter, or read with the pull API",
+    )
+
+
+def _end_of_run(chosen: Sequence[int], place: int) -> int:
     """Behind the last of those that follow closely."""
     end = chosen[place]
-    for offset in chosen[place + 1 :]:
-        if offset - end > _CLOSE:
+    for at in range(place + 1, min(place + _LONGEST_RUN, len(chosen))):
+        if chosen[at] - end > _CLOSE:
             break
-        end = offset
+        end = chosen[at]
     return end + 1

@@ -278,6 +278,8 @@ async def _create(request: Request) -> Answer:
     if existing is not None:
         return await _same(request, existing, wanted)
     await _check_neighbours(request, wanted)
+    if settings["replicas"] > 1 and request.broker.replicated is None:
+        raise JetStreamError(500, 10074, "replicas > 1 not supported in non-clustered mode")
     settings["jetstream"]["created"] = time_text(time.time_ns())
     try:
         answer = await _asked(request, CreateStream(request.stream, settings), StreamAnswer)
@@ -377,7 +379,7 @@ async def _purge(request: Request) -> Answer:
     info = await _description(request)
     settings = _settings_of(info)
     if settings.jetstream is not None and settings.jetstream.deny_purge:
-        raise _not_purged("message purge not permitted")
+        raise _not_purged("stream purge not permitted")
     if settings.read_only:
         raise JetStreamError(400, 10109, "invalid operation on sealed stream")
     if subject and not all(is_subset(one, subject) for one in info.recorded_subjects):
@@ -416,7 +418,9 @@ def _not_purged(why: str) -> JetStreamError:
 async def _delete_message(request: Request) -> Answer:
     request.authorize("delete")
     whole(request.body(), "seq")
-    await _description(request)
+    own = _settings_of(await _description(request)).jetstream
+    if own is not None and own.deny_delete:
+        raise JetStreamError(500, 10057, "message delete not permitted")
     raise JetStreamError(
         500,
         10057,

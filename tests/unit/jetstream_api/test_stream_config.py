@@ -144,7 +144,7 @@ def test_the_duplicate_window_is_that_of_jetstream() -> None:
         {"republish": {"src": "a", "dest": "b"}},
         {"subject_transform": {"src": "a", "dest": "b"}},
         {"placement": {"cluster": "east"}},
-        {"max_msgs_per_subject": 65},
+        {"max_msgs_per_subject": 1001},
         {"discard": "new", "max_msgs": 10, "max_msgs_per_subject": 3},
         {"discard_new_per_subject": True},
         {"discard_new_per_subject": True, "max_msgs_per_subject": 1},
