@@ -6,7 +6,7 @@ No Python code runs per record. columns.py decodes batches to columns and encode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,8 @@ Offsets = NDArray[np.int64]
 
 _JOIN_FROM_BYTES = 48
 """Stretches of this mean length are cut and joined; shorter ones are gathered byte by byte."""
+
+_MANY_SUBJECTS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,6 +178,15 @@ class Columns:
             None if self.headers is None else self.headers.part(first, end),
             self.values.part(first, end),
         )
+
+    def with_own_subjects(self) -> Columns:
+        """The same, without subjects that no record has if there are many: what is done for each
+        subject then takes no longer than what is done for each record."""
+        if self.subject_ids is None or len(self.subjects) <= _MANY_SUBJECTS:
+            return self
+        used, ids = np.unique(self.subject_ids, return_inverse=True)
+        subjects = tuple([self.subjects[one] for one in used.tolist()])
+        return replace(self, subjects=subjects, subject_ids=ids.astype(np.uint16))
 
     def sizes(self) -> Offsets:
         """`size_bytes` of the first record, of the first two, and so on."""

@@ -7,8 +7,8 @@ be alike: what one lacks is filled in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise, repeat
-from typing import Any
+from itertools import count, repeat
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ from liftlog.records.layout import Binary
 from liftlog.records.positions import AnyArray, Batches, Joined, cut, locate
 from liftlog.records.scattered import ScatteredColumn, ScatteredRecords, column_of
 from liftlog.records.small_batches import Numbers, SmallBatches
+
+Item = TypeVar("Item")
 
 _new_tuple: Any = tuple.__new__
 
@@ -106,13 +108,20 @@ def _distinct_subjects(
     found: ManyBatches,
 ) -> tuple[tuple[tuple[bytes, bool], ...], NDArray[np.uint16] | None]:
     names, places = found.subjects()
-    raw = names.content().tobytes()
-    pairs = zip(pairwise(names.ends.tolist()), found.escaped().tolist(), strict=True)
-    known: dict[tuple[bytes, bool], int] = {}
-    ids = [known.setdefault((raw[a:b], flag), len(known)) for (a, b), flag in pairs]
-    if len(known) == 1:
-        return tuple(known), None
-    return tuple(known), np.array(ids, np.uint16)[places]
+    items, escaped = names.items(), found.escaped()
+    if not escaped.any():
+        plain, ids = _numbered(items)
+        entries = tuple([(name, False) for name in plain])
+    else:
+        marked, ids = _numbered([*zip(items, escaped.tolist(), strict=True)])
+        entries = tuple(marked)
+    return entries, None if len(entries) == 1 else ids[places]
+
+
+def _numbered(items: list[Item]) -> tuple[list[Item], NDArray[np.uint16]]:
+    """Each item once, and the number of each in that."""
+    numbers = dict(zip(dict.fromkeys(items), count(), strict=False))
+    return list(numbers), np.fromiter(map(numbers.__getitem__, items), np.uint16, len(items))
 
 
 class ManyBatches:

@@ -9,7 +9,6 @@ the others.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -40,9 +39,12 @@ _CATCH_UP_SECONDS = 1.0
 """For so long a fetch waits for a follower to have what the client asks for; then it is sent to the
 leader."""
 _REST_SECONDS = 0.0016
-"""Between two looks into the records for a member of a group, times its part of the slots: so many
-members look as often as one, and each finds some records."""
-_LONGEST_REST_SECONDS = 0.1
+"""Between two looks into the records for a member of a group, times a power of two that is at most
+the number of such members: so many look as often as one, at the same times, and each finds some
+records."""
+_BUSY_REST = 2
+"""So many times as long while the event loop is busy."""
+_LONGEST_REST_SECONDS = 0.1024
 _REPAIR_SECONDS = 5.0
 """For so long a fetch waits for a repair before the client is asked to try again."""
 
@@ -121,7 +123,7 @@ class FetchQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._job: Future[Any] | None = None  # a thread works for the first in the queue
         self._tail_answered_at = -self._linger
-        self._looked_at = -math.inf  # into the records, for a member of a group
+        self._looked_at = 0.0  # into the records, for a member of a group
 
     @property
     def is_idle(self) -> bool:
@@ -353,8 +355,12 @@ class FetchQueue:
     def _rests(self, waiting: _Waiting) -> bool:
         """Whether a member of a group waits for more records to come together."""
         fetch = waiting.fetch
-        rest = _REST_SECONDS * (fetch.slot_count or 0) / max(len(fetch.filter_slots or ()), 1)
-        until = self._looked_at + min(rest, _LONGEST_REST_SECONDS)
+        members = (fetch.slot_count or 0) // max(len(fetch.filter_slots or ()), 1)
+        rest = _REST_SECONDS * (1 << max(members.bit_length() - 1, 0))
+        if self._share.is_busy:
+            rest *= _BUSY_REST
+        rest = min(rest, _LONGEST_REST_SECONDS)
+        until = (self._looked_at // rest + 1) * rest  # the same for all members
         if self._loop.time() >= until or not self._may_wait(waiting):
             return False
         self._parked = _do_nothing

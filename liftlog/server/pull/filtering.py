@@ -140,6 +140,8 @@ class _Scanner:
                 if known is not None:
                     if not self._take_known(known):
                         return False
+                    if known.is_newest:
+                        return True
                     continue
                 piece = log.read(self._reached, most)
                 if piece is None:
@@ -147,6 +149,8 @@ class _Scanner:
                     return True
                 if not self._take(piece):
                     return False
+                if scan.shared is not None and self._reached >= high_watermark:
+                    return True
             except (_Damaged, CorruptRange, OffsetOutOfRange, UnsupportedFormat) as error:
                 if self._reached > scan.offset:
                     return False  # the next fetch begins with it
@@ -209,7 +213,8 @@ class _Scanner:
         finally:
             piece.release()
         if shared is not None and wanted is not None:
-            known = shared.add(self._log, manifest, wanted, piece, raw)
+            at_end = piece.next_offset >= self._log.high_watermark
+            known = shared.add(self._log, manifest, wanted, piece, raw, at_end=at_end)
             if known is not None:
                 self._left += known.length
                 return self._take_known(known)

@@ -8,10 +8,12 @@ members that come next.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from time import monotonic
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,6 +40,7 @@ _LARGEST_SHARED = 8 * MIB
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 4096
 """In the dictionaries of what is one part, before those that are equal are found."""
+_NEW_SECONDS = 0.02
 _MOST_SHARES = 2048
 """That are remembered for one log and number of slots."""
 
@@ -121,10 +124,11 @@ class Part:
         """The records of these slots, by offset."""
         place = self._division.place_of(share)
         if place is not None:
-            return self._records.part(self._ends[place - 1] if place else 0, self._ends[place])
+            found = self._records.part(self._ends[place - 1] if place else 0, self._ends[place])
+            return found.with_own_subjects()
         chosen = np.flatnonzero(WantedSlots(len(self._ends), share).flags.take(self._slots))
         chosen = chosen[np.argsort(self._records.offsets[chosen])]
-        return self._records.at(chosen)
+        return self._records.at(chosen).with_own_subjects()
 
 
 class Piece:
@@ -133,7 +137,7 @@ class Piece:
     changes that first."""
 
     def __init__(
-        self, manifest: Manifest, slot_count: int, piece: LogSlice, parts: list[Part]
+        self, manifest: Manifest, slot_count: int, piece: LogSlice, parts: list[Part], at_end: bool
     ) -> None:
         self.manifest = manifest
         self.slot_count = slot_count
@@ -141,6 +145,13 @@ class Piece:
         self.length = piece.length
         self.parts = parts
         self.size_bytes = sum([part.size_bytes for part in parts])
+        self._new_until = monotonic() + _NEW_SECONDS if at_end else -math.inf
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether it was the end of the log a moment ago. The members look there at the same time:
+        what has come since then is better left for when they look again, together."""
+        return monotonic() < self._new_until
 
 
 class SharedPieces:
@@ -172,10 +183,18 @@ class SharedPieces:
         return None
 
     def add(
-        self, log: Log, manifest: Manifest, wanted: WantedSlots, piece: LogSlice, raw: bytes
+        self,
+        log: Log,
+        manifest: Manifest,
+        wanted: WantedSlots,
+        piece: LogSlice,
+        raw: bytes,
+        *,
+        at_end: bool,
     ) -> Piece | None:
         """`raw` is what the piece holds, and `manifest` that of the log before it was read. None if
-        it is damaged or cannot be kept: then it is for its reader to look at."""
+        it is damaged or cannot be kept: then it is for its reader to look at. `at_end`: it reaches
+        to the high watermark."""
         size = 0
         found: list[Batches] = []
         division = self._division(log, wanted)
@@ -188,7 +207,7 @@ class SharedPieces:
             parts = _parts_of(found, division, piece.next_offset)
         except (CorruptBatch, UnsupportedFormat):
             return None
-        known = Piece(manifest, wanted.slot_count, piece, parts)
+        known = Piece(manifest, wanted.slot_count, piece, parts, at_end)
         with self._lock:
             self._pieces[known] = None
             self._size += known.size_bytes

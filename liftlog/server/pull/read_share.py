@@ -110,6 +110,11 @@ class ReadShare:
     def is_open(self) -> bool:
         return self._left > 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the loop's thread runs, or waits for a processor, most of the time."""
+        return self._busy + self._delay > 0.5
+
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1:

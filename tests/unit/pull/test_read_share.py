@@ -138,6 +138,19 @@ def test_nothing_is_held_back_while_nats_has_no_more_than_is_taken(
     assert got == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize(
+    ("running", "waiting", "busy"), [(0.3, 0.1, False), (0.6, 0.0, True), (0.3, 0.3, True)]
+)
+def test_it_tells_whether_the_loop_has_much_to_do(
+    loop: HandLoop, share: ReadShare, running: float, waiting: float, busy: bool
+) -> None:
+    assert not share.is_busy
+    run(loop, Reader(loop, share), 2, running=running, waiting=waiting)
+    assert share.is_busy == busy
+    loop.go(1, running=0.0)
+    assert not share.is_busy
+
+
 @pytest.mark.parametrize(("running", "waiting"), [(1.0, 0.0), (0.7, 0.3)])
 def test_consumers_get_as_much_as_all_the_rest(
     loop: HandLoop, share: ReadShare, running: float, waiting: float
