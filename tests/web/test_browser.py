@@ -123,7 +123,9 @@ def fill_orders_only(server: NatsServer, daemon: Daemon) -> None:
 PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
          "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/consumers", "/ui/access",
          "/ui/streams/orders/groups/billing",
-         "/ui/charts", "/ui/streams/orders/charts",
+         "/ui/charts", "/ui/streams/orders/charts", "/ui/streams/orders/charts?group=billing",
+         "/ui/streams/orders/consumers/fresh?to=7", "/ui/streams/orders/compact",
+         "/ui/streams/orders/records?value=a%5B&kind=regex&time=never", "/ui/cluster",
          "/ui/streams/orders/versions?key=k-3", "/ui/streams/orders/records?fields=order,note",
          "/ui/create", "/ui/streams/orders/edit", "/ui/streams/orders/publish?subject=orders.eu.x",
          "/ui/topology", "/ui/topology?subject=orders.eu.new", "/ui/topology?subject=Orders",
@@ -408,6 +410,10 @@ def test_consumers_of_all_streams(daemon: Daemon, server: NatsServer, window: Ne
     expect(rows.filter(has_text="orders").locator("[data-duration]")).to_have_text(
         re.compile(r"\d (s|min|h)")
     )
+    lag.click()
+    waits = re.compile(r"^Oldest record that is not read: now waits for [1-9][\d.]* (s|min)")
+    expect(page.get_by_label(waits)).to_be_visible(timeout=30_000)
+    expect(page.get_by_label(re.compile(r"^Lag: now records \d{3}"))).to_be_visible()
 
 
 def test_the_picture_of_a_group(daemon: Daemon, window: NewWindow) -> None:
@@ -431,6 +437,10 @@ def test_the_picture_of_a_group(daemon: Daemon, window: NewWindow) -> None:
     images = page.get_by_role("img", name=re.compile("^slots 0 to 63; farthest"))
     expect(images).to_have_count(2)  # of the whole, and of what has no owner
     expect(images.first).to_be_visible()
+    page.locator("a[data-count=lag]").click()
+    expect(page.get_by_text("The group idle.")).to_be_visible()
+    waits = re.compile(r"^Oldest record that is not read: now waits for [1-9][\d.]* (s|min)")
+    expect(page.get_by_label(waits)).to_be_visible(timeout=30_000)
 
 
 def test_charts_are_read_with_pointer_and_keys(

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import suppress
+from typing import NamedTuple
 
+from liftlog.errors import LiftlogError
+from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.protocol.groups import GroupInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metrics.values import Sources
 from liftlog.server.streams.broker import Broker
-from liftlog.server.web.history import DAEMON, Reading, of_consumer
+from liftlog.server.web.history import DAEMON, Reading, of_consumer, of_group
+from liftlog.server.web.waiting import Place, Waiting, received_ns
 
-_MAX_CHECKPOINTS = 10_000
-_MAX_CONSUMERS = 1000
-"""The lag of so many is kept one by one: 3 KiB each."""
+_MAX_READERS = 10_000
+"""Consumers that are looked at, and as many groups."""
+_MAX_FOLLOWED = 1000
+"""The lags of so many consumers, and of so many groups, are kept one by one: 8 KiB each."""
 _HOSTS_PER_TURN = 100
 
 
@@ -23,10 +30,17 @@ class Readings:
         self._sources = sources
         self._grown = {"records": 0.0, "received_bytes": 0.0, "refused": 0.0}
         self._before: dict[str, dict[str, float]] = {}
+        self._waiting = Waiting(self._received)
 
     async def __call__(self) -> dict[str, Reading]:
         broker = self._sources.broker
-        lags, consumers = await _lags(broker)
+        consumers: list[_Reader] = []
+        groups: list[_Reader] = []
+        if broker.has_checkpoints:
+            consumers, groups = await _consumers(broker), await _groups(broker)
+        lags: dict[str, int] = {}
+        for one in consumers + groups:
+            lags[one.stream] = max(one.lag or 0, lags.get(one.stream, 0))
         found = {}
         for number, host in enumerate(list(broker.hosts.values()), 1):
             found[host.name] = _of_stream(host, lags.get(host.name, 0))
@@ -34,7 +48,25 @@ class Readings:
                 await asyncio.sleep(0)
         self._add(found)
         found[DAEMON] = self._of_daemon()
-        return found | consumers
+        return found | await self._of_readers(consumers[:_MAX_FOLLOWED] + groups[:_MAX_FOLLOWED])
+
+    async def _of_readers(self, readers: list[_Reader]) -> dict[str, Reading]:
+        places = [one.place for one in readers if one.place is not None]
+        seconds = iter(await self._waiting.seconds(places))
+        found = {}
+        for one in readers:
+            lag = math.nan if one.lag is None else one.lag
+            waits = math.nan if one.place is None else next(seconds)
+            found[one.name] = Reading({}, {}, {}, {"lag": lag, "lag_seconds": waits})
+        return found
+
+    async def _received(self, places: list[Place]) -> list[int | None]:
+        loop = asyncio.get_running_loop()
+        thread = self._sources.pull.services.scanners.of("charts")
+        try:
+            return await loop.run_in_executor(thread, received_ns, places)
+        except RuntimeError:  # the threads have ended: so does the daemon
+            return [None] * len(places)
 
     def _add(self, found: dict[str, Reading]) -> None:
         """Over all streams, also those that were deleted since: their sum would fall."""
@@ -80,26 +112,48 @@ def _of_stream(host: StreamHost, lag: float) -> Reading:
     )
 
 
-async def _lags(broker: Broker) -> tuple[dict[str, int], dict[str, Reading]]:
-    """Per stream the largest, of the consumers that can continue at their checkpoints; and those of
-    single consumers."""
-    found: dict[str, int] = {}
-    consumers: dict[str, Reading] = {}
-    if not broker.has_checkpoints:
-        return found, consumers
+class _Reader(NamedTuple):
+    """A consumer or a group. `name` is that of its history. `lag` None: it cannot continue, or its
+    stream cannot be read here."""
+
+    name: str
+    stream: str
+    lag: int | None
+    place: Place | None
+
+
+async def _consumers(broker: Broker) -> list[_Reader]:
+    found: list[_Reader] = []
     after: str | None = None
-    looked_at = 0
-    while looked_at < _MAX_CHECKPOINTS:
-        some, after = broker.checkpoints.page(lambda stream: True, after=after)
-        for one in some:
-            if one.lag is not None:
-                found[one.stream] = max(one.lag, found.get(one.stream, 0))
-            if len(consumers) < _MAX_CONSUMERS:
-                lag = math.nan if one.lag is None else one.lag
-                name = of_consumer(one.consumer, one.stream)
-                consumers[name] = Reading({}, {}, {}, {"lag": lag})
-        looked_at += len(some)
+    while len(found) < _MAX_READERS:
+        some, after = broker.checkpoints.page(_any_stream, after=after)
+        found += [_reader(broker, of_consumer(one.consumer, one.stream), one) for one in some]
         if after is None:
             break
         await asyncio.sleep(0)
-    return found, consumers
+    return found
+
+
+async def _groups(broker: Broker) -> list[_Reader]:
+    found: list[_Reader] = []
+    after: str | None = None
+    while len(found) < _MAX_READERS:
+        some, after = broker.checkpoints.groups.page(_any_stream, after=after)
+        found += [_reader(broker, of_group(one.group, one.stream), one) for one in some]
+        if after is None:
+            break
+        await asyncio.sleep(0)
+    return found
+
+
+def _any_stream(_name: str) -> bool:
+    return True
+
+
+def _reader(broker: Broker, name: str, one: Checkpoint | GroupInfo) -> _Reader:
+    place = None
+    if one.lag is not None:
+        with suppress(LiftlogError):  # deleted meanwhile
+            log = broker.readable_stream(one.stream).log
+            place = Place(log, max(log.high_watermark - one.lag, log.log_start_offset))
+    return _Reader(name, one.stream, one.lag, place)

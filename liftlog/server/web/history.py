@@ -33,7 +33,7 @@ MAX_LONG = 2000
 DAEMON = ""
 """Stands for the daemon where there is a name of a stream, which is never empty."""
 _BETWEEN = "/"
-"""Not in a name of a stream or consumer."""
+"""Not in a name of a stream, consumer or group."""
 _PER_TURN = 100
 
 
@@ -72,6 +72,11 @@ class Points(NamedTuple):
 def of_consumer(consumer: str, stream: str) -> str:
     """The name of the history of a consumer."""
     return f"{consumer}{_BETWEEN}{stream}"
+
+
+def of_group(group: str, stream: str) -> str:
+    """The name of the history of a consumer group."""
+    return f"{group}{_BETWEEN * 2}{stream}"
 
 
 class _Series:

@@ -141,10 +141,13 @@ async def test_a_consumer_has_a_chart_and_a_place(site: Any, kept: Kept, policy:
     async with site(policy) as browser:
         await browser.sign_in("eu")
         status, text, _ = await browser.get("/ui/streams/orders/charts.json?consumer=billing")
-        assert (status, json.loads(text)["series"]) == (200, {"lag": []})
+        assert (status, json.loads(text)["series"]) == (200, {"lag": [], "lag_seconds": []})
         status, text, _ = await browser.get("/ui/streams/orders/charts?consumer=billing&span=1h")
         assert status == 200
         assert 'href="?consumer=billing&amp;span=24h"' in text
+        _, text, _ = await browser.get("/ui/streams/orders/charts?group=billing&span=1h")
+        assert 'href="?group=billing&amp;span=24h"' in text
+        assert "/ui/streams/orders/groups/billing" in text
         assert (await browser.get("/ui/streams/orders/charts?consumer=a%20b"))[0] == 400
         assert (await browser.get("/ui/streams/bills/charts?consumer=billing"))[0] == 403
         _, text, _ = await browser.get("/ui/streams/orders.json")

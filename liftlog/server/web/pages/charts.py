@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -17,7 +18,7 @@ from liftlog.errors import Forbidden
 from liftlog.names import check_consumer_name
 from liftlog.server.web import formats
 from liftlog.server.web.asking import Asked, Shown
-from liftlog.server.web.history import DAEMON, SPANS, Points, Span, of_consumer
+from liftlog.server.web.history import DAEMON, SPANS, Points, Span, of_consumer, of_group
 
 WIDTH, HEIGHT = 600.0, 120.0
 _TIME_LABELS = 5
@@ -40,6 +41,7 @@ RATE = Unit(lambda value: f"{formats.rate(value)}/s", 10, 1.0)
 BYTES = Unit(lambda value: f"{formats.size(value)}/s", 1024, 1.0)
 SECONDS = Unit(_milliseconds, 10, 0.0001)
 COUNT = Unit(formats.count, 10, 2.0)
+AGE = Unit(formats.duration, 10, 1.0)
 
 
 class Chart(NamedTuple):
@@ -54,11 +56,14 @@ STREAM_CHARTS = (
     Chart("Records stored", RATE, (("stored", "records"),)),
     Chart("Bytes received", BYTES, (("received", "received_bytes"),)),
     Chart("Time to ack", SECONDS, (("median", "ack_p50"), ("99%", "ack_p99"))),
-    Chart("Largest lag of a consumer", COUNT, (("records", "lag"),)),
+    Chart("Largest lag of a consumer or group", COUNT, (("records", "lag"),)),
     Chart("Messages refused", COUNT, (("refused", "refused"),)),
     Chart("Possible losses", COUNT, (("events", "possible_losses"),)),
 )
-CONSUMER_CHARTS = (Chart("Lag", COUNT, (("records", "lag"),)),)
+READER_CHARTS = (
+    Chart("Lag", COUNT, (("records", "lag"),)),
+    Chart("Oldest record that is not read", AGE, (("waits for", "lag_seconds"),)),
+)
 DAEMON_CHARTS = (
     Chart("Records", RATE, (("stored", "records"), ("read", "read_records"))),
     Chart("Bytes", BYTES, (("received", "received_bytes"), ("read", "read_bytes"))),
@@ -170,15 +175,16 @@ def time_labels(span: Span, now: float) -> list[str]:
 
 
 async def stream_charts(asked: Asked) -> Shown:
-    """With `consumer`, the lag of that one alone."""
+    """With `consumer` or `group`, the lag of that one alone."""
     name = asked.authorize("read")
     described = await asked.parts.broker.describe_stream(name)
     asked.authorize("read")  # again after the await
-    consumer = asked.text("consumer")
-    if not consumer:
-        return _shown(asked, name, described.state, STREAM_CHARTS)
-    check_consumer_name(consumer)
-    return _shown(asked, name, described.state, CONSUMER_CHARTS, consumer)
+    for kind, series_of in _READERS.items():
+        if reader := asked.text(kind):
+            check_consumer_name(reader)
+            wanted = _Wanted(name, series_of(reader, name), READER_CHARTS, {kind: reader})
+            return _shown(asked, wanted, described.state)
+    return _shown(asked, _Wanted(name, name, STREAM_CHARTS), described.state)
 
 
 async def daemon_charts(asked: Asked) -> Shown:
@@ -189,40 +195,49 @@ async def daemon_charts(asked: Asked) -> Shown:
                 "these charts are the sums of all streams, and you may not read every stream",
                 hint="the page of each stream that you may read has charts of its own",
             )
-    return _shown(asked, DAEMON, "", DAEMON_CHARTS)
+    return _shown(asked, _Wanted("", DAEMON, DAEMON_CHARTS), "")
 
 
-def _shown(
-    asked: Asked, name: str, state: str, charts: Sequence[Chart], consumer: str = ""
-) -> Shown:
+class _Wanted(NamedTuple):
+    """`name` is that of the stream, if it is one. `reader`: whose lag it is, and of which kind."""
+
+    name: str
+    series: str
+    charts: Sequence[Chart]
+    reader: Mapping[str, str] = MappingProxyType({})
+
+
+_READERS = {"consumer": of_consumer, "group": of_group}
+
+
+def _shown(asked: Asked, wanted: _Wanted, state: str) -> Shown:
     chosen = asked.choice("span", tuple(SPANS))
     span = SPANS[chosen]
-    series = of_consumer(consumer, name) if consumer else name
-    points = asked.parts.history.points(series, chosen)
+    points = asked.parts.history.points(wanted.series, chosen)
     now = points.times[-1] if points.times else time.time()
     data: dict[str, Any] = {
-        "name": name,
-        "consumer": consumer,
+        "name": wanted.name,
+        **{kind: wanted.reader.get(kind, "") for kind in _READERS},
         "state": state,
         "span": chosen,
         "interval_seconds": span.seconds,
         "times": [round(at, 3) for at in points.times],
         "series": {
             line: [_number(value) for value in points.values.get(line, ())]
-            for chart in charts
+            for chart in wanted.charts
             for _, line in chart.lines
         },
     }
     data["shape"] = [chosen, state, data["times"][-1:]]
-    query = {"consumer": consumer} if consumer else {}
     return Shown(
-        f"Charts of {name}" if name else "Charts",
+        f"Charts of {wanted.name}" if wanted.name else "Charts",
         data,
         {
-            "charts": [drawn(chart, points, span, now) for chart in charts],
+            "charts": [drawn(chart, points, span, now) for chart in wanted.charts],
             "times": time_labels(span, now),
             "spans": [
-                (one, SPANS[one].text, "?" + urlencode({**query, "span": one})) for one in SPANS
+                (one, SPANS[one].text, "?" + urlencode({**wanted.reader, "span": one}))
+                for one in SPANS
             ],
         },
     )

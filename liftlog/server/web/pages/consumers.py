@@ -21,13 +21,13 @@ from liftlog.protocol.checkpoints import (
     FetchCheckpoint,
     ListCheckpoints,
 )
-from liftlog.records.decode import decode_batch
 from liftlog.server.web import answers
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.entering import check_form, read_form
 from liftlog.server.web.formats import parse_moment
 from liftlog.server.web.pages.groups import groups
 from liftlog.server.web.pages.stream import PROBLEMS
+from liftlog.server.web.waiting import Place, received_ns
 
 PER_PAGE = 50
 SORTS = ("lag", "consumer", "stream", "stored")
@@ -119,42 +119,22 @@ _ORDER: dict[str, Any] = {
 
 async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
     """For how long the oldest record that a consumer has not read has been in the stream."""
-    behind: list[tuple[dict[str, Any], Log]] = []
+    behind: list[tuple[dict[str, Any], Place]] = []
     for row in rows:
         if row["lag"] == 0:
             row["lag_seconds"] = 0.0
         elif row["lag"]:
             try:
-                behind.append((row, asked.parts.broker.readable_stream(row["stream"]).log))
+                log = asked.parts.broker.readable_stream(row["stream"]).log
             except LiftlogError:  # deleted meanwhile, or it cannot be read: the lag stays unknown
                 continue
+            behind.append((row, Place(log, row["offset"])))
     if not behind:
         return
-    stamps = await asked.scan(_stamps, [(log, row["offset"]) for row, log in behind])
+    stamps = await asked.scan(received_ns, [place for _, place in behind])
     for (row, _), stamp in zip(behind, stamps, strict=True):
         if stamp is not None:
             row["lag_seconds"] = round(max(0.0, time.time() - stamp / 1e9), 1)
-
-
-def _stamps(places: list[tuple[Log, int]]) -> list[int | None]:
-    """When the first record from each offset on was received; None if it cannot be read. Blocking:
-    a batch is read for each."""
-    return [_stamp(log, offset) for log, offset in places]
-
-
-def _stamp(log: Log, offset: int) -> int | None:
-    try:
-        piece = log.read(offset, 1, 1)
-        if piece is None:
-            return None
-        try:
-            batch = decode_batch(piece.pread())
-        finally:
-            piece.release()
-        left = batch.trim(offset)
-        return int(left.timestamps_ns()[0]) if len(left) else None
-    except LiftlogError:  # damaged, or removed meanwhile: the page of the stream says which
-        return None
 
 
 # --- moving one ---

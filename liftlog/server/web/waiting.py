@@ -1,0 +1,132 @@
+"""For how long the next record of a reader has been in its stream: its lag as a time.
+
+Every few seconds the end of each stream is noted. From these notes follows when the records of the
+last minutes came in, to a second or so, without reading any. Only for a reader that is farther
+behind its next record is read, and read again only after it has moved.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from liftlog.errors import LiftlogError
+from liftlog.log import Log
+from liftlog.records.decode import decode_batch
+
+_NOTES = 60
+_READS = 100
+"""In one look; each takes a batch."""
+
+
+class Place(NamedTuple):
+    """`offset` is the next one to read."""
+
+    log: Log
+    offset: int
+
+
+class Waiting:
+    """Belongs to the event loop. `read` gets the places whose records have to be read, and answers
+    when they were received, in ns since 1970, as `received_ns` does."""
+
+    def __init__(
+        self,
+        read: Callable[[list[Place]], Awaitable[list[int | None]]],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._read, self._now = read, now
+        self._notes: dict[str, _Notes] = {}
+        self._known: dict[tuple[str, int], float] = {}
+
+    async def seconds(self, places: Sequence[Place]) -> list[float]:
+        """Of each place, 0 at the end of the stream and NaN where it is not known. Call it every
+        few seconds, with all of them."""
+        now = self._now()
+        self._note({place.log.incarnation: place.log for place in places}, now)
+        found = [self._since(place) for place in places]
+        unknown = [place for place, since in zip(places, found, strict=True) if since is None]
+        await self._learn(unknown)
+        wanted = {(place.log.incarnation, place.offset) for place in unknown}
+        self._known = {key: since for key, since in self._known.items() if key in wanted}
+        return [
+            _age(self._known.get((place.log.incarnation, place.offset)), now)
+            if since is None
+            else _age(since, now)
+            for place, since in zip(places, found, strict=True)
+        ]
+
+    def _note(self, logs: dict[str, Log], now: float) -> None:
+        for gone in self._notes.keys() - logs.keys():
+            del self._notes[gone]
+        for incarnation, log in logs.items():
+            self._notes.setdefault(incarnation, _Notes()).add(log.high_watermark, now)
+
+    def _since(self, place: Place) -> float | None:
+        return self._notes[place.log.incarnation].since(place.offset)
+
+    async def _learn(self, places: list[Place]) -> None:
+        keys = {(one.log.incarnation, one.offset): one for one in places}
+        new = [one for key, one in keys.items() if key not in self._known][:_READS]
+        if not new:
+            return
+        stamps = await self._read(new)
+        for place, stamp in zip(new, stamps, strict=True):
+            self._known[place.log.incarnation, place.offset] = (
+                math.nan if stamp is None else stamp / 1e9
+            )
+
+
+def _age(since: float | None, now: float) -> float:
+    return math.nan if since is None else max(now - since, 0.0)
+
+
+class _Notes:
+    """Ends of a stream, and when they were seen."""
+
+    def __init__(self) -> None:
+        self._ends: list[int] = []
+        self._times: list[float] = []
+
+    def add(self, end: int, now: float) -> None:
+        if self._ends and end < self._ends[-1]:  # a replica that was cut
+            self._ends.clear()
+            self._times.clear()
+        self._ends.append(end)
+        self._times.append(now)
+        del self._ends[:-_NOTES], self._times[:-_NOTES]
+
+    def since(self, offset: int) -> float | None:
+        """When the record came in; infinity for one that has not; None if it was before."""
+        following = bisect_right(self._ends, offset)
+        if following == len(self._ends):
+            return math.inf
+        if following == 0:
+            return None
+        low, high = self._ends[following - 1], self._ends[following]
+        early, late = self._times[following - 1], self._times[following]
+        return early + (late - early) * (offset - low) / (high - low)
+
+
+def received_ns(places: Sequence[Place]) -> list[int | None]:
+    """When the first record from each place on was received; None if it cannot be read. Blocking: a
+    batch is read for each."""
+    return [_received_ns(place) for place in places]
+
+
+def _received_ns(place: Place) -> int | None:
+    try:
+        piece = place.log.read(place.offset, 1, 1)
+        if piece is None:
+            return None
+        try:
+            batch = decode_batch(piece.pread())
+        finally:
+            piece.release()
+        left = batch.trim(place.offset)
+        return int(left.timestamps_ns()[0]) if len(left) else None
+    except LiftlogError:  # damaged, or removed meanwhile: the page of the stream says which
+        return None
