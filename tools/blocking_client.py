@@ -31,6 +31,7 @@ NAMES = {
     "Consumer": "SyncConsumer",
     "GroupConsumer": "SyncGroupConsumer",
     "Beating": "SyncBeating",
+    "Opening": "SyncOpening",
     "Speaking": "SyncSpeaking",
     "Session": "SyncSession",
     "Link": "SyncLink",

@@ -16,6 +16,9 @@ from liftlog.client.target import Target
 from liftlog.errors import LiftlogError
 from liftlog.protocol.messages import Message
 
+OPENING_SECONDS = 0.005
+"""While a connection is opened, and nothing else comes, it is looked for so often."""
+
 
 class Heard(NamedTuple):
     """The answer to a message, and when that was sent (monotonic seconds)."""
@@ -113,3 +116,57 @@ class SyncSpeaking:
         if self._session is not None:
             self._session.close("closed by this client")
             self._session = None
+
+
+class Opening:
+    """Opens connections for lanes."""
+
+    def __init__(self, session: Router) -> None:
+        self._session = session
+        self._task: asyncio.Task[Router] | None = None
+
+    def take(self) -> Router | None:
+        """A new one, once it is open; until then None. Raises what `Router.another` raises."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._session.another())
+        if not self._task.done():
+            return None
+        task, self._task = self._task, None
+        return task.result()
+
+    async def stop(self) -> None:
+        """One that was not taken ends with the client's."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+
+class SyncOpening:
+    """In a thread."""
+
+    def __init__(self, session: SyncRouter) -> None:
+        self._session = session
+        self._thread: threading.Thread | None = None
+        self._opened: SyncRouter | LiftlogError | None = None
+
+    def take(self) -> SyncRouter | None:
+        """A new one, once it is open; until then None. Raises what `SyncRouter.another` raises."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="liftlog-opens", daemon=True)
+            self._thread.start()
+        if self._opened is None:
+            return None
+        opened, self._opened, self._thread = self._opened, None, None
+        if isinstance(opened, LiftlogError):
+            raise opened
+        return opened
+
+    def _run(self) -> None:
+        try:
+            self._opened = self._session.another()
+        except LiftlogError as error:
+            self._opened = error
+
+    def stop(self) -> None:
+        """One that was not taken ends with the client's."""

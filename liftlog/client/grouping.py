@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from crc32c import crc32c
-
+from liftlog.client.arrived import Arrived, slots_of
 from liftlog.client.batches import take_records
 from liftlog.client.group_member import GroupMember, Lane
 from liftlog.client.read_options import ReadOptions, Start
@@ -42,6 +41,7 @@ POLL_MS = 1000
 """A member hears so often how far the stream was searched for records of its slots."""
 LONGEST_WAIT_SECONDS = 5.0
 """Of a beat without news."""
+MOST_LANES = 4
 _READ_AHEAD_BYTES = 1 * MIB
 """Of a member with a share of the slots, unless it says otherwise: so the members stay near each
 other, and the daemon looks into each piece of the log once for all of them."""
@@ -51,14 +51,6 @@ _LONGEST_RUN_SECONDS = 0.05
 SlotsCallback = Callable[[Sequence[int]], None]
 
 logger = logging.getLogger("liftlog.client")
-
-
-def slots_of(records: Sequence[Record], count: int) -> list[int]:
-    """The slot of each record: its key decides, its subject if it has none."""
-    return [
-        crc32c(subject.encode() if key is None else key) * count >> 32
-        for _, _, subject, key, _, _ in records
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,42 +85,6 @@ class GroupSettings:
                 raise InvalidArgument(f"a group reads whole records of the leader: no {name!r}")
 
 
-class _Arrived:
-    """Records of one batch that the lane owns, and where the batch ends. All before `index` were
-    returned, and the state knows of those before `counted`."""
-
-    def __init__(self, records: list[Record], slots: list[int] | None, end: int) -> None:
-        self.records = records
-        self.end = end
-        self.index = self.counted = 0
-        self._slots = slots  # None: not computed yet
-
-    @property
-    def next_offset(self) -> int:
-        """Nothing is to be returned below."""
-        return self.records[self.index].offset if self.index < len(self.records) else self.end
-
-    @property
-    def knows_slots(self) -> bool:
-        return self._slots is not None
-
-    def slots(self, first: int, end: int, slot_count: int) -> list[int]:
-        """Of the records [first, end)."""
-        if self._slots is None:
-            return slots_of(self.records[first:end], slot_count)
-        return self._slots[first:end]
-
-    def keep(self, lane: Lane, slot_count: int) -> None:
-        """Leave out what the lane no longer owns, of what was not returned yet."""
-        first, count = self.index, len(self.records)
-        slots = self.slots(first, count, slot_count)
-        pairs = zip(self.records[first:], slots, strict=True)
-        kept = [(record, slot) for record, slot in pairs if slot in lane.slots]
-        self.records = [record for record, _ in kept]
-        self._slots = [slot for _, slot in kept]
-        self.index = self.counted = 0
-
-
 class _Yielding(NamedTuple):
     """Slots are being given up beside the iteration: what is stored first, and which ones then."""
 
@@ -149,12 +105,12 @@ class GroupReading:
         self._settings = settings
         self._state = GroupMember(settings.session)
         self._readers: dict[Lane, Any] = {}
-        self._arrived: dict[Lane, _Arrived] = {}
+        self._arrived: dict[Lane, Arrived] = {}
         self._unread: list[Any] = []  # readers whose lanes are gone, to be closed
         self._news: deque[tuple[AssignmentAnswer | LiftlogError, int, float]] = deque()
         self._slot_count = 0
         self._incarnation, self._epoch = "", 0
-        self._run: _Arrived | None = None  # what records are returned from at once
+        self._run: Arrived | None = None  # what records are returned from at once
         self._run_end, self._run_until = 0, 0.0
         self._turn: Lane | None = None
         self._last_turn: Lane | None = None
@@ -334,7 +290,7 @@ class GroupReading:
             if len(kept) < len(records):
                 records = [records[place] for place in kept]
                 slots = [slots[place] for place in kept]
-        self._arrived[lane] = _Arrived(records, slots, reader.position)
+        self._arrived[lane] = Arrived(records, slots, reader.position)
 
     def _know(self, lane: Lane, reader: Any) -> None:
         """Which stream it reads, and in which epoch: commits state the newest that any lane knows,
@@ -356,7 +312,7 @@ class GroupReading:
         run.index = index + 1
         return run.records[index]
 
-    def _begin_run(self, arrived: _Arrived, now: float) -> None:
+    def _begin_run(self, arrived: Arrived, now: float) -> None:
         """What follows may be returned at once, until there is something else to do."""
         self._run = arrived
         self._run_end = len(arrived.records)
@@ -386,7 +342,7 @@ class GroupReading:
         """The stream has nothing for this lane below the position of its reader. A commit of that
         has to name the stream, also if no record of it has come yet."""
         if reader.position is not None and reader.incarnation is not None:
-            self._incarnation, self._epoch = reader.incarnation, reader.epoch
+            self._know(lane, reader)
             self._state.passed(lane, reader.position)
 
     def _next_record(self) -> Record | None:
@@ -424,14 +380,14 @@ class GroupReading:
             self._use_up(lane, arrived)
         return []
 
-    def _use_up(self, lane: Lane, arrived: _Arrived) -> None:
+    def _use_up(self, lane: Lane, arrived: Arrived) -> None:
         self._state.passed(lane, arrived.end)
         del self._arrived[lane]
         self._turn = None
 
     def _lane_in_turn(self) -> Lane | None:
         """Batches of several lanes take turns; what is in hand came from one of them."""
-        self._join_lanes()
+        self._join_if_many()
         lanes = [lane for lane in self._state.lanes if lane in self._arrived]
         if not lanes or not self._state.may_return(time.monotonic()):
             return None
@@ -440,23 +396,33 @@ class GroupReading:
             self._turn = self._last_turn = min(others, key=lambda lane: lane.done)
         return self._turn
 
-    def _join_lanes(self) -> None:
-        """A lane that has caught up with another one continues with it."""
-        lanes = self._state.lanes
+    def _join_if_many(self) -> None:
+        if len(self._state.lanes) > MOST_LANES:
+            self._join_lanes()
+
+    def _join_lanes(self, idle: Collection[Lane] | None = None) -> bool:
+        """A lane that has caught up with another one continues with it, in a new read for the slots
+        of both. So the older one has to be `idle`: nothing has come that would be asked for again.
+        None: there are too many to wait for that. Returns whether any have joined."""
+        lanes, joined = self._state.lanes, False
         if len(lanes) < 2:
-            return
+            return False
         first, *others = sorted(lanes, key=lambda lane: -lane.done)
         for lane in others:
+            if idle is not None and min(first, lane, key=lanes.index) not in idle:
+                continue
             arrived = self._arrived.get(lane)
             if arrived is not None and not lane.in_hand:
                 self._state.passed(lane, min(arrived.next_offset, first.done))
             if self._state.merge(first, lane):
+                joined = True
                 # What had arrived for the others had no records of these slots.
                 self._arrived.pop(first, None)
                 reader = self._readers.pop(first, None)
                 if reader is not None:
                     self._unread.append(reader)
         self._drop_readers()
+        return joined
 
     # --- commits ---
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 from liftlog.client.aio.routing import Router
 from liftlog.client.batch_reader import BatchReader, first_of, together
 from liftlog.client.beating import Beating
-from liftlog.client.beside import Speaking
+from liftlog.client.beside import OPENING_SECONDS, Opening, Speaking
 from liftlog.client.group_member import Lane
 from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
 from liftlog.client.read_ahead import ReadAhead
@@ -46,6 +46,7 @@ class GroupConsumer(GroupReading):
         self._ways: dict[BatchReader, Router] = {}
         self._idle_ways: list[Router] = []
         self._beating = Beating(session, self._news, session.targets)
+        self._opening = Opening(session)
         self._speaking = Speaking(session, session.targets)
 
     async def _ask(self, message: Message) -> Message:
@@ -85,14 +86,17 @@ class GroupConsumer(GroupReading):
         if not lanes:
             await asyncio.sleep(LOOK_SECONDS)
             return
-        empty: list[BatchReader] = []
-        wait = LOOK_SECONDS if len(lanes) == 1 else 0.0
+        idle: dict[Lane, BatchReader] = {}
+        alone, pause = len(lanes) == 1, LOOK_SECONDS
         for lane in list(lanes):
             if lane in self._arrived or lane.in_hand:
                 continue
-            reader = await self._reader_of(lane)
+            reader = self._readers.get(lane) or await self._read(lane)
+            if reader is None:
+                pause = OPENING_SECONDS
+                continue
             try:
-                batch = await reader.next_within(wait)
+                batch = await reader.next_within(LOOK_SECONDS if alone else 0)
                 if batch is not None:
                     self._arrive(lane, reader, batch)
                     continue
@@ -100,31 +104,33 @@ class GroupConsumer(GroupReading):
                 self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
                 raise
             self._pass(lane, reader)
-            empty.append(reader)
-        if empty and not wait and not self._arrived:
-            await first_of(empty, LOOK_SECONDS)
+            idle[lane] = reader
+        if not alone and not self._join_lanes(idle) and not self._arrived:
+            await first_of(list(idle.values()), pause)
 
-    async def _reader_of(self, lane: Lane) -> BatchReader:
-        reader: BatchReader | None = self._readers.get(lane)
-        if reader is None:
-            way = await self._way()
-            route = way.route(self.stream, None)
-            start, options = self._start_of(lane)
-            slots = sorted(lane.slots), self._slot_count
-            ahead = ReadAhead(
-                route, self.stream, start, None, slots=slots, poll_ms=POLL_MS, **options
-            )
-            reader = BatchReader(route, ahead)
-            together(reader)
-            self._readers[lane], self._ways[reader] = reader, way
+    async def _read(self, lane: Lane) -> BatchReader | None:
+        """Begin to read it; None while a connection for that is being opened."""
+        way = await self._way()
+        if way is None:
+            return None
+        route = way.route(self.stream, None)
+        start, options = self._start_of(lane)
+        slots = sorted(lane.slots), self._slot_count
+        ahead = ReadAhead(route, self.stream, start, None, slots=slots, poll_ms=POLL_MS, **options)
+        reader = BatchReader(route, ahead)
+        together(reader)
+        self._readers[lane], self._ways[reader] = reader, way
         return reader
 
-    async def _way(self) -> Router:
+    async def _way(self) -> Router | None:
         """A connection for one lane. A daemon answers the fetches of one stream and connection in
-        their order, so one that waits for new records would hold up those of another lane."""
+        their order, so one that waits for new records would hold up those of another lane. The
+        first one is waited for, others are opened beside the iteration."""
         await self._close_unread()
         if self._idle_ways:
             return self._idle_ways.pop()
+        if self._ways:
+            return self._opening.take()
         return await self._session.another()
 
     async def _close_unread(self) -> None:
@@ -313,6 +319,7 @@ class GroupConsumer(GroupReading):
         self._closed = True
         await self._beating.stop()
         await self._speaking.stop()
+        await self._opening.stop()
         self._unread += self._readers.values()
         self._readers.clear()
         await self._close_unread()

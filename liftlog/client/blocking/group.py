@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from liftlog.client.batch_reader import SyncBatchReader, first_of_sync, together
 from liftlog.client.beating import SyncBeating
-from liftlog.client.beside import SyncSpeaking
+from liftlog.client.beside import OPENING_SECONDS, SyncOpening, SyncSpeaking
 from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.group_member import Lane
 from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
@@ -48,6 +48,7 @@ class SyncGroupConsumer(GroupReading):
         self._ways: dict[SyncBatchReader, SyncRouter] = {}
         self._idle_ways: list[SyncRouter] = []
         self._beating = SyncBeating(session, self._news, session.targets)
+        self._opening = SyncOpening(session)
         self._speaking = SyncSpeaking(session, session.targets)
 
     def _ask(self, message: Message) -> Message:
@@ -87,14 +88,17 @@ class SyncGroupConsumer(GroupReading):
         if not lanes:
             time.sleep(LOOK_SECONDS)
             return
-        empty: list[SyncBatchReader] = []
-        wait = LOOK_SECONDS if len(lanes) == 1 else 0.0
+        idle: dict[Lane, SyncBatchReader] = {}
+        alone, pause = len(lanes) == 1, LOOK_SECONDS
         for lane in list(lanes):
             if lane in self._arrived or lane.in_hand:
                 continue
-            reader = self._reader_of(lane)
+            reader = self._readers.get(lane) or self._read(lane)
+            if reader is None:
+                pause = OPENING_SECONDS
+                continue
             try:
-                batch = reader.next_within(wait)
+                batch = reader.next_within(LOOK_SECONDS if alone else 0)
                 if batch is not None:
                     self._arrive(lane, reader, batch)
                     continue
@@ -102,31 +106,33 @@ class SyncGroupConsumer(GroupReading):
                 self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
                 raise
             self._pass(lane, reader)
-            empty.append(reader)
-        if empty and not wait and not self._arrived:
-            first_of_sync(empty, LOOK_SECONDS)
+            idle[lane] = reader
+        if not alone and not self._join_lanes(idle) and not self._arrived:
+            first_of_sync(list(idle.values()), pause)
 
-    def _reader_of(self, lane: Lane) -> SyncBatchReader:
-        reader: SyncBatchReader | None = self._readers.get(lane)
-        if reader is None:
-            way = self._way()
-            route = way.route(self.stream, None)
-            start, options = self._start_of(lane)
-            slots = sorted(lane.slots), self._slot_count
-            ahead = ReadAhead(
-                route, self.stream, start, None, slots=slots, poll_ms=POLL_MS, **options
-            )
-            reader = SyncBatchReader(route, ahead)
-            together(reader)
-            self._readers[lane], self._ways[reader] = reader, way
+    def _read(self, lane: Lane) -> SyncBatchReader | None:
+        """Begin to read it; None while a connection for that is being opened."""
+        way = self._way()
+        if way is None:
+            return None
+        route = way.route(self.stream, None)
+        start, options = self._start_of(lane)
+        slots = sorted(lane.slots), self._slot_count
+        ahead = ReadAhead(route, self.stream, start, None, slots=slots, poll_ms=POLL_MS, **options)
+        reader = SyncBatchReader(route, ahead)
+        together(reader)
+        self._readers[lane], self._ways[reader] = reader, way
         return reader
 
-    def _way(self) -> SyncRouter:
+    def _way(self) -> SyncRouter | None:
         """A connection for one lane. A daemon answers the fetches of one stream and connection in
-        their order, so one that waits for new records would hold up those of another lane."""
+        their order, so one that waits for new records would hold up those of another lane. The
+        first one is waited for, others are opened beside the iteration."""
         self._close_unread()
         if self._idle_ways:
             return self._idle_ways.pop()
+        if self._ways:
+            return self._opening.take()
         return self._session.another()
 
     def _close_unread(self) -> None:
@@ -313,6 +319,7 @@ class SyncGroupConsumer(GroupReading):
         self._closed = True
         self._beating.stop()
         self._speaking.stop()
+        self._opening.stop()
         self._unread += self._readers.values()
         self._readers.clear()
         self._close_unread()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,8 @@ from support.opened_client import Opened
 from support.pull_broker import LogBroker
 
 from liftlog.client import connect
-from liftlog.client.grouping import GroupReading, GroupSettings, slots_of
+from liftlog.client.arrived import Arrived, slots_of
+from liftlog.client.grouping import MOST_LANES, GroupReading, GroupSettings
 from liftlog.errors import Conflict, GroupFenced, InvalidArgument
 from liftlog.protocol.groups import AssignmentAnswer
 from liftlog.records.decode import Record, decode_batch
@@ -284,6 +286,74 @@ async def test_slots_that_stay_do_not_wait_for_the_commit_of_those_that_move(
     assert {info.offsets[slot] for slot in range(64)} <= {141, 142, 143}
 
 
+async def test_slots_that_stay_do_not_wait_for_a_connection_for_those_that_come(
+    client: Opened, broker: LogBroker, address: str
+) -> None:
+    publish(broker, 1)
+    stream = broker.stream("orders")
+    group = client.client.group("billing", "orders", start=101, session=60)
+    await client.take(group, len(KEYS))
+    opened, another = threading.Event(), group._session.another
+
+    def wait_for_it() -> Any:
+        opened.wait(60)
+        return another()
+
+    async def await_it() -> Any:
+        await asyncio.to_thread(opened.wait, 60)
+        return await another()
+
+    async with connect(address) as two:
+        other = two.group("billing", "orders", session=60)
+        joining = asyncio.ensure_future(anext(other))
+        rest = asyncio.ensure_future(client.take(group, 1))
+        await until(lambda: len(group.slots) == len(other.slots) == 32)
+        key = next(key for key in KEYS if crc32c(key) * 64 >> 32 in group.slots)
+        theirs = next(key for key in KEYS if crc32c(key) * 64 >> 32 in other.slots)
+        stream.append([b""] * 2, keys=[theirs, key])
+        await asyncio.gather(joining, rest)
+        group._session.another = wait_for_it if client.blocking else await_it
+        waiting = asyncio.ensure_future(client.take(group, 1))
+        await other.commit()
+        await other.leave()
+    await until(lambda: len(group.slots) == 64)
+    stream.append([b""] * 2, keys=[theirs, key])
+    try:
+        async with asyncio.timeout(30):
+            assert [one.offset for one in await waiting] == [144]
+    finally:
+        opened.set()
+    assert [one.offset for one in await client.take(group, 1)] == [143]
+    await client.of(group, "close")
+
+
+def test_a_read_whose_records_have_come_is_not_begun_again() -> None:
+    """Lanes that are equally far go on beside each other until the older one waits for records."""
+    reading = make()
+    reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [101]), 0.0)
+    reading._told(AssignmentAnswer(7, 8, 64, [0, 1], [7, 8], [101, 101]), 0.0)
+    older, newer = reading._state.lanes
+    reading._readers = {older: "older", newer: "newer"}
+    reading._arrived = {older: Arrived([], None, 101), newer: Arrived([], None, 101)}
+    assert not reading._join_lanes(())
+    assert not reading._join_lanes({newer})
+    assert (reading._unread, len(reading._arrived)) == ([], 2)
+    assert reading._join_lanes({older})
+    assert reading._state.lanes == [older]
+    assert sorted(reading._unread) == ["newer", "older"]
+
+
+def test_many_lanes_join_also_when_records_have_come() -> None:
+    reading = make()
+    for count in range(1, MOST_LANES + 2):
+        slots, since = list(range(count)), list(range(7, 7 + count))
+        reading._told(AssignmentAnswer(7, 6 + count, 64, slots, since, [101] * count), 1e9)
+        for lane in reading._state.lanes:
+            reading._arrived[lane] = Arrived([], None, 101)
+        reading._join_if_many()
+        assert len(reading._state.lanes) == (count if count <= MOST_LANES else 1)
+
+
 def records_of(keys: list[bytes]) -> list[Record]:
     return [Record(1, 0, "s", key, b"", b"") for key in keys]
 
@@ -329,7 +399,7 @@ class Read:
     """As a reader that has had an answer in this epoch."""
 
     def __init__(
-        self, epoch: int, divided_by: frozenset[int] | None = None, position: int = 0
+        self, epoch: int, position: int = 0, divided_by: frozenset[int] | None = None
     ) -> None:
         self.incarnation, self.epoch = "i", epoch
         self.divided_by, self.position = divided_by, position
@@ -350,6 +420,8 @@ def test_slots_that_others_have_read_in_a_newer_epoch() -> None:
     reading._know(second, Read(3))
     reading._know(first, Read(2))  # an answer that was late
     assert reading._commit_request({0: 250, 1: 310}).epoch == 3
+    reading._pass(first, Read(2, 260))  # nothing has come for it since
+    assert reading._commit_request({0: 260, 1: 310}).epoch == 3
 
 
 @pytest.mark.parametrize("owned", [[0, 1], [0]])
@@ -369,7 +441,8 @@ def test_what_the_daemon_has_divided_is_looked_at_only_after_slots_have_gone(
         looked.append(len(records))
         return slots_of(records, count)
 
-    monkeypatch.setattr("liftlog.client.grouping.slots_of", counted)
+    for module in ("grouping", "arrived"):
+        monkeypatch.setattr(f"liftlog.client.{module}.slots_of", counted)
     reading = make()
     reading._told(AssignmentAnswer(7, 7, 64, owned, [7] * len(owned), [101] * len(owned)), 0.0)
     monkeypatch.setattr(reading._state, "deadline", math.inf)

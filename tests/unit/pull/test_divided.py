@@ -15,7 +15,7 @@ from support.pull_broker import LogBroker, LoggedStream, pull_server
 from support.raw_pull import RawPull
 
 from compaction import CompactionPolicy, plan_compaction
-from liftlog.client.grouping import slots_of
+from liftlog.client.arrived import slots_of
 from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.rewrite import CompactJob, apply_compaction, compact
