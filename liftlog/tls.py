@@ -338,7 +338,7 @@ class TlsSocket:
         self.has_input = received == len(view)
         return received or 0
 
-    def send(self, data: bytes | memoryview) -> int:
+    def send(self, data: bytes | bytearray | memoryview) -> int:
         if not self._owed:
             self._encrypt(memoryview(data)[:CHUNK_BYTES])
         return self._send_owed()

@@ -204,7 +204,7 @@ class Cursor:
                 first = self.log.log_start_offset
                 if scan.offset >= first:
                     # Above the end: nothing is there yet.
-                    return Scanned(self.log.incarnation, scan.offset, scan.offset, 0, b"", True)
+                    return Scanned(self.log.incarnation, scan.offset, scan.offset, 0, (), True)
             except CorruptRange as damage:
                 first = max(damage.next_offset, scan.offset + 1)
                 logger.warning(
@@ -213,7 +213,7 @@ class Cursor:
                     damage.next_offset,
                 )
             if scan.stop_offset is not None and first >= scan.stop_offset:
-                return Scanned(self.log.incarnation, first, first, 0, b"", False)
+                return Scanned(self.log.incarnation, first, first, 0, (), False)
             scan = scan._replace(offset=first)
 
     async def _run(
@@ -225,7 +225,7 @@ class Cursor:
 
 def _scan_and_take(log: Log, scan: Scan, take: Callable[[bytes], None]) -> Scanned:
     scanned = scan_log(log, scan)
-    if scanned.body:
+    if scanned.batches:
         take(scanned.body)
     return scanned
 

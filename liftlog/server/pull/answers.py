@@ -83,21 +83,28 @@ class Answers:
             self._queue.put(b"".join(frames))
             self._queue.flush()  # which settles what else is to be done
 
-    def fetched(self, request_id: int, header: FetchHeader, body: LogSlice | bytes | None) -> None:
+    def fetched(
+        self,
+        request_id: int,
+        header: FetchHeader,
+        body: LogSlice | bytes | tuple[bytearray, ...] | None,
+    ) -> None:
         """Answer a fetch. Takes over `body`, open or not."""
         if not self.is_open:
-            if body is not None and not isinstance(body, bytes):
+            if isinstance(body, LogSlice):
                 body.release()
             return
         frame = self._protocol.answer(request_id, header)
-        if isinstance(body, bytes) and len(body) <= MAX_TAIL_BYTES:
-            self._queue.put(frame + body)
+        parts = (body,) if isinstance(body, bytes) else body
+        if isinstance(parts, tuple) and header.body_length <= MAX_TAIL_BYTES:
+            self._queue.put(b"".join((frame, *parts)))
         else:
             self._queue.put(frame)
-            if isinstance(body, bytes):
-                self._queue.put(body)
-            elif body is not None:
-                self._queue.put_slice(body)
+            if isinstance(parts, tuple):
+                for part in parts:
+                    self._queue.put(part)
+            elif parts is not None:
+                self._queue.put_slice(parts)
         self._counters.fetch(header)
 
     def replicated(self, request_id: int, header: Replica, body: LogSlice | bytes | None) -> None:

@@ -323,9 +323,9 @@ class FetchQueue:
             self._tail_answered_at = self._loop.time()
         first_offset = scanned.first_offset if scanned.record_count else offset
         header = _header(
-            log, offset, next_offset, first_offset, scanned.record_count, len(scanned.body), True
+            log, offset, next_offset, first_offset, scanned.record_count, scanned.size_bytes, True
         )
-        self._answers.fetched(waiting.request_id, header, scanned.body or None)
+        self._answers.fetched(waiting.request_id, header, scanned.batches or None)
         return True
 
     def _scan(self, waiting: _Waiting, log: Log, offset: int, position: int) -> None:
@@ -343,6 +343,8 @@ class FetchQueue:
         asked_bytes = MAX_ANSWER_BYTES if fetch.max_bytes is None else fetch.max_bytes
         stop = None if fetch.max_records is None else offset + max(fetch.max_records, 1)
         shared = self._services.shared_pieces if fetch.divides else None
+        if shared is not None and waiting.selection.slots is not None:
+            shared.note(log, waiting.selection.slots)
         scan = Scan(position, stop, min(asked_bytes, MAX_ANSWER_BYTES), waiting.selection, shared)
 
         def found(scanned: Scanned) -> None:

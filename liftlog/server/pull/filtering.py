@@ -78,8 +78,17 @@ class Scanned(NamedTuple):
     first_offset: int
     next_offset: int
     record_count: int
-    body: bytes
+    batches: tuple[bytearray, ...]
     caught_up: bool
+
+    @property
+    def size_bytes(self) -> int:
+        return sum([len(batch) for batch in self.batches])
+
+    @property
+    def body(self) -> bytes:
+        """A copy of the batches, joined."""
+        return b"".join(self.batches)
 
 
 def scan_log(log: Log, scan: Scan) -> Scanned:
@@ -105,8 +114,6 @@ class _Scanner:
         self._builder = _AnswerBuilder(scan.max_bytes)
         self._reached = scan.offset  # everything below was looked at
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
-        if scan.shared is not None and scan.selection.slots is not None:
-            scan.shared.note(log, scan.selection.slots)
         self._others = scan.selection.without_slots
         self._deadline = time.thread_time() + SCAN_SECONDS
 
@@ -121,7 +128,7 @@ class _Scanner:
             first_offset,
             end,
             builder.record_count,
-            builder.body(),
+            builder.batches(),
             caught_up and end >= self._reached,
         )
 
@@ -313,8 +320,8 @@ class _AnswerBuilder:
             self._flush(end_offset)
         return self._end if self._done else end_offset
 
-    def body(self) -> bytes:
-        return b"".join(self._done)
+    def batches(self) -> tuple[bytearray, ...]:
+        return tuple(self._done)
 
     def _joining(self, records: Columns, header: BatchHeader, stamps: Stamps | None) -> int:
         """How many of these may join the batch under way, or begin one."""

@@ -217,7 +217,7 @@ class SharedPieces:
         return known
 
     def note(self, log: Log, wanted: WantedSlots) -> None:
-        """A member with these slots reads."""
+        """A member with these slots is about to read."""
         with self._lock:
             shares = self._shares.setdefault(log, {}).setdefault(wanted.slot_count, OrderedDict())
             shares[wanted.numbers] = None

@@ -107,7 +107,7 @@ class SendQueue:
         self._share = share
         self._on_progress = on_progress
         self._on_failure = on_failure
-        self._items: deque[bytes | memoryview | _FilePart] = deque()
+        self._items: deque[bytes | bytearray | memoryview | _FilePart] = deque()
         self._writing = False  # the loop calls us when the socket can take more
         self._warming: _FilePart | None = None
         self._closed = False
@@ -120,7 +120,7 @@ class SendQueue:
         self.sent_bytes = 0
         self.progress_at = loop.time()
 
-    def put(self, frame: bytes) -> None:
+    def put(self, frame: bytes | bytearray) -> None:
         if self._closed:
             return
         if not self._items:
@@ -200,7 +200,7 @@ class SendQueue:
             self.progress_at = self._loop.time()
             self._on_progress()
 
-    def _send_bytes(self, data: bytes | memoryview) -> int:
+    def _send_bytes(self, data: bytes | bytearray | memoryview) -> int:
         items = self._items
         sent = self._transport.send(data, len(items) > 1)
         items.popleft()

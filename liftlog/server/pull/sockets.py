@@ -138,7 +138,7 @@ class Transport(Protocol):
 
     def fileno(self) -> int: ...
     def recv_into(self, buffer: memoryview) -> int: ...
-    def send(self, data: bytes | memoryview, more: bool) -> int:
+    def send(self, data: bytes | bytearray | memoryview, more: bool) -> int:
         """`more`: other bytes follow at once and may share a packet with these."""
         ...
 
@@ -164,7 +164,7 @@ class SocketTransport:
     def fileno(self) -> int:
         return self._fd
 
-    def send(self, data: bytes | memoryview, more: bool) -> int:
+    def send(self, data: bytes | bytearray | memoryview, more: bool) -> int:
         return self._sock.send(data, socket.MSG_MORE if more else 0)
 
     def sendfile(self, fd: int, position: int, length: int) -> int:
@@ -204,7 +204,7 @@ class TlsTransport:
     def peer_names(self) -> tuple[str, ...]:
         return self._tls.peer_names
 
-    def send(self, data: bytes | memoryview, more: bool) -> int:
+    def send(self, data: bytes | bytearray | memoryview, more: bool) -> int:
         return self._tls.send(data)
 
 

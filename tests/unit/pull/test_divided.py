@@ -94,6 +94,8 @@ class Member:
     def scan(self, stream: LoggedStream, max_bytes: int) -> bool:
         """Whether there was anything to look at."""
         chosen = parse_selection(slots=self.slots, slot_count=SLOTS)
+        assert chosen.slots is not None
+        self._shared.note(stream.real_log, chosen.slots)
         scanned = scan_log(
             stream.real_log, Scan(self.position, None, max_bytes, chosen, self._shared)
         )
