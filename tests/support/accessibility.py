@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page
 
 _UNLABELLED = """() => [...document.querySelectorAll('input, select, textarea')]
@@ -31,6 +32,19 @@ def check_accessible(page: Page) -> None:
     assert page.evaluate(_UNSCOPED) == 0
     assert page.locator("table:not(:has(caption))").count() == 0
     assert page.locator("img:not([alt])").count() == 0
+
+
+def check_with_axe(page: Page, *, rule: str = "") -> None:
+    """The rules of axe-core, or one of them. Skips the test where it is not installed."""
+    module = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="pip install .[dev]"
+    )
+    options: dict[str, object] = {"resultTypes": ["violations"]}
+    if rule:
+        options["runOnly"] = [rule]
+    found = module.Axe().run(page, options=options).response["violations"]
+    told = [[one["id"], one["help"], [node["html"] for node in one["nodes"]]] for one in found]
+    assert told == [], page.url
 
 
 def is_as_wide_as_its_window(page: Page) -> bool:

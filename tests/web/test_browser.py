@@ -12,7 +12,7 @@ from typing import Any
 import nats
 import pytest
 from playwright.sync_api import expect
-from support.accessibility import check_accessible, is_as_wide_as_its_window
+from support.accessibility import check_accessible, check_with_axe, is_as_wide_as_its_window
 from support.browser import NewWindow, run_apart
 from support.daemon import Daemon
 from support.nats_server import NatsServer
@@ -142,6 +142,17 @@ def test_every_page_on_a_phone_and_on_a_desk(
             one.page.goto(path)
             check_accessible(one.page)
             assert is_as_wide_as_its_window(one.page), (path, width)
+
+
+def test_axe_finds_nothing(daemon: Daemon, window: NewWindow) -> None:
+    """Of its rules, only that about contrast sees the colours."""
+    light = window(daemon, viewport={"width": 1280, "height": 800}, color_scheme="light").page
+    dark = window(daemon, viewport={"width": 1280, "height": 800}, color_scheme="dark").page
+    for path in PAGES:
+        light.goto(path)
+        check_with_axe(light)
+        dark.goto(path)
+        check_with_axe(dark, rule="color-contrast")
 
 
 @pytest.mark.parametrize("path", ["/ui/streams", "/ui/streams/orders/records"])
