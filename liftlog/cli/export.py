@@ -11,6 +11,8 @@ from liftlog.cli.groups import Command
 from liftlog.cli.options import debug_option, duration_of, output_format, server_options, want_json
 from liftlog.cli.output import write_object
 
+_LAYOUTS: dict[bool | None, Any] = {None: None, True: "merge-on-read", False: "copy-on-write"}
+
 
 @click.command(cls=Command)
 @click.argument("stream")
@@ -34,6 +36,15 @@ from liftlog.cli.output import write_object
     default="parquet",
     help="parquet: files and a manifest. delta: a Delta table (needs liftlog[delta]). Default: "
     "parquet.",
+)
+@click.option(
+    "--merge-on-read/--copy-on-write",
+    "on_read",
+    default=None,
+    help="How a compacted table changes. --copy-on-write: each run writes the files with changed "
+    "keys again; the files are the table. --merge-on-read: it writes only what changed, readers "
+    "leave out replaced rows, and now and then a run folds the changes in. For Parquet tables. "
+    "Default: as the table is; copy on write for a new one.",
 )
 @click.option(
     "--full",
@@ -104,6 +115,7 @@ def export(
     to: str,
     mode: Any,
     format_name: Any,
+    on_read: bool | None,
     full: bool,
     discard_rows: bool,
     optimize: bool,
@@ -147,6 +159,7 @@ def export(
         to=to,
         mode=mode,
         format=format_name,
+        layout=_LAYOUTS[on_read],
         full=full,
         discard_rows=discard_rows,
         optimize=optimize,

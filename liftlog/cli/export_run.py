@@ -71,12 +71,12 @@ def show(summary: Summary, *, dry_run: bool) -> None:
         return
     rows = [
         ("stream", printable(summary.stream)),
-        ("table", f"{where} ({summary.format}, {summary.mode})"),
+        ("table", f"{where} ({summary.format}, {_kind(summary)})"),
         ("offsets", f"{span}, {printable(summary.reason)}"),
         (
             "written",
             f"{plural(summary.rows, 'row')} in {plural(summary.files, 'file')}, "
-            f"{show_size(summary.size_bytes)}",
+            f"{show_size(summary.size_bytes)}{_share(summary)}",
         ),
         (
             "snapshot",
@@ -87,6 +87,16 @@ def show(summary: Summary, *, dry_run: bool) -> None:
         ("seconds", f"{summary.seconds:.1f}"),
     ]
     print_pairs(rows + _losses(summary))
+
+
+def _kind(summary: Summary) -> str:
+    on_read = summary.layout == "merge-on-read"
+    return f"{summary.mode}, merged on read" if on_read else summary.mode
+
+
+def _share(summary: Summary) -> str:
+    """What the run has written, as a part of the table."""
+    return f", {summary.written_share:.1%} of the table" if summary.table_bytes else ""
 
 
 def _losses(summary: Summary) -> list[tuple[str, str]]:

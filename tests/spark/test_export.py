@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from support.spark import patiently, spark_environment
 from liftlog.errors import CorruptRange
 from liftlog.server.vitals.child_processes import tied_to_parent
 from liftlog.spark.columns import schema_of
-from liftlog.spark.export import newest, read
+from liftlog.spark.export import newest, query, read
 from liftlog.spark.export.job import ExportJob, Summary
 from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.options import parse_options
@@ -129,6 +130,37 @@ def test_tasks_on_spark_do_what_they_do_here(
     plain()
     assert table(lake) == table(plain.to)
     assert min(offset for offset, _, _ in table(lake)) >= 500
+
+
+def test_what_is_merged_on_read(
+    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
+) -> None:
+    """By tasks on Spark, read by Spark, and by the SQL with its names for the same things."""
+    lake = str(tmp_path / "lake")
+    values = {f"k{n}": b"first %d" % n for n in range(200)}
+    streams.put("in", [Put(key, value) for key, value in values.items()])
+    export(spark, streams, lake, layout="merge-on-read", partition_bytes=1024)
+    streams.put("in", [Put("k3", b"again"), Put("k5", None), Put(None, b"x")])
+    export(spark, streams, lake, partition_bytes=1024)
+    assert newest(lake).has_changes
+    frame = read(spark, lake)
+    assert frame.columns == list(newest(lake).columns)
+    rows = [(row.offset, row.key, row.value) for row in frame.collect()]
+    assert sorted(rows) == [(n, k and bytes(k), v and bytes(v)) for n, k, v in table(lake)]
+    assert len(rows) == 200
+    text = re.sub(
+        r"read_parquet\(\[(.*?)\], hive_partitioning = false\)",
+        lambda found: (
+            "("
+            + " UNION ALL ".join(
+                f"SELECT * FROM parquet.`{name}`" for name in re.findall("'(.*?)'", found[1])
+            )
+            + ")"
+        ),
+        query(lake),
+    )
+    selected = spark.sql(text.replace('"', "`"))
+    assert sorted(row.offset for row in selected.collect()) == sorted(row[0] for row in rows)
 
 
 def test_an_append_of_many_tasks_and_its_errors(

@@ -21,11 +21,12 @@ from liftlog.log import Log
 from liftlog.server.checkpoints.service import Checkpoints
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.pull import PullServer
-from liftlog.spark.export import paths
+from liftlog.spark.export import newest, paths
 from liftlog.spark.export.job import ExportJob, Summary
 from liftlog.spark.export.opening import open_table
 from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.export.snapshot import Snapshot
+from liftlog.spark.export.store import join, open_store
 from liftlog.spark.options import parse_options
 from liftlog.stream import MessageRun
 
@@ -210,7 +211,21 @@ class Export:
 
 
 def table(lake: str) -> list[tuple[int, bytes | None, bytes | None]]:
-    """Offset, key and value of every row of the newest snapshot."""
-    found: list[Any] = [(row["offset"], row["key"], row["value"]) for row in rows_of(paths(lake))]
+    """Offset, key and value of every row of the newest snapshot, read without the help of what
+    wrote it; and that its counts are right."""
+    snapshot = newest(lake)
+    if snapshot is None:
+        return []
+    root = open_store(lake).uri
+    removed = {
+        row["offset"] for file in snapshot.removed for row in rows_of([join(root, file.path)])
+    }
+    found: list[Any] = []
+    for file in snapshot.files:
+        rows = [row for row in rows_of([join(root, file.path)]) if row["offset"] not in removed]
+        assert len(rows) == file.live_rows or file.kind == "records", file
+        found += [(row["offset"], row["key"], row["value"]) for row in rows]
     assert len({offset for offset, _, _ in found}) == len(found), "an offset is there twice"
+    if not snapshot.removed:
+        assert paths(lake) == [join(root, file.path) for file in snapshot.files]
     return sorted(found)

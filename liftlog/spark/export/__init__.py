@@ -10,6 +10,7 @@
     tasks                  the tasks of all phases, which any host can run: scan, merge, optimize
     scanning               one range of the log -> files
     merging                which files are rewritten, and one bucket of keys -> a file
+    changes                merge on read: which rows replace which, instead of rewriting files
     packing                which small files become one, and their rows -> a file
     files                  the files of the table, and those between the phases
     buckets                which keys belong to which merge task
@@ -29,14 +30,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from liftlog.spark.export.opening import in_doubt, newest, paths
+    from liftlog.spark.export.opening import batches, in_doubt, newest, paths, query
 
-__all__ = ["in_doubt", "newest", "paths", "read"]
+__all__ = ["batches", "in_doubt", "newest", "paths", "query", "read"]
 
 
 def __getattr__(name: str) -> Any:
     # `session`, which reports what is not installed, must be importable without pyarrow.
-    if name in ("in_doubt", "newest", "paths"):
+    if name in __all__:
         from liftlog.spark.export import opening
 
         return getattr(opening, name)

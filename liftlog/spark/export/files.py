@@ -12,15 +12,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from liftlog.errors import StorageError
-from liftlog.spark.columns import KEY, OFFSET, SUBJECT
+from liftlog.spark.columns import KEY, OFFSET, SUBJECT, schema_of
 from liftlog.spark.export.buckets import ALL_KEYS, Bucket, numbers_of
 from liftlog.spark.export.snapshot import DataFile, Kind, file_name
 from liftlog.spark.export.store import Store, join
@@ -32,6 +33,9 @@ _READ_BYTES = 32 * 1024 * 1024
 _PORTION_BYTES = 32 * 1024 * 1024
 
 STAGED = "staged"
+
+Offsets: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
 
 
 class RowFile(ABC):
@@ -214,6 +218,22 @@ def read_rows(store: Store, file: DataFile, schema: pa.Schema) -> Iterator[pa.Re
         ):
             found = batch.select(schema.names)
             yield found if found.schema.equals(schema) else found.cast(schema)
+
+
+def read_offsets(store: Store, files: Sequence[DataFile]) -> Offsets:
+    """All offsets in these files, sorted. Raises StorageError."""
+    schema = schema_of((OFFSET,))
+    batches = [batch for file in files for batch in read_rows(store, file, schema)]
+    return np.sort(pa.Table.from_batches(batches, schema).column(OFFSET).to_numpy())
+
+
+def are_among(offsets: Offsets, some: Offsets) -> Flags:
+    """Which of the offsets are in `some`, which is sorted."""
+    if not len(some):
+        return np.zeros(len(offsets), np.bool_)
+    places = np.minimum(np.searchsorted(some, offsets), len(some) - 1)
+    found: Flags = some[places] == offsets
+    return found
 
 
 # --- rows on their way from the scan of a range to the merge of their keys ---

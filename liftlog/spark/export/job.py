@@ -2,7 +2,8 @@
 
     1  read the newest snapshot, and fix the end: a lease up to the current high watermark
     2  scan [end of the snapshot, high watermark) into files of this run
-    3  mode compacted: merge the newest records of keys with those of the snapshot into new files;
+    3  mode compacted: merge the newest records of keys with those of the snapshot into new files,
+       or, with merge on read, add them and what they replace (`changes`);
        with --optimize: merge small files into few large ones
     4  commit the snapshot in one atomic step
     5  store the checkpoint, remove unneeded files: neither is needed for correctness
@@ -22,8 +23,9 @@ from liftlog.client import SyncClient
 from liftlog.errors import Conflict, CorruptMetadata, LeaseGone, LiftlogError, StorageError
 from liftlog.spark.daemon_transport import connect
 from liftlog.spark.export.buckets import BUCKET_BYTES
+from liftlog.spark.export.changes import Rows, add_changes, fold, must_fold
 from liftlog.spark.export.files import STAGED
-from liftlog.spark.export.merging import MergeWork, buckets_to_stage, plan_merge
+from liftlog.spark.export.merging import MergeWork, buckets_to_stage
 from liftlog.spark.export.opening import open_table, rows_in_doubt
 from liftlog.spark.export.packing import PackWork, can_be_packed, plan_packing
 from liftlog.spark.export.planning import (
@@ -31,10 +33,11 @@ from liftlog.spark.export.planning import (
     check_full_keeps_rows,
     check_replaces_unknown,
     is_up_to_date,
+    layout_of,
 )
 from liftlog.spark.export.run_plan import RunPlan, dry_plan, plan_under_lease
 from liftlog.spark.export.scanning import ScanTask, ScanWork
-from liftlog.spark.export.snapshot import DataFile, Lost, Mode, Snapshot, merged_losses
+from liftlog.spark.export.snapshot import Layout, Lost, Mode, Snapshot, merged_losses
 from liftlog.spark.export.store import join
 from liftlog.spark.export.table import Table, another_was_quicker
 from liftlog.spark.export.tasks import Engine, Task, TaskResult, Tell
@@ -48,7 +51,8 @@ logger = logging.getLogger("liftlog.spark.export")
 class Summary:
     """What a run did. If `committed` is false, there was nothing to do, or it was a dry run.
 
-    `files`, `rows` and `size_bytes` are what it wrote; `table_...` is what the table contains now;
+    `files`, `rows` and `size_bytes` are what it wrote, `written_share` is the part of the table's
+    bytes that this is; `table_...` is what the table contains now;
     `discards` says which rows were removed that the stream no longer has; `lost` is what this run
     could not read. `keys_in_doubt` counts keys of the table whose newest value may have been lost.
     """
@@ -57,6 +61,7 @@ class Summary:
     table: str
     format: str
     mode: Mode
+    layout: Layout
     committed: bool
     full: bool
     reason: str
@@ -66,6 +71,7 @@ class Summary:
     rows: int
     files: int
     size_bytes: int
+    written_share: float
     table_rows: int
     table_files: int
     table_bytes: int
@@ -146,6 +152,10 @@ class ExportJob:
             return True
         assert previous is not None
         request = self._request
+        if layout_of(request, previous) != previous.layout:
+            return True
+        if request.optimize and previous.has_changes:
+            return True
         return request.optimize and can_be_packed(previous.files, request.partition_bytes)
 
     def _previous(self) -> Snapshot | None:
@@ -176,7 +186,7 @@ class ExportJob:
         directory = table.run_directory(sequence, run)
         table.store.make_directory(join(directory, STAGED))
         try:
-            files = self._write(client, held, engine, plan, previous, directory)
+            rows = self._write(client, held, engine, plan, previous, directory)
         except (LiftlogError, OSError) as error:
             self._clean_up(directory)
             if table.next_sequence() != sequence:  # that run has removed our files
@@ -202,8 +212,10 @@ class ExportJob:
             log_start_offset=plan.view.log_start_offset,
             columns=request.columns,
             created_ns=self._now_ns(),
-            files=tuple(files),
+            files=tuple(rows.files),
             lost=_lost_so_far(plan, previous, self._lost),
+            removed=tuple(rows.removed),
+            layout=layout_of(request, previous),
         )
 
     def _write(
@@ -214,15 +226,17 @@ class ExportJob:
         plan: RunPlan,
         previous: Snapshot | None,
         directory: str,
-    ) -> list[DataFile]:
+    ) -> Rows:
         request, beginning = self._request, plan.beginning
         compacted = beginning.mode == "compacted"
         default = COMPACT_PARTITION_BYTES if compacted else DEFAULT_PARTITION_BYTES
         range_bytes = request.partition_bytes or default
         bucket_bytes = request.partition_bytes or BUCKET_BYTES
-        old = [] if previous is None or beginning.full else list(previous.files)
+        old = Rows([], [])
+        if previous is not None and not beginning.full:
+            old = Rows(list(previous.files), list(previous.removed))
         ranges = plan.ranges(client, range_bytes)
-        buckets = buckets_to_stage(old, len(ranges) * range_bytes, bucket_bytes)
+        buckets = buckets_to_stage(old.files, len(ranges) * range_bytes, bucket_bytes)
         options = replace(self._options, compact=compacted)
         where = self._table.store.uri  # absolute: tasks have their own working directories
         work = ScanWork(where, directory, beginning.mode, options, buckets)
@@ -231,26 +245,31 @@ class ExportJob:
         found = [one for result in scanned for one in result.lost]
         self._lost = merged_losses([*plan.known_losses(), *found]) if request.skip_lost else ()
         check_full_keeps_rows(request, previous, self._lost)
-        new = [file for result in scanned for file in result.files]
+        rows = old
         if compacted:
-            start = plan.view.log_start_offset
             staged = [file for result in scanned for file in result.staged]
-            merge = MergeWork(where, directory, request.columns, start)
-            old, tasks = plan_merge(merge, old, staged, bucket_bytes)
-            merged = engine.run("merge", tasks, self._tell)
-            new += [file for result in merged for file in result.files]
-        self._check_visible(new)
+            merge = MergeWork(where, directory, request.columns, plan.view.log_start_offset)
+            on_read = layout_of(request, previous) == "merge-on-read" and not request.optimize
+            if on_read and not must_fold(old, staged):
+                rows = add_changes(engine, self._tell, merge, old, staged, bucket_bytes)
+            else:
+                rows = fold(engine, self._tell, merge, old, staged, buckets, bucket_bytes)
+        rows.files.extend([file for result in scanned for file in result.files])
+        self._check_visible(directory, rows)
         if not request.optimize:
-            return old + new
+            return rows
         pack = PackWork(where, directory, request.columns)
-        stay, packing = plan_packing(pack, old + new, request.partition_bytes)
+        stay, packing = plan_packing(pack, rows.files, request.partition_bytes)
         packed = engine.run("optimize", packing, self._tell)
-        made = [file for result in packed for file in result.files]
-        self._check_visible(made)
-        return stay + made
+        rows = Rows(stay + [file for result in packed for file in result.files], rows.removed)
+        self._check_visible(directory, rows)
+        return rows
 
-    def _check_visible(self, files: Sequence[DataFile]) -> None:
-        for file in files:
+    def _check_visible(self, directory: str, rows: Rows) -> None:
+        """That the driver sees what the tasks of this run have written."""
+        for file in [*rows.files, *rows.removed]:
+            if not file.path.startswith(join(directory, "")):
+                continue
             if self._table.store.size(file.path) != file.size_bytes:
                 raise StorageError(
                     f"{file.path} was written by a task, but is not in {self._request.to} on the "
@@ -308,25 +327,29 @@ class ExportJob:
 
     def _summary(self, plan: RunPlan, previous: Snapshot | None, made: Snapshot | None) -> Summary:
         request, now = self._request, made or previous
-        files = [] if made is None else [file for file in made.files if made.run in file.path]
+        files = [] if made is None else [one for one in made.all_files if made.run in one.path]
+        size_bytes = sum(file.size_bytes for file in files)
+        table_bytes = 0 if now is None else now.size_bytes
         beginning = plan.beginning
         return Summary(
             stream=request.stream,
             table=request.to,
             format=request.format,
             mode=beginning.mode,
+            layout=layout_of(request, previous),
             committed=made is not None,
             full=beginning.full,
             reason=beginning.reason,
             from_offset=beginning.from_offset,
             to_offset=plan.end_offset,
             sequence=0 if now is None else now.sequence,
-            rows=sum(file.rows for file in files),
+            rows=sum(file.rows for file in files if file.kind != "removed"),
             files=len(files),
-            size_bytes=sum(file.size_bytes for file in files),
+            size_bytes=size_bytes,
+            written_share=round(size_bytes / table_bytes, 6) if table_bytes else 0.0,
             table_rows=0 if now is None else now.rows,
-            table_files=0 if now is None else len(now.files),
-            table_bytes=0 if now is None else now.size_bytes,
+            table_files=0 if now is None else len(now.all_files),
+            table_bytes=table_bytes,
             discards=beginning.discards,
             lost=plan.known_losses() if request.dry_run else self._lost,
             keys_in_doubt=self._keys_in_doubt(now),

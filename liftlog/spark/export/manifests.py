@@ -90,7 +90,7 @@ class ManifestTable:
         readable = [snapshot for snapshot in kept if snapshot is not None]
         if not found or len(readable) < len(kept):
             return removed  # a damaged manifest does not show which files it needs
-        needed = {file.path for snapshot in readable for file in snapshot.files}
+        needed = {file.path for snapshot in readable for file in snapshot.all_files}
         newest = found[-1][0]
         return removed + clear_runs(self.store, RUNS, newest, lambda run, path: path in needed)
 

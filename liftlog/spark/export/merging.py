@@ -22,6 +22,8 @@ from liftlog.spark.export.files import (
     PartWriter,
     StagedFile,
     StagedPart,
+    are_among,
+    read_offsets,
     read_part,
     read_rows,
     split_by_key,
@@ -47,14 +49,16 @@ class MergeTask:
     """Rows in, the newest of each key out, into a new file.
 
     Among rows with the same key, the one with the largest offset wins. Winning tombstones and rows
-    below the log start are omitted. All rows without a key are kept. If a file also holds other
-    buckets, their rows are skipped.
+    below the log start are omitted, and so are those whose offset is in a file of `removed`.
+    All other rows without a key are kept. If a file also holds other buckets, their rows are
+    skipped.
     """
 
     work: MergeWork
     bucket: Bucket
     files: tuple[DataFile, ...]
     staged: tuple[StagedPart, ...]
+    removed: tuple[DataFile, ...] = ()
 
     def run(self) -> TaskResult:
         """Raises LiftlogError."""
@@ -90,6 +94,7 @@ class MergeTask:
             offsets.append(batch.column(OFFSET).to_numpy())
         places = np.concatenate(offsets)
         wins = newest_of_each(keys, places) & (places >= self.work.log_start_offset)
+        wins &= ~are_among(places, read_offsets(store, self.removed))
         wanted = np.concatenate(ours)
         wanted[wanted] = wins
         return wanted
@@ -116,8 +121,10 @@ def plan_merge(
     old: Sequence[DataFile],
     staged: Sequence[StagedFile],
     bucket_bytes: int,
+    removed: Sequence[DataFile] = (),
 ) -> tuple[list[DataFile], list[MergeTask]]:
-    """The files of the previous snapshot that stay as they are, and the tasks that merge the rest.
+    """The files of the previous snapshot that stay as they are, and the tasks that merge the rest,
+    without the rows whose offsets are in `removed`.
 
     There are as many buckets as before, and more if one would have more than `bucket_bytes`. Files
     of buckets without new rows stay. Files that retention has reached are merged too, so that the
@@ -136,21 +143,29 @@ def plan_merge(
     stay: list[DataFile] = []
     merged: list[DataFile] = []
     for file in old:
-        stays = file.min_offset >= start and (
-            file.kind == "keyless"
-            or (file.kind == "keyed" and not any(map(file.bucket.meets, filled)))
+        stays = (
+            file.min_offset >= start
+            and not file.removed_rows
+            and (
+                file.kind == "keyless"
+                or (file.kind == "keyed" and not any(map(file.bucket.meets, filled)))
+            )
         )
         (stay if stays else merged).append(file)
     tasks = []
     for bucket, found in parts.items():
-        files = [file for file in merged if _concerns(file, bucket)]
+        files = [file for file in merged if concerns(file, bucket)]
         if files or found:
-            tasks.append(MergeTask(work, bucket, tuple(files), tuple(found)))
+            gone = [file for file in removed if file.bucket.meets(bucket)]
+            tasks.append(MergeTask(work, bucket, tuple(files), tuple(found), tuple(gone)))
     return stay, tasks
 
 
-def _concerns(file: DataFile, bucket: Bucket) -> bool:
-    """Rows without a key are in the bucket of the empty key, which is the first."""
+def concerns(file: DataFile, bucket: Bucket) -> bool:
+    """Whether some row of the file can be in the bucket.
+
+    Rows without a key are in the bucket of the empty key, which is the first.
+    """
     return bucket.number == 0 if file.kind == "keyless" else file.bucket.meets(bucket)
 
 

@@ -5,16 +5,17 @@ Readers need neither Spark nor a daemon. deltalake is imported only for a Delta 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from liftlog.spark.columns import KEY, OFFSET, schema_of
-from liftlog.spark.export.files import read_rows
+from liftlog.errors import Conflict, InvalidArgument, StreamNotFound
+from liftlog.spark.columns import KEY, OFFSET, did_you_mean, schema_of
+from liftlog.spark.export.files import are_among, read_offsets, read_rows
 from liftlog.spark.export.manifests import ManifestTable
 from liftlog.spark.export.planning import ExportRequest
-from liftlog.spark.export.snapshot import Snapshot
+from liftlog.spark.export.snapshot import DataFile, Snapshot
 from liftlog.spark.export.store import (
     LocalStore,
     Store,
@@ -53,14 +54,93 @@ def newest(directory: str) -> Snapshot | None:
 
 
 def paths(directory: str) -> list[str]:
-    """The files of the newest snapshot, for any reader of Parquet."""
+    """The files of the newest snapshot, for any reader of Parquet.
+
+    Raises Conflict if some of their rows do not count, as in a table that is merged on read.
+    """
     snapshot = newest(directory)
-    return [] if snapshot is None else paths_of(directory, snapshot)
+    if snapshot is None:
+        return []
+    if snapshot.removed:
+        raise Conflict(
+            f"{directory} is merged on read: some rows of its files do not count",
+            hint="read it with `read`, `batches` or the SQL of `query` in liftlog.spark.export, or "
+            "run `liftlog export` with --copy-on-write",
+        )
+    return paths_of(directory, snapshot.files)
 
 
-def paths_of(directory: str, snapshot: Snapshot) -> list[str]:
+def paths_of(directory: str, files: Sequence[DataFile]) -> list[str]:
     root = open_store(directory).uri
-    return [join(root, file.path) for file in snapshot.files]
+    return [join(root, file.path) for file in files]
+
+
+def batches(directory: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of the newest snapshot, in no particular order; `columns` None: all columns.
+
+    Needs memory for a portion of rows and for the offsets of rows that do not count. Raises
+    StreamNotFound, CorruptMetadata, StorageError, InvalidArgument.
+    """
+    snapshot = newest(directory)
+    if snapshot is None:
+        raise nothing_in(directory)
+    wanted = snapshot.columns if columns is None else tuple(columns)
+    for name in wanted:
+        if name not in snapshot.columns:
+            raise InvalidArgument(
+                f"{directory} has no column {name!r}{did_you_mean(name, snapshot.columns)}"
+            )
+    store = open_store(directory)
+    for batch in live_rows(store, snapshot, tuple(dict.fromkeys((*wanted, OFFSET)))):
+        yield batch.select(wanted)
+
+
+def query(directory: str) -> str:
+    """SQL for DuckDB that selects the rows of the newest snapshot, and needs nothing of liftlog.
+
+    Its files stay as those of `newest`. Raises StreamNotFound, CorruptMetadata.
+    """
+    snapshot = newest(directory)
+    if snapshot is None:
+        raise nothing_in(directory)
+    columns = ", ".join(f'"{name}"' for name in snapshot.columns)
+    if not snapshot.files:
+        types = ", ".join(f'NULL AS "{name}"' for name in snapshot.columns)
+        return f"SELECT {columns} FROM (SELECT {types}) WHERE false"
+    text = f"SELECT {columns} FROM {_parquet(paths_of(directory, snapshot.files))}"
+    if snapshot.removed:
+        removed = _parquet(paths_of(directory, snapshot.removed))
+        text += f' WHERE "offset" NOT IN (SELECT "offset" FROM {removed})'
+    return text
+
+
+def _parquet(names: Sequence[str]) -> str:
+    quoted = ", ".join("'" + name.replace("'", "''") + "'" for name in names)
+    return f"read_parquet([{quoted}], hive_partitioning = false)"
+
+
+def nothing_in(directory: str) -> StreamNotFound:
+    return StreamNotFound(
+        f"{directory} holds no export", hint="run `liftlog export STREAM --to DIR` first"
+    )
+
+
+def live_rows(
+    store: Store,
+    snapshot: Snapshot,
+    columns: tuple[str, ...],
+    files: Sequence[DataFile] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows that count, of some files of the snapshot or of all; `columns` include the offset.
+    Raises StorageError."""
+    removed = read_offsets(store, snapshot.removed)
+    for file in snapshot.files if files is None else files:
+        for batch in read_rows(store, file, schema_of(columns)):
+            if file.removed_rows:
+                gone = are_among(batch.column(OFFSET).to_numpy(), removed)
+                batch = batch.filter(pa.array(~gone))
+            if batch.num_rows:
+                yield batch
 
 
 def in_doubt(directory: str) -> Iterator[pa.RecordBatch]:
@@ -77,10 +157,10 @@ def in_doubt(directory: str) -> Iterator[pa.RecordBatch]:
 def rows_in_doubt(store: Store, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
     """See `in_doubt`."""
     bound = snapshot.doubtful_below
-    for file in snapshot.files:
-        if file.kind == "keyless" or file.min_offset >= bound:
-            continue
-        for batch in read_rows(store, file, schema_of((KEY, OFFSET))):
-            mask = pc.and_(pc.is_valid(batch.column(KEY)), pc.less(batch.column(OFFSET), bound))
-            if pc.any(mask).as_py():
-                yield batch.filter(mask)
+    files = [one for one in snapshot.files if one.kind != "keyless" and one.min_offset < bound]
+    if not files:
+        return
+    for batch in live_rows(store, snapshot, (KEY, OFFSET), files):
+        mask = pc.and_(pc.is_valid(batch.column(KEY)), pc.less(batch.column(OFFSET), bound))
+        if pc.any(mask).as_py():
+            yield batch.filter(mask)

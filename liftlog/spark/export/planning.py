@@ -18,7 +18,7 @@ from liftlog.errors import (
 )
 from liftlog.names import check_consumer_name, check_stream_name
 from liftlog.spark.columns import DEFAULT, DEFAULT_WITH_HEADERS
-from liftlog.spark.export.snapshot import Lost, Mode, Snapshot
+from liftlog.spark.export.snapshot import Layout, Lost, Mode, Snapshot
 from liftlog.spark.options import DEFAULT_LEASE_SECONDS
 
 Format: TypeAlias = Literal["parquet", "delta"]
@@ -33,7 +33,8 @@ FULL_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """One run. `mode` None: the mode of the table; compacted for a new one.
+    """One run. `mode` None: the mode of the table; compacted for a new one. `layout` likewise; a
+    new one is copied on write.
 
     `full` reads the whole stream again and replaces the table, with `discard_rows` even if the
     stream no longer has all of its rows; `skip_lost` continues after records that are damaged or
@@ -45,6 +46,7 @@ class ExportRequest:
     to: str
     mode: Mode | None = None
     format: Format = "parquet"
+    layout: Layout | None = None
     full: bool = False
     discard_rows: bool = False
     optimize: bool = False
@@ -61,6 +63,11 @@ class ExportRequest:
         check_consumer_name(self.consumer)
         if self.discard_rows and not self.full:
             raise InvalidArgument("--discard-rows permits --full to remove rows: use both")
+        if self.layout == "merge-on-read" and self.format == "delta":
+            raise InvalidArgument(
+                "--merge-on-read is for Parquet tables",
+                hint="a Delta table would need deletion vectors, which delta-rs cannot write",
+            )
         if self.optimize and self.format == "delta":
             raise InvalidArgument(
                 "--optimize is for Parquet tables",
@@ -110,9 +117,23 @@ class Beginning:
     """The rows of the table that the run will remove and that the stream no longer has."""
 
 
+def layout_of(request: ExportRequest, previous: Snapshot | None) -> Layout:
+    """The layout of the table after the run."""
+    return request.layout or ("copy-on-write" if previous is None else previous.layout)
+
+
 def decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) -> Beginning:
-    """Raises Conflict, StaleIncarnation, Diverged, OffsetOutOfRange: then the user has to say what
-    to do."""
+    """Raises Conflict, StaleIncarnation, Diverged, OffsetOutOfRange, InvalidArgument: then the user
+    has to say what to do."""
+    beginning = _decide(request, previous, view)
+    if beginning.mode == "append" and request.layout == "merge-on-read":
+        raise InvalidArgument(
+            "--merge-on-read is for mode compacted: mode append writes no row twice"
+        )
+    return beginning
+
+
+def _decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) -> Beginning:
     start = view.log_start_offset
     if previous is not None and previous.stream != request.stream:
         raise Conflict(
@@ -187,6 +208,8 @@ def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamV
     if beginning.from_offset < view.high_watermark:
         return False
     if beginning.mode == "append":
+        return True
+    if view.log_start_offset <= previous.log_start_offset:
         return True
     return all(file.min_offset >= view.log_start_offset for file in previous.files)
 

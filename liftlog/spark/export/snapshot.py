@@ -18,10 +18,12 @@ from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.spark.export.buckets import ALL_KEYS, Bucket
 
 FORMAT = "liftlog-export"
-VERSION = 1
+VERSIONS = (1, 2)
+"""2: with rows to leave out, or files of kind "changed". Readers that know only 1 must stop."""
 
 Mode: TypeAlias = Literal["compacted", "append"]
-Kind: TypeAlias = Literal["keyed", "keyless", "records"]
+Layout: TypeAlias = Literal["copy-on-write", "merge-on-read"]
+Kind: TypeAlias = Literal["keyed", "keyless", "records", "changed", "removed"]
 
 _TAIL = re.compile(rb',\n"crc32c":"([0-9a-f]{8})"\}\n\Z')
 
@@ -30,9 +32,10 @@ _TAIL = re.compile(rb',\n"crc32c":"([0-9a-f]{8})"\}\n\Z')
 class DataFile:
     """A Parquet file; `path` is relative to the table.
 
-    `kind`: "keyed" holds the newest records of keys, "keyless" records without a key, "records"
-    every record of a range. `min_offset` and `max_offset` are those of its rows. All its keys are
-    in `bucket`.
+    `kind`: "keyed" holds the newest records of keys, "changed" likewise, of keys that changed since
+    the "keyed" files were written, "keyless" records without a key, "records" every record of a
+    range; "removed" holds offsets only. `min_offset` and `max_offset` are those of its rows. All
+    its keys are in `bucket`. `removed_rows` of its rows are in the files of kind "removed".
     """
 
     path: str
@@ -42,6 +45,11 @@ class DataFile:
     min_offset: int
     max_offset: int
     bucket: Bucket = ALL_KEYS
+    removed_rows: int = 0
+
+    @property
+    def live_rows(self) -> int:
+        return self.rows - self.removed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,8 @@ class Snapshot:
     In mode "compacted" the files hold the newest value of each key below `to_offset`, and all
     records without a key, from `log_start_offset` on; in mode "append" all records that were
     exported since the last full run. `lost` is what is missing from that, in this run and in those
-    before it since the last full run.
+    before it since the last full run. Rows whose offset is in a file of `removed` do not count:
+    there are some only in layout "merge-on-read".
     """
 
     sequence: int
@@ -95,6 +104,17 @@ class Snapshot:
     created_ns: int
     files: tuple[DataFile, ...]
     lost: tuple[Lost, ...] = ()
+    removed: tuple[DataFile, ...] = ()
+    layout: Layout = "copy-on-write"
+
+    @property
+    def all_files(self) -> tuple[DataFile, ...]:
+        return self.files + self.removed
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a fold would have something to do."""
+        return bool(self.removed) or any(file.kind == "changed" for file in self.files)
 
     @property
     def doubtful_below(self) -> int:
@@ -105,18 +125,18 @@ class Snapshot:
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.files)
+        return sum(file.live_rows for file in self.files)
 
     @property
     def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
+        return sum(file.size_bytes for file in self.all_files)
 
 
 def to_content(snapshot: Snapshot) -> dict[str, Any]:
     """Everything except the files, for JSON."""
-    content: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    content: dict[str, Any] = {"format": FORMAT, "version": _version(snapshot)}
     for one in fields(snapshot):
-        if one.name not in ("files", "lost"):
+        if one.name not in ("files", "removed", "lost"):
             content[one.name] = getattr(snapshot, one.name)
     content["rows"], content["size_bytes"] = snapshot.rows, snapshot.size_bytes
     content["lost"] = [asdict(one) for one in snapshot.lost]
@@ -125,10 +145,21 @@ def to_content(snapshot: Snapshot) -> dict[str, Any]:
 
 def encode_manifest(snapshot: Snapshot) -> bytes:
     lines = [f"{json.dumps(name)}:{_dumps(value)}" for name, value in to_content(snapshot).items()]
-    files = ",\n  ".join(_dumps(asdict(file)) for file in snapshot.files)
-    lines.append(f'"files":[{files and chr(10) + "  "}{files}]')
+    lines.append(_listed("files", snapshot.files))
+    if snapshot.removed:
+        lines.append(_listed("removed", snapshot.removed))
     body = ("{" + ",\n".join(lines)).encode()
     return body + b',\n"crc32c":"%08x"}\n' % crc32c(body)
+
+
+def _version(snapshot: Snapshot) -> int:
+    """The lowest whose readers see the right rows."""
+    return 2 if snapshot.has_changes else 1
+
+
+def _listed(name: str, files: Iterable[DataFile]) -> str:
+    lines = ",\n  ".join(_dumps(asdict(file)) for file in files)
+    return f'"{name}":[{lines and chr(10) + "  "}{lines}]'
 
 
 def decode_manifest(raw: bytes, name: str) -> Snapshot:
@@ -149,9 +180,10 @@ def from_content(content: Any, files: Any, name: str) -> Snapshot:
     """The snapshot of a `to_content`, and files as in a manifest. Raises as `decode_manifest`."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _damaged(name, f"it is not a {FORMAT}")
-    if content.get("version") != VERSION:
+    if content.get("version") not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
         raise UnsupportedFormat(
-            f"{name} has version {content.get('version')!r} of its format; {VERSION} is known",
+            f"{name} has version {content.get('version')!r} of its format; {known} are known",
             hint="use the liftlog that wrote it, or a newer one",
         )
     try:
@@ -171,19 +203,35 @@ def _damaged(name: str, what: str) -> CorruptMetadata:
     )
 
 
-_WANTED: dict[str, type] = {"str": str, "int": int, "bool": bool, "Mode": str, "Kind": str}
+_WANTED: dict[str, type] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "Mode": str,
+    "Kind": str,
+    "Layout": str,
+}
+_LATER = {"layout": "copy-on-write", "removed_rows": 0}
+"""Fields that the first manifests did not have."""
 
 
 def _snapshot(content: Mapping[str, Any], listed: Any) -> Snapshot:
     plain = _fields(Snapshot, content)
     if plain["mode"] not in get_args(Mode) or plain["sequence"] < 1:
         raise ValueError("mode, sequence")
+    if plain["layout"] not in get_args(Layout):
+        raise ValueError("layout")
     columns = content["columns"]
     if not isinstance(columns, list) or not all(isinstance(one, str) for one in columns):
         raise TypeError("columns")
     files = tuple(map(file_from, listed))
+    removed = tuple(map(file_from, content.get("removed", [])))
+    if any(file.kind == "removed" for file in files) or any(
+        file.kind != "removed" for file in removed
+    ):
+        raise ValueError("removed")
     lost = tuple([Lost(**_fields(Lost, one)) for one in content["lost"]])
-    return Snapshot(columns=tuple(columns), files=files, lost=lost, **plain)
+    return Snapshot(columns=tuple(columns), files=files, removed=removed, lost=lost, **plain)
 
 
 def file_from(content: Mapping[str, Any]) -> DataFile:
@@ -196,6 +244,8 @@ def file_from(content: Mapping[str, Any]) -> DataFile:
         raise ValueError(file.path)
     if total.bit_count() != 1 or not 0 <= number < total:
         raise ValueError("bucket")
+    if file.live_rows < 0:
+        raise ValueError("removed_rows")
     return file
 
 
@@ -205,7 +255,7 @@ def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
         wanted = _WANTED.get(str(one.type))
         if wanted is None:
             continue
-        value = content[one.name]
+        value = content.get(one.name, _LATER[one.name]) if one.name in _LATER else content[one.name]
         if type(value) is not wanted or (isinstance(value, int) and value < 0):
             raise TypeError(one.name)
         found[one.name] = value
@@ -217,7 +267,9 @@ def is_safe_path(path: str) -> bool:
     return bool(re.fullmatch(r"(?!/)[A-Za-z0-9_./=-]+", path)) and ".." not in path.split("/")
 
 
-_FILE_NAME = re.compile(r"(keyed|keyless|records)-(?:(\d+)-(\d+)-)?[0-9a-f]{32}\.parquet")
+_FILE_NAME = re.compile(
+    r"(keyed|keyless|records|changed|removed)-(?:(\d+)-(\d+)-)?[0-9a-f]{32}\.parquet"
+)
 
 
 def file_name(kind: Kind, bucket: Bucket, unique: str) -> str:

@@ -21,11 +21,13 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """`files` are for the table, `staged` is for the merge, `lost` could not be read."""
+    """`files` are for the table, `staged` is for the merge, `lost` could not be read; `removed`:
+    how many rows of which older files the files of kind "removed" name."""
 
     files: tuple[DataFile, ...] = ()
     staged: tuple[StagedFile, ...] = ()
     lost: tuple[Lost, ...] = ()
+    removed: tuple[tuple[str, int], ...] = ()
 
 
 class Task(Protocol):
@@ -76,6 +78,7 @@ def results(tasks: Sequence[Task], told: Iterable[str]) -> list[TaskResult]:
             tuple(map(file_from, content["files"])),
             tuple([StagedFile(**one | {"rows": tuple(one["rows"])}) for one in content["staged"]]),
             tuple([Lost(**one) for one in content["lost"]]),
+            tuple([(path, rows) for path, rows in content["removed"]]),
         )
         for content in found
     ]

@@ -59,7 +59,22 @@ def test_directories_of_a_run_that_was_killed(
         shutil.rmtree(lake)
 
 
-@pytest.mark.parametrize("prepare", [_first, _third])
+def _merged(streams: ExportedStreams, export: Export) -> None:
+    """On read, with changes of two runs, and with something to remove afterwards."""
+    streams.put("in", [Put(f"k{n}", b"0") for n in range(40)])
+    export(layout="merge-on-read")
+    for n in range(3):
+        streams.put("in", [Put(f"k{n}", b"1"), Put(f"k{n + 1}", None), Put(None, b"2")])
+        if n < 2:
+            export()
+
+
+def _folds(streams: ExportedStreams, export: Export) -> None:
+    _merged(streams, export)
+    streams.put("in", [Put(f"k{n}", b"3") for n in range(20)])
+
+
+@pytest.mark.parametrize("prepare", [_first, _third, _merged, _folds])
 def test_a_crash_before_every_step(
     streams: ExportedStreams,
     export: Export,
@@ -74,6 +89,7 @@ def test_a_crash_before_every_step(
     with disk() as whole:
         export(keep_seconds=0.0)
     after, runs = _snapshot(lake), _runs(lake)
+    assert newest(lake).has_changes == (prepare is _merged)
     assert whole.steps > 20
     for step in one_in(3, range(whole.steps), prepare.__name__):
         shutil.rmtree(lake)

@@ -74,8 +74,8 @@ def test_the_manifest_as_its_page_says(streams: ExportedStreams, export: Export,
     # A reader ignores what it does not know.
     more = body + b',\n"more":1'
     assert decode_manifest(more + b',\n"crc32c":"%08x"}\n' % crc32c(more), "m").rows == 2
-    newer = body.replace(b'"version":1', b'"version":2')
-    with pytest.raises(UnsupportedFormat, match="version 2"):
+    newer = body.replace(b'"version":1', b'"version":3')
+    with pytest.raises(UnsupportedFormat, match="version 3"):
         decode_manifest(newer + b',\n"crc32c":"%08x"}\n' % crc32c(newer), "m")
 
 
