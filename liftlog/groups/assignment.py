@@ -30,11 +30,24 @@ def shares(state: GroupState) -> dict[str, int]:
 def excess(state: GroupState) -> set[int]:
     """The slots that their owners have to give up: the newest ones of those with too many."""
     found: set[int] = set()
+    by_owner: dict[str, list[int]] = {}
+    for slot, owner in enumerate(state.owners):
+        by_owner.setdefault(owner, []).append(slot)
     for member, share in shares(state).items():
-        owned = state.owned_by(member)
+        owned = by_owner.get(member, [])
         if len(owned) > share:
             owned.sort(key=lambda slot: (-state.since[slot], -slot))
             found.update(owned[: len(owned) - share])
+    return found
+
+
+def staying(state: GroupState) -> dict[str, list[int]]:
+    """The slots that each owner has and does not have to give up."""
+    moving = excess(state)
+    found: dict[str, list[int]] = {}
+    for slot, owner in enumerate(state.owners):
+        if owner != FREE and slot not in moving:
+            found.setdefault(owner, []).append(slot)
     return found
 
 

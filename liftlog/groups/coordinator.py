@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -28,7 +27,20 @@ from liftlog.errors import (
     LimitExceeded,
     StaleIncarnation,
 )
-from liftlog.groups.assignment import excess, joined, released, settled, without
+from liftlog.groups.assignment import joined, released, settled, staying, without
+from liftlog.groups.quota import Limits, Quota, Use
+from liftlog.groups.requests import (
+    Asked,
+    Assignment,
+    Beat,
+    Commit,
+    Join,
+    Leave,
+    OwnedSlot,
+    Remove,
+    Seek,
+    Told,
+)
 from liftlog.groups.state import (
     DEFAULT_SLOTS,
     MAX_MEMBERS,
@@ -42,113 +54,18 @@ from liftlog.groups.state import (
 
 logger = logging.getLogger("liftlog.groups")
 
-MAX_GROUPS = 10_000
-"""A group with more slots than the default counts as several: its state is as much larger."""
 _MAX_WAITING = 50_000
-
-
-class OwnedSlot(NamedTuple):
-    """`since`: the generation in which it was assigned. `offset`: the next one to read."""
-
-    slot: int
-    since: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What a member is to own from now on. A slot that it has and that is not here is to be given
-    up: finished, committed, and then left out of its beats."""
-
-    joined: int
-    generation: int
-    slot_count: int
-    slots: tuple[OwnedSlot, ...]
-    incarnation: str
-    epoch: int
-
-
-# --- what is asked --------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """`slots` None: those of the group, or the default for a new one, which begins at `start`. A
-    join with the same token again is the same join."""
-
-    key: GroupKey
-    member: str
-    token: str
-    session_ms: int
-    slots: int | None = None
-    start: int = 0
-    principal: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """`generation` is the newest that the member knows, `owned` what it reads. Without news the
-    answer may come `wait` seconds later."""
-
-    key: GroupKey
-    member: str
-    joined: int
-    generation: int
-    owned: frozenset[int]
-    wait: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Everything below its offset is processed, of each of these slots."""
-
-    key: GroupKey
-    member: str
-    joined: int
-    generation: int
-    offsets: Mapping[int, int]
-    incarnation: str = ""
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    key: GroupKey
-    member: str
-    joined: int
-
-
-@dataclass(frozen=True, slots=True)
-class Seek:
-    """All slots continue at `offset`, of the stream with that incarnation."""
-
-    key: GroupKey
-    offset: int
-    incarnation: str = ""
-    epoch: int = 0
-    principal: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """`only_if`: only a group that is still exactly this."""
-
-    key: GroupKey
-    only_if: GroupState | None = None
-
-
-Asked = Join | Beat | Commit | Leave | Seek | Remove
-Told = Callable[[Assignment | None, LiftlogError | None], None]
-"""Called once: with an assignment for a join or a beat, with None for the rest, or an error."""
+_LOOK_SECONDS = 2e-6
+"""For each member, at least so long between two looks at all sessions: such a look takes a tenth of
+that, and the members of many groups must not keep the daemon busy with it."""
 
 
 @dataclass(slots=True)
 class Flight:
     """What is judged together. `drafts` is to be stored; None deletes a group."""
 
+    quota: Quota
     drafts: dict[GroupKey, GroupState | None] = field(default_factory=dict)
-    created: Counter[str] = field(default_factory=Counter)
-    """What the groups that it creates count for, by principal."""
     verdicts: list[tuple[Asked, Told, LiftlogError | None]] = field(default_factory=list)
 
 
@@ -165,16 +82,13 @@ class Coordinator:
         self,
         groups: Mapping[GroupKey, GroupState],
         now: float,
-        *,
-        max_groups: int = MAX_GROUPS,
-        max_groups_per_principal: int = MAX_GROUPS,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
         """`groups` is what is durable. All sessions begin now."""
         self.groups = dict(groups)
-        self._max_groups, self._max_owned = max_groups, max_groups_per_principal
-        self._owned: Counter[str] = Counter()
-        for state in groups.values():
-            self._owned[state.principal] += _weight(state)
+        self._limits, self._use = limits, Use.of(groups.values())
+        self._kept: dict[GroupKey, tuple[int, dict[str, list[int]]]] = {}
+        """Of a generation: the slots that each member is to own from now on."""
         self.expired_total = self.commits_total = self.generations_total = 0
         self._waiting: list[tuple[Asked, Told]] = []
         self._parked: dict[GroupKey, dict[str, Parked]] = {}
@@ -215,14 +129,17 @@ class Coordinator:
 
     def _answer_overdue(self, now: float) -> None:
         """Answer the beats that have waited long enough, and find out how long all is quiet."""
-        quiet_until = math.inf
+        quiet_until, members = math.inf, 0
         for parked in self._parked.values():
             for name in [name for name, one in parked.items() if one.until <= now]:
                 beat, told, _ = parked.pop(name)
                 self._answer(beat, told)
             quiet_until = min([quiet_until, *[one.until for one in parked.values()]])
         for deadlines in self._deadlines.values():
+            members += len(deadlines)
             quiet_until = min([quiet_until, *deadlines.values()])
+        if quiet_until > now:  # else sessions have ended, which the next flight judges
+            quiet_until = max(quiet_until, now + members * _LOOK_SECONDS)
         self.quiet_until = quiet_until
 
     # --- flights ---
@@ -230,7 +147,7 @@ class Coordinator:
     def begin(self, now: float) -> Flight:
         """Judge everything that waits. The caller stores the drafts, if there are any, and then
         calls `landed`; there is one flight at a time."""
-        flight = Flight()
+        flight = Flight(Quota(self._limits, self._use))
         waiting, self._waiting = self._waiting, []
         if now >= self.quiet_until:
             self._expire(flight, now)
@@ -272,13 +189,12 @@ class Coordinator:
 
     def _adopt(self, key: GroupKey, draft: GroupState | None, now: float) -> None:
         before = self.groups.get(key)
-        if before is not None:
-            self._owned[before.principal] -= _weight(before)
+        self._use.count(before, draft)
         if draft is None:
             del self.groups[key]
             self._deadlines.pop(key, None)
+            self._kept.pop(key, None)
             return
-        self._owned[draft.principal] += _weight(draft)
         self.generations_total += before is None or draft.generation != before.generation
         known = self._deadlines.get(key, {})
         self._deadlines[key] = {}
@@ -325,22 +241,7 @@ class Coordinator:
     ) -> GroupState:
         """Raises InvalidArgument, LimitExceeded."""
         state = new_group(slots, start, principal)
-        weight = _weight(state)
-        if self._owned.total() + flight.created.total() + weight > self._max_groups:
-            raise LimitExceeded(
-                f"group {key[0]} of stream {key[1]} would be one too many: there may be "
-                f"{self._max_groups}, of {DEFAULT_SLOTS} slots",
-                hint="delete some (liftlog group rm), or raise checkpoints.max_groups",
-            )
-        owned = self._owned[principal] + flight.created[principal]
-        if principal and owned + weight > self._max_owned:
-            raise LimitExceeded(
-                f"{principal} has created as many groups as a principal may: {self._max_owned}, of "
-                f"{DEFAULT_SLOTS} slots",
-                hint="delete some (liftlog group rm), or raise "
-                "checkpoints.max_groups_per_principal",
-            )
-        flight.created[principal] += weight
+        flight.quota.create(f"group {key[0]} of stream {key[1]}", state)
         return state
 
     def _join(self, flight: Flight, state: GroupState | None, asked: Join) -> GroupState:
@@ -362,6 +263,7 @@ class Coordinator:
         present = state.members.get(asked.member)
         if present is not None and present.token == asked.token:
             return state
+        flight.quota.join(asked.principal)
         member = Member(0, asked.session_ms, asked.token, asked.principal)
         return joined(state, asked.member, member)
 
@@ -420,7 +322,10 @@ class Coordinator:
 
     def assignment(self, key: GroupKey, member: str) -> Assignment:
         state = self.groups[key]
-        moving = excess(state)
+        generation, kept = self._kept.get(key, (None, {}))
+        if generation != state.generation:
+            kept = staying(state)
+            self._kept[key] = state.generation, kept
         return Assignment(
             state.members[member].joined,
             state.generation,
@@ -428,8 +333,7 @@ class Coordinator:
             tuple(
                 [
                     OwnedSlot(slot, state.since[slot], state.offsets[slot])
-                    for slot in state.owned_by(member)
-                    if slot not in moving
+                    for slot in kept.get(member, ())
                 ]
             ),
             state.incarnation,
@@ -531,8 +435,3 @@ def _check_no_members(state: GroupState, key: GroupKey) -> None:
             f"group {group} of stream {stream} has members: {', '.join(names)}",
             hint="stop them, and try again when their sessions have ended",
         )
-
-
-def _weight(state: GroupState) -> int:
-    """How many groups it counts for."""
-    return -(-state.slots // DEFAULT_SLOTS)

@@ -436,6 +436,14 @@ class CheckpointSettings(SettingsModel):
         default=1_000,
         description="Maximum number of consumer groups created by one ACL principal.",
     )
+    max_members: Count = Field(
+        default=10_000,
+        description="Maximum number of members, of all consumer groups together.",
+    )
+    max_members_per_principal: Count = Field(
+        default=2_000,
+        description="Maximum number of members that one ACL principal has, in all consumer groups.",
+    )
 
 
 class Settings(SettingsModel):

@@ -20,7 +20,8 @@ from liftlog.client.group_member import GroupMember, Lane
 from liftlog.errors import LiftlogError
 from liftlog.groups import coordinator as module
 from liftlog.groups.assignment import excess, released, settled
-from liftlog.groups.coordinator import Beat, Commit, Coordinator, Flight, OwnedSlot
+from liftlog.groups.coordinator import Coordinator, Flight
+from liftlog.groups.requests import Beat, Commit, OwnedSlot
 from liftlog.groups.state import FREE, GroupState
 
 RUNS = int(os.environ.get("SIMULATE_RUNS", "8"))
@@ -154,7 +155,7 @@ class AnswersFirst(Coordinator):
         flight = super().begin(now)
         told, flight.verdicts = flight.verdicts, []
         before = dict(self.groups)
-        self.landed(Flight(dict(flight.drafts), told), None, now)
+        self.landed(Flight(flight.quota, dict(flight.drafts), told), None, now)
         self.groups = before
         return flight
 

@@ -17,16 +17,8 @@ from dataclasses import dataclass, field
 
 from liftlog.client.group_member import GroupMember, Lane
 from liftlog.errors import GroupFenced, LiftlogError, StorageError
-from liftlog.groups.coordinator import (
-    Asked,
-    Assignment,
-    Beat,
-    Commit,
-    Coordinator,
-    Flight,
-    Join,
-    Leave,
-)
+from liftlog.groups.coordinator import Coordinator, Flight
+from liftlog.groups.requests import Asked, Assignment, Beat, Commit, Join, Leave
 from liftlog.groups.state import GroupState, decode_value, encode_value
 
 KEY = ("g", "s")

@@ -24,18 +24,9 @@ from liftlog.errors import (
     RequestTimeout,
     StreamUnavailable,
 )
-from liftlog.groups.coordinator import (
-    MAX_GROUPS,
-    Asked,
-    Assignment,
-    Commit,
-    Coordinator,
-    Flight,
-    Join,
-    Remove,
-    Seek,
-    Told,
-)
+from liftlog.groups.coordinator import Coordinator, Flight
+from liftlog.groups.quota import Limits
+from liftlog.groups.requests import Asked, Assignment, Commit, Join, Remove, Seek, Told
 from liftlog.groups.state import GroupKey, GroupState, decode_key, decode_value, encode_key
 from liftlog.groups.state import encode_value as encode_group
 from liftlog.names import check_consumer_name
@@ -64,8 +55,7 @@ class Groups:
         stored: Mapping[bytes, bytes],
         *,
         subject_prefix: str,
-        max_count: int = MAX_GROUPS,
-        max_count_per_principal: int = MAX_GROUPS,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
         now_ns: Callable[[], int],
     ) -> None:
         self._find_stream = find_stream
@@ -75,8 +65,7 @@ class Groups:
         self._coordinator = Coordinator(
             understood(stored),
             time.monotonic(),
-            max_groups=max_count,
-            max_groups_per_principal=max_count_per_principal,
+            limits=limits,
         )
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = math.inf

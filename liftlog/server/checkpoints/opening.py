@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from liftlog.groups.quota import Limits
 from liftlog.server.checkpoints.checkpoint import OFFSETS_STREAM, StreamBounds
 from liftlog.server.checkpoints.over_nats import OVER_NATS_OWNER, CheckpointIntake
 from liftlog.server.checkpoints.service import Checkpoints
@@ -93,8 +94,12 @@ def make_checkpoints(
         subject_prefix=subject_prefix(settings),
         max_count=settings.checkpoints.max_count,
         max_count_per_principal=settings.checkpoints.max_count_per_principal,
-        max_groups=settings.checkpoints.max_groups,
-        max_groups_per_principal=settings.checkpoints.max_groups_per_principal,
+        group_limits=Limits(
+            settings.checkpoints.max_groups,
+            settings.checkpoints.max_groups_per_principal,
+            settings.checkpoints.max_members,
+            settings.checkpoints.max_members_per_principal,
+        ),
         now_ns=wall_clock,
         check_storable=check_storable,
     )

@@ -27,7 +27,7 @@ from liftlog.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from liftlog.groups.coordinator import MAX_GROUPS
+from liftlog.groups.quota import Limits
 from liftlog.names import check_consumer_name, check_stream_name
 from liftlog.protocol.checkpoints import PAGE_CHECKPOINTS, Checkpoint
 from liftlog.server.checkpoints.checkpoint import (
@@ -103,8 +103,7 @@ class Checkpoints:
         subject_prefix: str,
         max_count: int,
         max_count_per_principal: int = sys.maxsize,
-        max_groups: int = MAX_GROUPS,
-        max_groups_per_principal: int = MAX_GROUPS,
+        group_limits: Limits = Limits(),  # noqa: B008 - frozen
         now_ns: Callable[[], int],
         check_storable: Callable[[], None] = lambda: None,
     ) -> None:
@@ -123,8 +122,7 @@ class Checkpoints:
             offsets,
             table.groups,
             subject_prefix=subject_prefix,
-            max_count=max_groups,
-            max_count_per_principal=max_groups_per_principal,
+            limits=group_limits,
             now_ns=now_ns,
         )
         self._check_storable = check_storable

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from liftlog.errors import InvalidArgument, LiftlogError
-from liftlog.groups.coordinator import Assignment, Beat, Commit, Join, Leave, Remove
+from liftlog.groups.requests import Assignment, Beat, Commit, Join, Leave, Remove
 from liftlog.protocol.groups import (
     AssignmentAnswer,
     BeatGroup,

@@ -10,15 +10,9 @@ from support.local_checkpoints import serve_checkpoints
 from support.pull_broker import LogBroker, orders_broker
 
 from liftlog.errors import LiftlogError, NotReady, RequestTimeout, StreamNotFound
-from liftlog.groups.coordinator import (
-    Asked,
-    Commit,
-    Coordinator,
-    Join,
-    Leave,
-    Remove,
-    Seek,
-)
+from liftlog.groups.coordinator import Coordinator
+from liftlog.groups.quota import Limits
+from liftlog.groups.requests import Asked, Beat, Commit, Join, Leave, Remove, Seek
 from liftlog.server.checkpoints.service import expire
 from liftlog.server.commits.waiting import OwnRecords
 from liftlog.stream.refusals import MOVING, NOT_LEADING, RefusalReason
@@ -40,7 +34,7 @@ def join(group: str, principal: str = "", slots: int | None = None) -> Join:
 
 
 def test_there_are_so_many_groups_also_if_they_are_created_at_once() -> None:
-    coordinator = Coordinator({}, 0.0, max_groups=3)
+    coordinator = Coordinator({}, 0.0, limits=Limits(3))
     refused = "LIMIT_EXCEEDED"
     assert asked(coordinator, *map(join, "abcd")) == ["ok"] * 3 + [refused]
     assert asked(coordinator, join("a"), join("e")) == ["ok", refused]
@@ -53,22 +47,76 @@ def test_there_are_so_many_groups_also_if_they_are_created_at_once() -> None:
 
 
 def test_a_group_with_many_slots_counts_as_several() -> None:
-    coordinator = Coordinator({}, 0.0, max_groups=3)
+    coordinator = Coordinator({}, 0.0, limits=Limits(3))
     assert asked(coordinator, join("a", slots=129)) == ["ok"]
     assert asked(coordinator, join("b", slots=1)) == ["LIMIT_EXCEEDED"]
-    again = Coordinator(coordinator.groups, 0.0, max_groups=4)  # as after a start
+    again = Coordinator(coordinator.groups, 0.0, limits=Limits(4))  # as after a start
     assert asked(again, join("b", slots=65)) == ["LIMIT_EXCEEDED"]
     assert asked(again, join("b", slots=64)) == ["ok"]
 
 
 def test_a_principal_does_not_take_the_groups_of_others() -> None:
-    coordinator = Coordinator({}, 0.0, max_groups=10, max_groups_per_principal=2)
+    coordinator = Coordinator({}, 0.0, limits=Limits(10, 2))
     requests = [join("a", "ann"), join("b", "ann"), join("c", "ann"), join("d", "bob")]
     assert asked(coordinator, *requests) == ["ok", "ok", "LIMIT_EXCEEDED", "ok"]
     # A member of a group that another one has created costs nothing.
     assert asked(coordinator, Join(("d", "orders"), "n", "other", 10_000, None, 0, "ann")) == ["ok"]
     assert asked(coordinator, Seek(("e", "orders"), 1, principal="ann")) == ["LIMIT_EXCEEDED"]
     assert asked(coordinator, *map(join, "efghijk")).count("ok") == 7  # without ACL: no quota
+
+
+def member(group: str, name: str, principal: str, token: str = "t") -> Join:
+    return Join((group, "orders"), name, token, 10_000, None, 0, principal)
+
+
+def test_a_principal_does_not_take_the_memberships_of_others() -> None:
+    coordinator = Coordinator({}, 0.0, limits=Limits(members=5, members_per_principal=2))
+    refused = "LIMIT_EXCEEDED"
+    joins = [member("a", "1", "ann"), member("b", "1", "ann"), member("a", "2", "ann")]
+    assert asked(coordinator, *joins) == ["ok", "ok", refused]
+    # The same join again is no other member; bob has his own share.
+    assert asked(coordinator, joins[0], member("a", "3", "bob")) == ["ok", "ok"]
+    assert asked(coordinator, Leave(("a", "orders"), "1", 1)) == ["ok"]
+    again = Coordinator(coordinator.groups, 0.0, limits=Limits(members=5, members_per_principal=2))
+    for one in (coordinator, again):  # also after a start
+        assert asked(one, member("a", "4", "ann"), member("a", "5", "ann")) == ["ok", refused]
+    many = [member("c", str(number), "") for number in range(4)]
+    assert asked(coordinator, *many) == ["ok", "ok", refused, refused]  # for all, without ACL, too
+
+
+def test_members_that_are_gone_do_not_count() -> None:
+    coordinator = Coordinator({}, 0.0, limits=Limits(members=1))
+    for number in range(3):
+        assert asked(coordinator, member("a", str(number), "ann")) == ["ok"]
+        (state,) = coordinator.groups.values()
+        left = Leave(("a", "orders"), str(number), state.members[str(number)].joined)
+        assert asked(coordinator, left) == ["ok"]
+    assert asked(coordinator, member("a", "x", "ann")) == ["ok"]
+    assert asked(coordinator, Remove(("a", "orders"))) == ["CONFLICT"]
+    coordinator.landed(coordinator.begin(11.0), None, 11.0)  # its session has ended
+    assert asked(coordinator, Remove(("a", "orders")), member("b", "x", "ann")) == ["ok", "ok"]
+
+
+def test_many_members_do_not_keep_the_daemon_looking_at_their_sessions() -> None:
+    """Each look is at all of them, and each member's beat is due at a time of its own."""
+    coordinator = Coordinator({}, 0.0)
+    names = [str(number) for number in range(1000)]
+    joins = [member(group, name, "") for group in "abcd" for name in names]
+    assert set(asked(coordinator, *joins)) == {"ok"}
+    answered: list[str] = []
+    for place, one in enumerate(joins):
+        state = coordinator.groups[one.key]
+        beat = Beat(one.key, one.member, 1, state.generation, frozenset(range(64)), 1.0)
+        coordinator.ask(beat, lambda *_: answered.append("told"), place / 4000)
+        coordinator.wants_flight(place / 4000)
+        coordinator.landed(coordinator.begin(place / 4000), None, place / 4000)
+    answered.clear()
+    looks = 0
+    while (now := coordinator.quiet_until) < 2.5:
+        looks += 1
+        coordinator.wants_flight(now)
+    assert len(answered) == 4000  # each one once, and not much later than it wanted
+    assert looks < 250
 
 
 @pytest.fixture

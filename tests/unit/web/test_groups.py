@@ -10,7 +10,7 @@ import pytest
 from support.local_checkpoints import serve_checkpoints
 
 from liftlog.errors import ShuttingDown
-from liftlog.groups.coordinator import Commit, Join
+from liftlog.groups.requests import Commit, Join
 from liftlog.server.web.pages import groups as page_of_groups
 
 KEY = ("billing", "orders")

@@ -1,0 +1,99 @@
+"""How many groups and members there may be, altogether and of each principal. Pure.
+
+A group counts for the principal that has created it, a member for the one that has joined. Without
+an ACL nobody has a name, and only the bounds for all count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from liftlog.errors import LimitExceeded
+from liftlog.groups.state import DEFAULT_SLOTS, GroupState
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A group with more slots than the default counts as several: its state is as much larger."""
+
+    groups: int = 10_000
+    groups_per_principal: int = 10_000
+    members: int = 10_000
+    members_per_principal: int = 10_000
+
+
+@dataclass(slots=True)
+class Use:
+    """What there is, by principal."""
+
+    groups: Counter[str] = field(default_factory=Counter)
+    members: Counter[str] = field(default_factory=Counter)
+
+    def count(self, before: GroupState | None, after: GroupState | None) -> None:
+        """A group has changed; None where there is none."""
+        for sign, state in ((-1, before), (1, after)):
+            if state is not None:
+                self.groups[state.principal] += sign * weight(state)
+                if before is None or after is None or before.members is not after.members:
+                    for member in state.members.values():
+                        self.members[member.principal] += sign
+
+    @classmethod
+    def of(cls, states: Iterable[GroupState]) -> Use:
+        found = cls()
+        for state in states:
+            found.count(None, state)
+        return found
+
+
+class Quota:
+    """What may be created, beside what there is. What is only being stored counts as soon as it is
+    allowed; what ends counts until that is durable."""
+
+    def __init__(self, limits: Limits, use: Use) -> None:
+        self._limits = limits
+        self._use = use
+        self._new = Use()
+
+    def create(self, name: str, state: GroupState) -> None:
+        """Raises LimitExceeded."""
+        limits, principal, more = self._limits, state.principal, weight(state)
+        if self._use.groups.total() + self._new.groups.total() + more > limits.groups:
+            raise LimitExceeded(
+                f"{name} would be one too many: there may be {limits.groups}, of {DEFAULT_SLOTS} "
+                "slots",
+                hint="delete some (liftlog group rm), or raise checkpoints.max_groups",
+            )
+        owned = self._use.groups[principal] + self._new.groups[principal]
+        if principal and owned + more > limits.groups_per_principal:
+            raise LimitExceeded(
+                f"{principal} has created as many groups as a principal may: "
+                f"{limits.groups_per_principal}, of {DEFAULT_SLOTS} slots",
+                hint="delete some (liftlog group rm), or raise "
+                "checkpoints.max_groups_per_principal",
+            )
+        self._new.groups[principal] += more
+
+    def join(self, principal: str) -> None:
+        """Raises LimitExceeded."""
+        limits = self._limits
+        if self._use.members.total() + self._new.members.total() >= limits.members:
+            raise LimitExceeded(
+                f"all groups together have as many members as there may be: {limits.members}",
+                hint="stop some, or raise checkpoints.max_members",
+            )
+        present = self._use.members[principal] + self._new.members[principal]
+        if principal and present >= limits.members_per_principal:
+            raise LimitExceeded(
+                f"{principal} has as many members in all groups as a principal may: "
+                f"{limits.members_per_principal}",
+                hint="stop some, or raise checkpoints.max_members_per_principal",
+            )
+        self._new.members[principal] += 1
+
+
+def weight(state: GroupState) -> int:
+    """How many groups it counts for."""
+    return -(-state.slots // DEFAULT_SLOTS)
