@@ -13,7 +13,7 @@ The high watermark is the end of what is committed, exclusive; so are all ends.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from liftlog.cluster import transitions
@@ -280,9 +280,10 @@ class Leader:
 
     # --- the record --------------------------------------------------------------
 
-    def propose(self, now: float) -> Change | None:
+    def propose(self, now: float, stopping: Collection[str] = ()) -> Change | None:
         """A change of the ISR that is due, or the end of a reassignment, to be committed by
-        compare-and-set.
+        compare-and-set. Nodes that are `stopping` are not taken in: one may still ask after it has
+        left, and acks would wait for it again.
 
         From now on the high watermark waits for the nodes of both records, until `adopt` brings a
         newer version: either the change was made, or it cannot be made any more. Until then this
@@ -291,7 +292,7 @@ class Leader:
         if self.resigned or self.is_settled:
             return None
         if self.pending is None:
-            after = self._shrunk(now) or self._expanded() or self._moved()
+            after = self._shrunk(now) or self._expanded(stopping) or self._moved()
             if after is None:
                 self.is_settled = self._waits_idly()
                 return None
@@ -394,10 +395,10 @@ class Leader:
             one is not None and one.parked and one.offset >= self.log_end for one in followers
         )
 
-    def _expanded(self) -> StreamRecord | None:
+    def _expanded(self, stopping: Collection[str]) -> StreamRecord | None:
         for node, follower in self._followers.items():
             joins = node in self.record.replicas and node not in self.record.isr
-            if joins and self._has_caught_up(follower):
+            if joins and node not in stopping and self._has_caught_up(follower):
                 return transitions.expand(self.record, node, follower.start)
         return None
 

@@ -129,6 +129,8 @@ class Directory:
 
     nodes: dict[str, NodeInfo] = field(default_factory=dict)
     live: set[str] = field(default_factory=set)
+    stopping: frozenset[str] = frozenset()
+    """Those of the nodes that have begun to stop."""
 
     def note(self, key: str, entry: Entry | None) -> bool:
         """What the store reports of a key that begins with `node.` or `live.`. Returns whether
@@ -145,6 +147,7 @@ class Directory:
             self.nodes[name] = NodeInfo.from_value(name, value_of(entry))
         elif known is not None:
             del self.nodes[name]
+        self.stopping = frozenset(one.name for one in self.nodes.values() if one.stopping)
         return known != self.nodes.get(name)
 
 

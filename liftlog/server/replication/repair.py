@@ -6,9 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from liftlog.errors import CorruptBatch, LiftlogError, RequestTimeout
+from liftlog.errors import Conflict, CorruptBatch, LiftlogError, RequestTimeout
 from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.messages import Fetch, FetchHeader, Message
+from liftlog.protocol.messages import (
+    DescribeStream,
+    Fetch,
+    FetchHeader,
+    Message,
+    StreamAnswer,
+)
 from liftlog.records.decode import iter_batches
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
@@ -113,6 +119,18 @@ class ReplicaDonors:
         if not isinstance(exchange.answer, FetchHeader):
             raise LiftlogError("it answered something else")
         return exchange.answer, exchange.body
+
+
+async def check_whole(link: PeerLink, name: str, incarnation: str) -> None:
+    """Before a copy is dropped to be fetched from its leader again: it may have what is damaged in
+    the leader's. Raises Conflict if that is damaged as well, as far as is known there; LiftlogError
+    when the leader does not tell."""
+    answer = (await ask(link, DescribeStream(name))).answer
+    info = answer.info if isinstance(answer, StreamAnswer) else None
+    if info is None or info.incarnation != incarnation or info.state == "failed":
+        raise Conflict(f"node {link.node} does not say how its copy is")
+    if info.quarantined:
+        raise Conflict(f"the copy of node {link.node} is damaged as well")
 
 
 async def ask(link: PeerLink, message: Message) -> Exchange:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -227,9 +227,9 @@ class ServedStream:
 
     # --- the record ---
 
-    def propose(self) -> Change | None:
-        """A change of the in-sync set that is due."""
-        return self.leader.propose(self._loop.time())
+    def propose(self, stopping: Collection[str] = ()) -> Change | None:
+        """A change of the in-sync set that is due. Nodes that are `stopping` do not enter it."""
+        return self.leader.propose(self._loop.time(), stopping)
 
     def adopt(self, record: StreamRecord) -> None:
         """A newer record of the stream. If it ends this epoch, the stream has stepped down."""

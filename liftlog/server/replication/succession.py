@@ -180,7 +180,7 @@ class Succession:
         elections, directory = self._elections, self._mirror.directory
         elections.renewed(self._session.deadline, now)
         elections.sessions(directory.live)
-        elections.stopping = {one.name for one in directory.nodes.values() if one.stopping}
+        elections.stopping = directory.stopping
         # A store that was set back may not know a leader, which is alive or not all the same.
         for node in {*directory.nodes, *self._leaders()}:
             if node != elections.node:

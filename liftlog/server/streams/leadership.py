@@ -18,9 +18,11 @@ from liftlog.server.streams.handing_over import Handovers
 logger = logging.getLogger("liftlog.server.replication")
 
 _AT_ONCE = 8
-_TURNS = 20
+_TURNS = 6
+_MOST_AT_ONCE = 64
 """A handover waits more than it works. So a node that leads many streams hands over more of them at
-once when it stops: it is to be done with all in a few seconds."""
+once when it stops: it is to be done with all in a few seconds. What the others hold meanwhile is
+what NATS delivers in the time of a handover, however many there are at once."""
 _TELL_SECONDS = 2.0
 """So often a node that stops tells how many streams it still has to hand over."""
 _HEIRS_TRIED = 2
@@ -100,7 +102,7 @@ class Leadership:
         )
 
     async def _give_away(self, names: Sequence[str]) -> None:
-        gate = asyncio.Semaphore(max(_AT_ONCE, len(names) // _TURNS))
+        gate = asyncio.Semaphore(max(_AT_ONCE, min(_MOST_AT_ONCE, len(names) // _TURNS)))
         leads = Counter(record.leader for record in self._mirror.records.values())
         loop, left = asyncio.get_running_loop(), len(names)
         tell_at = loop.time() + _TELL_SECONDS

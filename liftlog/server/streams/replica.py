@@ -23,6 +23,7 @@ from liftlog.log import Log
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.hearing import HUNG_SECONDS
+from liftlog.server.replication.repair import check_whole
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams import copies
 from liftlog.server.streams.handing_over import LOOK_SECONDS
@@ -181,7 +182,11 @@ class Replica:
                 self.led.adopt(record)
             else:
                 await self._lead(record)
-        elif isinstance(role, Follow) and self._is_to_copy_again and self._may_drop_copy(record):
+        elif (
+            isinstance(role, Follow)
+            and self._is_to_copy_again
+            and await self._may_drop_copy(record)
+        ):
             await self._drop_copy()
             return False
         elif self.followed is not None:
@@ -258,11 +263,13 @@ class Replica:
         self._log, self._is_whole = log, whole
         return log, whole
 
-    def _may_drop_copy(self, record: StreamRecord) -> bool:
+    async def _may_drop_copy(self, record: StreamRecord) -> bool:
         self._is_to_copy_again = False  # who wants it asks again
         try:
             transitions.discard(record, self._me)
-        except Conflict as error:
+            link = self._node.link_to(str(record.leader))
+            await check_whole(link, self.name, record.incarnation)
+        except LiftlogError as error:
             logger.warning("copy-kept stream=%s reason=%s", self.name, error)
             return False
         return True
@@ -442,7 +449,7 @@ class Replica:
             return None
         try:
             led.side_changed()  # leases also end without a request
-            return led.propose()
+            return led.propose(self._node.mirror.directory.stopping)
         except LiftlogError as error:  # one stream must not end the task of all
             self._node.warnings.warn("in-sync-set-not-judged stream=%s error=%s", self.name, error)
             return None

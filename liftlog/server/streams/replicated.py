@@ -50,6 +50,7 @@ _PLACE_SECONDS = 0.2
 _CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
 _CONFIRM_SECONDS = 10.0
+_TELL_SECONDS = 2.0
 _SET_BACK = (
     "the metadata store has forgotten what this node has seen of it. The nodes restore that when "
     "they hear each other; else `liftlog cluster restore-metadata` does"
@@ -573,15 +574,19 @@ class ReplicatedStreams:
 
     async def _tell_that_it_stops(self) -> None:
         def step(value: Mapping[str, Any]) -> dict[str, Any] | None:
-            return {**value, "stopping": True} if value["start"] == self.member.start else None
+            is_told = value["start"] != self.member.start or value.get("stopping")
+            return None if is_told else {**value, "stopping": True}
 
-        with contextlib.suppress(LiftlogError):  # they find out when they ask
-            await self.mirror.change_node(self.member.name, step)
+        # Else they find out when they ask.
+        with contextlib.suppress(LiftlogError, TimeoutError):
+            async with asyncio.timeout(_TELL_SECONDS):
+                await self.mirror.change_node(self.member.name, step)
 
     async def leave(self) -> None:
         """Before a planned stop: no leader waits for this node any more, and streams that it led
         get another leader."""
         self._is_stopping = self.handovers.is_stopping = True
+        await self._tell_that_it_stops()  # before: its last requests do not take it in again
         gate = asyncio.Semaphore(_CHANGES_AT_ONCE)
 
         async def leave(one: Replica) -> None:

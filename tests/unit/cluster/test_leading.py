@@ -335,6 +335,23 @@ def test_a_follower_enters_only_in_the_life_that_is_registered() -> None:
     assert one.propose(100.0) is not None
 
 
+def test_a_node_that_stops_is_not_taken_in_again_by_its_last_request() -> None:
+    one = leader()
+    for node in "bc":
+        ask(one, node, 10)
+    one.adopt(made(t.fence(RECORD, {"b"})))
+    one.lost("b")
+    ask(one, "b", 10)
+    assert one.propose(100.0, {"b"}) is None
+    assert one.is_settled
+    # It has started again, and asks.
+    one.adopt(made(t.register(one.record, "b", 2, clean=True)))
+    ask(one, "b", 10, start=2)
+    change = one.propose(100.0)
+    assert change is not None
+    assert change.after.isr == ("a", "b", "c")
+
+
 def test_a_change_under_way_is_waited_for_on_both_sides_until_it_is_known() -> None:
     record = replace(RECORD, isr=("a", "c"))
     one = leader(record)

@@ -23,7 +23,9 @@ from liftlog.cluster.store import Entry, StoreUnavailable
 from liftlog.errors import Conflict, NotLeader
 from liftlog.log import DataDir, FileSystem
 from liftlog.log.manifest import Manifest
+from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, to_bytes, value_of
@@ -204,6 +206,57 @@ async def test_a_copy_that_is_dropped_is_not_written_to_any_more(
     await wait(lambda: "s" in streams.followed and not broker.broken)
     await wait(lambda: "a" not in streams.mirror.records["s"].isr)
     assert (copy_of(tmp_path / "a") / "manifest").exists()
+    await node.close()
+
+
+class Described:
+    """The connection to a leader that describes its copy."""
+
+    node = "b"
+
+    def __init__(self, info: StreamInfo) -> None:
+        self.info = info
+
+    def request(self, message: Message, exchange: Exchange) -> None:
+        if isinstance(message, DescribeStream):
+            exchange.finish(StreamAnswer(self.info.to_wire()), None)
+
+    def give_up(self, exchange: Exchange) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        ("the copy of node b is damaged as well", {"quarantined": [{"first_offset": 7}]}),
+        ("node b does not say how its copy is", {"state": "failed"}),
+        ("node b does not say how its copy is", {"incarnation": "s-2"}),
+        ("", {}),
+    ],
+)
+async def test_a_copy_is_dropped_only_while_that_of_the_leader_is_whole(
+    tmp_path: Path,
+    store: Store,
+    caplog: pytest.LogCaptureFixture,
+    reason: str,
+    state: dict[str, Any],
+) -> None:
+    """Each of two damaged copies may have what the other one has lost."""
+    node = Node(tmp_path / "a", store, start=1)
+    streams = node.streams
+    link: Any = Described(StreamInfo(**{"incarnation": "s-1", **state}))
+    node.link_to = lambda node: link  # type: ignore[method-assign]
+    object.__setattr__(streams._node, "link_to", node.link_to)
+    await streams.mirror.create(new_record("s", leader="b"))
+    await wait(lambda: "s" in streams.followed)
+    manifest = (copy_of(tmp_path / "a") / "manifest").stat().st_ino
+    with caplog.at_level("WARNING"):
+        streams._streams["s"].copy_again()
+        await wait(lambda: "copy-kept" in caplog.text or "copy-dropped" in caplog.text)
+    assert ("a" in streams.mirror.records["s"].isr) == bool(reason)
+    assert reason in caplog.text
+    if reason:
+        assert (copy_of(tmp_path / "a") / "manifest").stat().st_ino == manifest
+        assert "s" in streams.followed
     await node.close()
 
 
@@ -544,6 +597,29 @@ async def test_leaving_is_tried_again_while_the_store_does_not_answer(
     assert store.failed == store.failing
     found = streams.mirror.records["s"]
     assert (found.leader, found.isr) == (None, ("b", "c"))
+    await node.close()
+
+
+async def test_that_a_node_stops_is_known_before_it_leaves(tmp_path: Path, store: Store) -> None:
+    """Who leads would take it in again at its next request, and acks would wait for it."""
+    node = await started(tmp_path / "a", store)
+    streams = node.streams
+    await with_nodes(store, streams)
+    entry = await store.get("node.a")
+    assert entry is not None
+    value = to_bytes({**described(2), "stopping": False})
+    await store.cas("node.a", value, entry.revision)
+    record = replace(new_record("s", leader="b"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.followed)
+    await streams.leave()
+    told, left = await store.get("node.a"), await store.get("stream.s")
+    assert told is not None
+    assert left is not None
+    assert b'"stopping":true' in told.value
+    assert told.revision < left.revision
+    assert streams.mirror.directory.stopping == {"a"}
+    assert StreamRecord.from_json(left.value).isr == ("b", "c")
     await node.close()
 
 
