@@ -22,6 +22,9 @@ public interface FileStore {
     interface Opened extends Closeable {
         long size() throws IOException;
 
+        /** How many bytes are best read at once, when all are wanted. */
+        int bestRead();
+
         /** Up to {@code length} bytes at {@code position}; fewer only at the end of the file. */
         int read(long position, byte[] into, int at, int length) throws IOException;
     }
@@ -76,6 +79,12 @@ public interface FileStore {
 
     /** Read with positions, never mapped: a mapped file that is cut kills the JVM. */
     record LocalFile(FileChannel channel) implements Opened {
+        /** They stay in the cache of the processor until they are checked and decoded. */
+        @Override
+        public int bestRead() {
+            return 256 << 10;
+        }
+
         @Override
         public long size() throws IOException {
             return channel.size();
@@ -132,6 +141,12 @@ public interface FileStore {
 
     /** A file of Hadoop. */
     record HadoopFile(FSDataInputStream stream, long size) implements Opened {
+        /** Each read can be a request. */
+        @Override
+        public int bestRead() {
+            return 1 << 20;
+        }
+
         @Override
         public int read(long position, byte[] into, int at, int length) throws IOException {
             int wanted = (int) Math.max(0, Math.min(length, size - position));

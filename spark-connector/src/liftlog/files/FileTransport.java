@@ -189,7 +189,7 @@ public final class FileTransport implements Transport {
         private SegmentReader open;
         private long reached;
         private String missing = "";
-        private byte[] window = SegmentWalk.newWindow();
+        private byte[] window = SegmentWalk.NO_WINDOW;
 
         Source(ScanRange range, Losses losses) {
             this.range = range;

@@ -42,7 +42,7 @@ final class SegmentReader implements AutoCloseable {
 
     SegmentReader(FileStore store, String directory, Manifest.Segment segment)
             throws IOException {
-        this(store, directory, segment, SegmentWalk.newWindow());
+        this(store, directory, segment, SegmentWalk.NO_WINDOW);
     }
 
     Manifest.Segment segment() {

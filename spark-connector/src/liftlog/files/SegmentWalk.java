@@ -13,7 +13,8 @@ import liftlog.records.RecordBatch;
  * caller sees which offsets are missing.
  */
 final class SegmentWalk {
-    private static final int WINDOW = 1 << 20;
+    static final byte[] NO_WINDOW = {};
+
     private static final int PASSING = 4 << 10;
 
     private final FileStore.Opened file;
@@ -34,11 +35,7 @@ final class SegmentWalk {
         this.end = end;
         this.place = new Place(start.offset(), end.offset(), epochs);
         this.position = start.position();
-        this.window = window;
-    }
-
-    static byte[] newWindow() {
-        return new byte[WINDOW];
+        this.window = window.length < file.bestRead() ? new byte[file.bestRead()] : window;
     }
 
     /** The buffer, which can have grown: for the walk over the next stretch. */

@@ -46,6 +46,7 @@ public final class RecordBatch implements AutoCloseable {
     private int offsetDeltas;
     private int timeDeltas;
     private int subjectIds;
+    private boolean areIdsChecked;
     private int first;
     private int last;
 
@@ -167,18 +168,19 @@ public final class RecordBatch implements AutoCloseable {
         column.checked = true;
     }
 
-    /** Checks that each record's subject is in the dictionary. */
+    /** Checks once that each record's subject is in the dictionary. */
     public void checkSubjectIds() {
-        if (!header.has(SUBJECT_IDS)) {
+        if (areIdsChecked) {
             return;
         }
         int largest = -1;
-        for (int i = 0; i < header.recordCount(); i++) {
-            largest = Math.max(largest, subjectId(i));
+        for (int i = 0, at = subjectIds; i < header.recordCount(); i++, at += 2) {
+            largest = Math.max(largest, Bytes.u16(bytes, at));
         }
         if (largest >= subjects.count) {
             throw contradiction("a subject id points outside the dictionary");
         }
+        areIdsChecked = true;
     }
 
     @Override
@@ -206,6 +208,7 @@ public final class RecordBatch implements AutoCloseable {
         at = locate(subjects, at + 8, entries, header.has(ESCAPED_SUBJECTS));
         subjects.nullable = false;
         subjectIds = (int) at;
+        areIdsChecked = !header.has(SUBJECT_IDS);
         if (header.has(SUBJECT_IDS)) {
             at += Bytes.padded(2L * count);
         } else if (entries > 1) {

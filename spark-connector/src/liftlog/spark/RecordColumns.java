@@ -93,7 +93,7 @@ final class RecordColumns {
         }
     }
 
-    /** One object per entry of the subject dictionary. */
+    /** One object per entry of the subject dictionary that a row has. */
     private static final class SubjectNames extends RecordColumn {
         private UTF8String[] names = new UTF8String[1];
 
@@ -109,20 +109,27 @@ final class RecordColumns {
             int count = shown.subjectCount();
             if (names.length < count) {
                 names = new UTF8String[count];
-            }
-            for (int i = 0; i < count; i++) {
-                names[i] = UTF8String.fromBytes(shown.bytes(), shown.start(shown.subjects, i),
-                        shown.size(shown.subjects, i));
-                if (!names[i].isValid()) {
-                    throw new Failure(Failure.CORRUPT_BATCH,
-                            "a subject in the dictionary is not UTF-8");
-                }
+            } else {
+                Arrays.fill(names, 0, count, null);
             }
         }
 
         @Override
         public UTF8String getUTF8String(int row) {
-            return names[batch.subjectId(rows.record(row))];
+            int entry = batch.subjectId(rows.record(row));
+            UTF8String name = names[entry];
+            return name == null ? decoded(entry) : name;
+        }
+
+        /** A batch can have many subjects of which few are wanted. */
+        private UTF8String decoded(int entry) {
+            UTF8String name = UTF8String.fromBytes(batch.bytes(),
+                    batch.start(batch.subjects, entry), batch.size(batch.subjects, entry));
+            if (!name.isValid()) {
+                throw new Failure(Failure.CORRUPT_BATCH, "a subject in the dictionary is not UTF-8");
+            }
+            names[entry] = name;
+            return name;
         }
     }
 
