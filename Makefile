@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-spark jetstream-clients natscli jar docs pages blocking screenshot lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -170,6 +170,9 @@ blocking: setup ## Write the shell of the blocking client, which is made from th
 
 screenshot: setup ## Take the picture of the web page for README and docs (needs Chromium)
 	PYTHONPATH=tests $(BIN)/python tests/web/screenshot.py
+
+recording: setup ## Record the first lines of README in two terminals, for README and docs
+	$(BIN)/python -m tools.recording
 
 # uv resolves for the Python of the image, whichever runs here, and for every architecture.
 LOCK := build/lock/bin/uv pip compile --quiet --generate-hashes --universal --python-version 3.13 \
