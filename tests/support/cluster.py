@@ -490,10 +490,11 @@ def assert_kept(
 
 
 def lasting_ports(count: int) -> list[int]:
-    """Free ports that no outgoing connection takes while the daemon that listens is down."""
+    """Free ports that no outgoing connection takes while the daemon that listens is down. None is
+    given again soon: that another machine of a `Network` uses it is not seen here."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
-    candidate = first - 1 - (os.getpid() * 16) % (first // 2)
+    candidate = _given[-1] if _given else (first - 1 - (os.getpid() * 16) % (first // 2))
     while len(found) < count:
         candidate = candidate - 1 if candidate > 2048 else first - 1
         with socket.socket() as probe:
@@ -502,4 +503,9 @@ def lasting_ports(count: int) -> list[int]:
             except OSError:
                 continue
             found.append(candidate)
+    _given[:] = found
     return found
+
+
+_given: list[int] = []
+"""By the last call."""

@@ -368,9 +368,10 @@ class GroupWorld:
         for process in self.processes:
             process.hung_until = 0.0
             process.leaving = False
-        if not any(not one.superseded for one in self.processes):
-            self.start()
         for _ in range(12):
+            # One that is told that another has its name ends; that other may have ended before.
+            if not any(not one.superseded for one in self.processes):
+                self.start()
             self.run(SESSION / 2)
             wrong = self._why_not_settled()
             if wrong is None:
