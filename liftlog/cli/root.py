@@ -38,6 +38,10 @@ _SECTIONS = {
             "Copy messages from JetStream or elsewhere into a stream.",
         ),
         "export": ("cli.export:export", "Export a stream as a table."),
+        "export-vacuum": (
+            "cli.export_vacuum:export_vacuum",
+            "Remove old snapshots of an exported table.",
+        ),
     },
     "Consumers": {
         "offsets": (
@@ -107,6 +111,7 @@ COMMANDS = {
     for name, (place, text) in found.items()
 }
 ALIASES = {
+    "export vacuum": "export-vacuum",
     "ls": "stream ls",
     "streams": "stream ls",
     "publish": "pub",

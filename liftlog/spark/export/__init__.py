@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from liftlog.spark.export.opening import batches, in_doubt, newest, paths, query
+    from liftlog.spark.export.opening import batches, in_doubt, newest, paths, query, vacuum
 
-__all__ = ["batches", "in_doubt", "newest", "paths", "query", "read"]
+__all__ = ["batches", "in_doubt", "newest", "paths", "query", "read", "vacuum"]
 
 
 def __getattr__(name: str) -> Any:

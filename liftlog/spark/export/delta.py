@@ -12,8 +12,9 @@ it. The commit's metadata describes the run, under `liftlog`.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from urllib.parse import unquote
@@ -37,9 +38,10 @@ from liftlog.spark.export.snapshot import (
 from liftlog.spark.export.store import Store, join
 from liftlog.spark.export.table import (
     DELTA_LOG,
+    LEAST_SNAPSHOTS,
     MANIFESTS,
     another_was_quicker,
-    clear_runs,
+    left_by_runs,
     run_name,
 )
 
@@ -151,36 +153,47 @@ class DeltaLakeTable:
             ),
         )
 
-    def vacuum(self, now_ns: int, keep_seconds: float) -> int:
-        """Remove files of this exporter that were superseded at least as long ago as the table's
-        property `delta.deletedFileRetentionDuration`, and files that no version has ever named.
+    def garbage(
+        self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
+    ) -> list[str]:
+        """Files of this exporter that were superseded at least as long ago as `keep_seconds` say,
+        or the table's property `delta.deletedFileRetentionDuration`, and files that no version has
+        ever named. Versions are not counted.
 
         Usually only the last commits are read to find out which runs were committed, since earlier
-        runs have checked the older ones. Now and then all commits are read.
+        runs have checked the older ones. Now and then, and for another duration than that of the
+        table, all commits are read.
         """
         table = self._open()
         newest = self._sequence(table)
         if table is None or not newest:
-            return 0
-        whole = newest % _RUNS_BETWEEN_SWEEPS == 0
+            return []
+        whole = keep_seconds is not None or newest % _RUNS_BETWEEN_SWEEPS == 0
         with _storage_errors(self._where):
             history = table.history(None if whole else _RECENT_COMMITS)
             tracked = {file.path for file in _files(table)}
-            expired = set(table.vacuum(dry_run=True, full=whole)) - tracked
+            expired = table.vacuum(
+                None if keep_seconds is None else math.ceil(keep_seconds / 3600),
+                dry_run=True,
+                enforce_retention_duration=False,
+                full=whole,
+            )
         runs = [one[_METADATA] for one in history if _METADATA in one]
         committed = {str(one.get("run")) for one in runs}
         oldest = 0 if whole else min([one.get("sequence", 0) for one in runs], default=newest + 1)
-        removed = 0
-        for path in expired:
+        gone: list[str] = []
+        for path in sorted(set(expired) - tracked):
             number = re.match(rf"{_RUNS}/(\d{{20}})-[0-9a-f]{{32}}/", path)
             if number is not None and int(number[1]) <= newest and is_safe_path(path):
-                self.store.remove(path)
-                removed += 1
+                gone.append(path)
 
         def is_needed(run: str, path: str) -> bool:
+            if path in gone:
+                return False
             return path in tracked or (run in committed and path.endswith(".parquet"))
 
-        return removed + clear_runs(self.store, _RUNS, newest, is_needed, oldest)
+        left = left_by_runs(self.store, _RUNS, newest, is_needed, oldest)
+        return left + [path for path in gone if not _is_below(path, left)]
 
     # --- inner ---
 
@@ -204,6 +217,10 @@ class DeltaLakeTable:
         for name in self.store.names(DELTA_LOG):
             if name > f"{before:020d}.z":
                 self.store.sync(join(DELTA_LOG, name))
+
+
+def _is_below(path: str, entries: Sequence[str]) -> bool:
+    return path in entries or path.rpartition("/")[0] in entries
 
 
 def newest_in(where: str, store: Store) -> Snapshot | None:

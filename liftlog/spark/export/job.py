@@ -308,7 +308,10 @@ class ExportJob:
 
     def _vacuum(self) -> None:
         try:
-            self._table.vacuum(self._now_ns(), self._request.keep_seconds)
+            request, table = self._request, self._table
+            keep = None if request.format == "delta" else request.keep_seconds
+            for path in table.garbage(self._now_ns(), keep):
+                table.store.remove(path)
         except (LiftlogError, OSError) as error:
             self._warn(f"old files were not removed: {error}")
 

@@ -20,9 +20,10 @@ from liftlog.spark.export.snapshot import Snapshot, decode_manifest, encode_mani
 from liftlog.spark.export.store import LocalStore, join, no_atomic_manifest
 from liftlog.spark.export.table import (
     DELTA_LOG,
+    LEAST_SNAPSHOTS,
     MANIFESTS,
     another_was_quicker,
-    clear_runs,
+    left_by_runs,
     run_name,
 )
 
@@ -77,22 +78,26 @@ class ManifestTable:
             self.store.remove(_manifest_path(snapshot.sequence))
             raise another_was_quicker(self._where, self.newest())
 
-    def vacuum(self, now_ns: int, keep_seconds: float) -> int:
+    def garbage(
+        self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
+    ) -> list[str]:
         found = list(self._all())
-        removed = self._remove_temporary(found[-1][0]) if found else 0
-        kept = [snapshot for _, snapshot in found[-2:]]
-        for (number, snapshot), (_, following) in pairwise(found[:-1]):
-            if following is not None and now_ns - following.created_ns > keep_seconds * 1e9:
-                self.store.remove(_manifest_path(number))
-                removed += 1
+        if not found:
+            return []
+        newest, least = found[-1][0], max(keep_snapshots, LEAST_SNAPSHOTS)
+        kept = [snapshot for _, snapshot in found[-least:]]
+        gone = self._temporary(newest)
+        for (number, snapshot), (_, following) in pairwise(found[: max(len(found) - least + 1, 0)]):
+            age_ns = 0 if following is None else now_ns - following.created_ns
+            if age_ns > (keep_seconds or 0.0) * 1e9:
+                gone.append(_manifest_path(number))
             else:
                 kept.append(snapshot)
         readable = [snapshot for snapshot in kept if snapshot is not None]
-        if not found or len(readable) < len(kept):
-            return removed  # a damaged manifest does not show which files it needs
+        if len(readable) < len(kept):
+            return gone  # a damaged manifest does not show which files it needs
         needed = {file.path for snapshot in readable for file in snapshot.all_files}
-        newest = found[-1][0]
-        return removed + clear_runs(self.store, RUNS, newest, lambda run, path: path in needed)
+        return gone + left_by_runs(self.store, RUNS, newest, lambda run, path: path in needed)
 
     # --- inner ---
 
@@ -136,13 +141,10 @@ class ManifestTable:
         if not works and self.next_sequence() == number:
             raise no_atomic_manifest(self._where, "its hard links replace existing files")
 
-    def _remove_temporary(self, newest: int) -> int:
-        """Remove temporary manifests and probes that killed runs have left."""
+    def _temporary(self, newest: int) -> list[str]:
+        """Temporary manifests and probes that killed runs have left."""
         found = map(_TEMPORARY.fullmatch, self.store.names(MANIFESTS))
-        dead = [one[0] for one in found if one and int(one[1]) <= newest]
-        for name in dead:
-            self.store.remove(join(MANIFESTS, name))
-        return len(dead)
+        return [join(MANIFESTS, one[0]) for one in found if one and int(one[1]) <= newest]
 
     def _was_built_on(self, snapshot: Snapshot, following: list[int]) -> bool:
         if following[0] != snapshot.sequence + 1:

@@ -5,7 +5,9 @@ Readers need neither Spark nor a daemon. deltalake is imported only for a Delta 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +27,7 @@ from liftlog.spark.export.store import (
     no_atomic_manifest,
     open_store,
 )
-from liftlog.spark.export.table import DELTA_LOG, Table
+from liftlog.spark.export.table import DELTA_LOG, LEAST_SNAPSHOTS, Table
 
 
 def open_table(request: ExportRequest) -> Table:
@@ -51,6 +53,50 @@ def newest(directory: str) -> Snapshot | None:
 
         return newest_in(directory, store)
     return ManifestTable(directory, store).newest()
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuumed:
+    """What was removed from a table, or would be: files and directories, and their bytes."""
+
+    paths: tuple[str, ...]
+    size_bytes: int
+    dry_run: bool
+
+
+def vacuum(
+    directory: str,
+    *,
+    keep_seconds: float,
+    keep_snapshots: int = LEAST_SNAPSHOTS,
+    dry_run: bool = False,
+    now_ns: int | None = None,
+) -> Vacuumed:
+    """Remove superseded snapshots and what stopped runs have left.
+
+    A snapshot goes `keep_seconds` after the next one, unless it is among the newest
+    `keep_snapshots`, of which the newest two always stay. A Delta table has no such number, and
+    keeps whole hours. Runs in progress keep their files. Raises StreamNotFound, CorruptMetadata,
+    StorageError.
+    """
+    store, snapshot = open_store(directory), newest(directory)
+    if snapshot is None:
+        raise nothing_in(directory)
+    opened: Table
+    if isinstance(store, LocalStore) and not store.names(DELTA_LOG):
+        opened = ManifestTable(directory, store)
+    else:
+        from liftlog.spark.export.delta import DeltaLakeTable
+
+        opened = DeltaLakeTable(directory, store, snapshot.stream, snapshot.columns)
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    found = opened.garbage(now_ns, keep_seconds, keep_snapshots)
+    size_bytes = 0
+    for path in found:
+        size_bytes += store.total_bytes(path)
+        if not dry_run:
+            store.remove(path)
+    return Vacuumed(tuple(found), size_bytes, dry_run)
 
 
 def paths(directory: str) -> list[str]:

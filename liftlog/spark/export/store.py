@@ -54,6 +54,10 @@ class Store(Protocol):
         """In bytes; None if there is no such file."""
         ...
 
+    def total_bytes(self, path: str) -> int:
+        """The size of a file, or of all files below a directory; 0 if it does not exist."""
+        ...
+
     def sync(self, path: str) -> None:
         """Make a file that another library has written durable, and its name."""
         ...
@@ -172,6 +176,12 @@ class LocalStore:
             except FileNotFoundError:
                 return None
 
+    def total_bytes(self, path: str) -> int:
+        full = self.root / path
+        with storage_errors(f"looking at {full}"):
+            files = full.rglob("*") if full.is_dir() else [full]
+            return sum(file.stat().st_size for file in files if file.is_file())
+
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Write a small file atomically; False, and no change, if the file exists."""
         full = self.root / path
@@ -266,6 +276,14 @@ class RemoteStore:
         with storage_errors(f"looking at {self.uri}/{path}"):
             info = self._files.get_file_info(self._at(path))
         return info.size if info.type == fs.FileType.File else None
+
+    def total_bytes(self, path: str) -> int:
+        where = self._at(path)
+        with storage_errors(f"looking at {self.uri}/{path}"):
+            found = [self._files.get_file_info(where)]
+            if found[0].type == fs.FileType.Directory:
+                found = self._files.get_file_info(fs.FileSelector(where, recursive=True))
+        return sum(one.size for one in found if one.type == fs.FileType.File)
 
     def sync(self, path: str) -> None:
         """Nothing to do: what is stored there is durable."""

@@ -13,6 +13,9 @@ from liftlog.spark.export.store import Store, join
 MANIFESTS = "_manifest"
 DELTA_LOG = "_delta_log"
 
+LEAST_SNAPSHOTS = 2
+"""The newest one, and that which readers may just have opened."""
+
 _RUN = re.compile(r"(\d{20})-([0-9a-f]{32})")
 
 
@@ -38,9 +41,15 @@ class Table(Protocol):
         """Durable on return. Raises Conflict if another run has committed first."""
         ...
 
-    def vacuum(self, now_ns: int, keep_seconds: float) -> int:
-        """Remove what no snapshot needs that readers may still use. Returns the number of files
-        and directories."""
+    def garbage(
+        self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
+    ) -> list[str]:
+        """Files and directories that no snapshot needs that readers may still use, nor a run in
+        progress. To be removed in this order: a snapshot before its files.
+
+        Readers may use the newest `keep_snapshots`, and others for `keep_seconds` after the next
+        one; None: as long as the table itself says, or not at all.
+        """
         ...
 
 
@@ -49,21 +58,21 @@ def run_name(sequence: int, run: str) -> str:
     return f"{sequence:020d}-{run}"
 
 
-def clear_runs(
+def left_by_runs(
     store: Store,
     runs: str,
     newest: int,
     is_needed: Callable[[str, str], bool],
     oldest: int = 0,
-) -> int:
-    """Remove leftovers of the runs from number `oldest` to `newest`. Returns how many entries.
+) -> list[str]:
+    """Leftovers of the runs from number `oldest` to `newest`.
 
     Only one run gets a number. So once a number is taken, files of that number that no snapshot
     names can never become real, even if a run is still writing them. Runs with later numbers may be
     in progress, and are left alone. `is_needed` takes a run and the path of an entry in its
     directory.
     """
-    removed = 0
+    found: list[str] = []
     for name in store.names(runs):
         match = _RUN.fullmatch(name)
         if match is None or not oldest <= int(match[1]) <= newest:
@@ -71,10 +80,8 @@ def clear_runs(
         directory = join(runs, name)
         entries = [join(directory, entry) for entry in store.names(directory)]
         dead = [path for path in entries if not is_needed(match[2], path)]
-        for path in [directory] if len(dead) == len(entries) else dead:
-            store.remove(path)
-            removed += 1
-    return removed
+        found += [directory] if len(dead) == len(entries) else dead
+    return found
 
 
 def another_was_quicker(where: str, newest: Snapshot | None) -> Conflict:

@@ -1,0 +1,148 @@
+"""`liftlog export vacuum`: which snapshots go, by age and number, and what it never touches."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.crashing_disk import Stopped, disk
+from support.exporting import Export, ExportedStreams, Put, table
+
+from liftlog.cli.root import cli
+from liftlog.errors import StreamNotFound
+from liftlog.spark.export import newest, vacuum
+from liftlog.spark.export.manifests import ManifestTable
+from liftlog.spark.export.opening import open_store
+
+DAY = 86400.0
+
+
+def _bytes(lake: str) -> int:
+    return sum(path.stat().st_size for path in Path(lake).rglob("*") if path.is_file())
+
+
+def _manifests(lake: str) -> list[int]:
+    return sorted(int(path.stem) for path in Path(lake, "_manifest").glob("0*.json"))
+
+
+def _later(days: float) -> int:
+    return time.time_ns() + round(days * DAY * 1e9)
+
+
+@pytest.fixture
+def snapshots(streams: ExportedStreams, export: Export) -> None:
+    """Six, of which each run has kept all."""
+    for n in range(6):
+        streams.put("in", [Put("a", b"%d" % n)])
+        export(keep_seconds=30 * DAY)
+
+
+@pytest.mark.usefixtures("snapshots")
+def test_by_age_and_by_number(lake: str) -> None:
+    assert vacuum(lake, keep_seconds=7 * DAY, now_ns=_later(6)).paths == ()
+    for number in (9, 16, 40):
+        assert not vacuum(lake, keep_seconds=0, keep_snapshots=number, now_ns=_later(8)).paths
+    before = _bytes(lake)
+    asked: dict[str, Any] = {"keep_seconds": 7 * DAY, "keep_snapshots": 4, "now_ns": _later(8)}
+    listed = vacuum(lake, **asked, dry_run=True)
+    assert (_bytes(lake), listed.dry_run) == (before, True)
+    done = vacuum(lake, **asked)
+    assert (done.paths, done.size_bytes) == (listed.paths, listed.size_bytes)
+    assert before - _bytes(lake) == done.size_bytes > 0
+    assert _manifests(lake) == [3, 4, 5, 6]
+    assert len(os.listdir(f"{lake}/_runs")) == 4
+    old = ManifestTable(lake, open_store(lake))._read(3)  # type: ignore[arg-type]
+    assert all(Path(lake, file.path).exists() for file in old.all_files)
+    vacuum(lake, keep_seconds=0, now_ns=_later(8))
+    assert _manifests(lake) == [5, 6]
+    assert table(lake) == [(6, b"a", b"5")]
+
+
+def test_nothing_of_a_run_in_progress(streams: ExportedStreams, export: Export, lake: str) -> None:
+    with pytest.raises(StreamNotFound):
+        vacuum(lake, keep_seconds=0)
+    for n in range(3):
+        streams.put("in", [Put(f"k{n}", b"1")])
+        export(keep_seconds=DAY)
+    before: set[Path] = set()
+
+    def meanwhile() -> None:
+        before.update(path for path in Path(lake, "_runs").glob("*4-*/*") if path.is_file())
+        assert len(vacuum(lake, keep_seconds=0, now_ns=_later(1)).paths) == 2
+
+    export.before_commit = meanwhile
+    streams.put("in", [Put("k3", b"1")])
+    export(keep_seconds=DAY)
+    assert len(before) >= 1
+    assert all(path.exists() for path in before)
+    assert len(table(lake)) == 4
+
+
+def test_what_a_stopped_run_left(streams: ExportedStreams, export: Export, lake: str) -> None:
+    streams.put("in", [Put("a", b"1")])
+    export()
+    streams.put("in", [Put("a", b"2")])
+    step = 10
+    while len(os.listdir(f"{lake}/_runs")) == 1:
+        with disk(stop_before=step), pytest.raises(Stopped):
+            export()
+        step += 1
+    assert len(os.listdir(f"{lake}/_runs")) == 2
+    assert not vacuum(lake, keep_seconds=0).paths  # it may be in progress
+    export()
+    assert len(os.listdir(f"{lake}/_runs")) == 2
+
+
+@pytest.mark.usefixtures("snapshots")
+def test_a_vacuum_that_stops_anywhere(lake: str) -> None:
+    before = table(lake)
+    for step in range(40):
+        try:
+            with disk(stop_before=step):
+                vacuum(lake, keep_seconds=0, now_ns=_later(8))
+        except Stopped:
+            assert table(lake) == before
+            for number in _manifests(lake):  # what is left can be read
+                snapshot = ManifestTable(lake, open_store(lake))._read(number)  # type: ignore[arg-type]
+                assert all(Path(lake, file.path).exists() for file in snapshot.all_files)
+            continue
+        break
+    assert step > 1
+    assert _manifests(lake) == [5, 6]
+    assert len(os.listdir(f"{lake}/_runs")) == 2
+
+
+def test_a_delta_table(streams: ExportedStreams, tmp_path: Path) -> None:
+    lake = str(tmp_path / "delta")
+    export = Export(streams, "in", lake, format="delta")
+    for n in range(12):
+        streams.put("in", [Put("a", b"%d" % n)])
+        export()
+    rows, before = table(lake), _bytes(lake)
+    assert len(os.listdir(f"{lake}/runs")) == 12
+    assert not vacuum(lake, keep_seconds=DAY).paths
+    listed = vacuum(lake, keep_seconds=0, dry_run=True)
+    assert len(listed.paths) == 11
+    done = vacuum(lake, keep_seconds=0)
+    assert before - _bytes(lake) == done.size_bytes == listed.size_bytes > 0
+    assert len(os.listdir(f"{lake}/runs")) == 1
+    assert table(lake) == rows
+    streams.put("in", [Put("a", b"more")])
+    assert export().committed
+
+
+@pytest.mark.usefixtures("snapshots")
+def test_the_command(lake: str) -> None:
+    told = CliRunner().invoke(cli, ["export", "vacuum", lake, "--keep", "0s", "--dry-run"])
+    assert told.exit_code == 0, told.output
+    lines = told.output.splitlines()
+    assert len(lines) == 9
+    assert lines[-1].startswith("would remove 8 files and directories, ")
+    told = CliRunner().invoke(cli, ["export", "vacuum", lake, "--keep", "0s", "-o", "json"])
+    assert '"size_bytes"' in told.output
+    assert len(newest(lake).files) == 1
+    assert len(os.listdir(f"{lake}/_runs")) == 2
