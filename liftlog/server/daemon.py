@@ -103,6 +103,7 @@ class Daemon:
         self._loop_watch = LoopWatch()
         self._manager = ServiceManager.from_environment(os.environ)
         self._embedded: EmbeddedNats | None = None
+        self._links: list[NatsLink] = []
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._signals = Signals(
@@ -147,9 +148,10 @@ class Daemon:
                 broker.mender = Mender(
                     broker.hosts, broker.replicated.donors, self.settings.cleaner
                 )
+            nats_servers = await self._nats_servers(stack)
             link = NatsLink(
                 self.settings.nats,
-                await self._nats_servers(stack),
+                nats_servers,
                 seam,
                 on_chunk_end=broker.intake.chunk_ended,
                 wait_until_ready_to_read=broker.intake.wait_until_ready_to_read,
@@ -159,7 +161,8 @@ class Daemon:
             pull = PullServer(
                 broker, limits_of(self.settings.pull), policy, tls, broker.intake.ingested
             )
-            self._make_reloadable(pull, link)
+            self._links.append(link)
+            self._make_reloadable(pull)
             # Opening the streams may take minutes: meanwhile the daemon is alive, but not ready.
             health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
             self._manager.status("recovering the streams")
@@ -179,8 +182,9 @@ class Daemon:
             await broker.keep_disk_reserve()
             link.start()
             if self.settings.nats.jetstream_api:
-                api = health.jetstream_api = JetStreamApi(broker, link, pull.services)
+                api = health.jetstream_api = JetStreamApi(broker, nats_servers, seam, pull.services)
                 stack.push_async_callback(api.close)
+                self._links.append(api.link)
                 api.start()
             if cluster is not None:
                 cluster.start()
@@ -218,17 +222,21 @@ class Daemon:
             cpu_seconds=time.process_time(),
         )
 
-    def _make_reloadable(self, pull: PullServer, link: NatsLink) -> None:
+    def _make_reloadable(self, pull: PullServer) -> None:
         """What SIGHUP reads again."""
         with storage_errors(f"removing {OUTCOME_NAME}"):
             self.reloads.tell_in(self._data_dir.path)
-        self.reloads.add("nats", lambda: None, lambda nothing: link.ask_again())
+        self.reloads.add("nats", lambda: None, lambda nothing: self._ask_again())
         if self.settings.acl.file is not None:
             self.reloads.add("acl", lambda: _load_policy(self.settings), pull.set_policy)
         if self.settings.pull.tls.cert is not None:
             self.reloads.add("tls", self._load_tls, pull.set_tls)
         if self._load_again is not None:
             self.reloads.add("settings", self._load_again, self._compare_settings)
+
+    def _ask_again(self) -> None:
+        for link in self._links:
+            link.ask_again()
 
     def _compare_settings(self, written: Settings) -> None:
         """Settings hold from the start to the end: report which have been changed in their

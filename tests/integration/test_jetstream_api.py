@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -226,6 +230,54 @@ def test_one_client_that_floods_delays_no_ack(server: NatsServer, daemon: Daemon
         until(lambda: b"account_info" in calm.request("$JS.API.INFO", b"").payload)
     assert daemon.peak_rss_bytes - before < 64 << 20
     assert daemon.metric("liftlog_nats_disconnects_total") == disconnects
+
+
+FLOODER = """
+import socket, sys, threading
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+link.sendall(b'CONNECT {"verbose":false}\\r\\nSUB _INBOX.flood.* 1\\r\\n')
+def read():
+    while data := link.recv(1 << 20):
+        if b"PING\\r\\n" in data:
+            link.sendall(b"PONG\\r\\n")
+threading.Thread(target=read, daemon=True).start()
+block = b"PUB $JS.API.STREAM.LIST _INBOX.flood.1 0\\r\\n\\r\\n" * 200
+while True:
+    link.sendall(block)
+"""
+
+
+def test_while_a_client_floods_acks_are_delayed_by_a_bounded_time(
+    server: NatsServer, daemon: Daemon
+) -> None:
+    """With a flood on the connection on which messages come, an ack took 1400 times as long."""
+
+    def ack_seconds(calm: RawNats, count: int) -> float:
+        taken = []
+        for _ in range(count):
+            began = time.perf_counter()
+            assert "error" not in publish(calm, "configured.a", b"x")
+            taken.append(time.perf_counter() - began)
+        return statistics.median(taken)
+
+    def refused() -> float:
+        try:
+            return daemon.metric("liftlog_jetstream_api_requests_total", result="too many")
+        except KeyError:
+            return 0.0
+
+    with RawNats(server.port, timeout=60) as calm:
+        alone = ack_seconds(calm, 100)
+        flooder = subprocess.Popen([sys.executable, "-c", FLOODER, str(server.port)])
+        try:
+            before = refused()
+            until(lambda: refused() > before + 1000)
+            assert ack_seconds(calm, 20) < 400 * alone
+        finally:
+            flooder.kill()
+            flooder.wait()
+        # What NATS still holds is refused, too; then others are answered.
+        until(lambda: b"account_info" in calm.request("$JS.API.INFO", b"").payload)
 
 
 def test_nothing_that_is_sent_stops_the_answers(server: NatsServer, daemon: Daemon) -> None:

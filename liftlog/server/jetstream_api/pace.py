@@ -1,4 +1,4 @@
-"""How much of the event loop the answers may take.
+"""How much of the event loop requests and their answers may take.
 
 A message that is stored passes through the loop two or three times before its ack leaves. Between
 any two of these turns, all answers together get a bounded time; and while messages come, the loop
@@ -13,6 +13,8 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 TURN_SECONDS = 0.001
+FLOOD_PAUSE_SECONDS = 0.02
+"""One read brings 256 KB at most, which take some milliseconds."""
 
 Result = TypeVar("Result")
 
@@ -48,6 +50,32 @@ class Pace:
         self._spent = 0.0
         self._open.clear()
         asyncio.get_running_loop().call_later(pause, self._open.set)
+
+
+class ReadingPause:
+    """After a read that brought more requests than can wait, the next read waits, too: what comes
+    stays with NATS, and acks, which have a connection of their own, pass. Belongs to the event
+    loop."""
+
+    def __init__(self) -> None:
+        self._is_flooded = False
+        self._over = asyncio.Event()
+        self._over.set()
+
+    def flooded(self) -> None:
+        self._is_flooded = True
+
+    def chunk_ended(self) -> None:
+        if self._is_flooded and self._over.is_set():
+            self._over.clear()
+            asyncio.get_running_loop().call_later(FLOOD_PAUSE_SECONDS, self._over.set)
+        self._is_flooded = False
+
+    def is_held(self) -> bool:
+        return not self._over.is_set()
+
+    async def wait(self) -> None:
+        await self._over.wait()
 
 
 class _Timed(Generator[Any, Any, Any]):

@@ -48,7 +48,7 @@ from liftlog.server.jetstream_api.methods import (
     party_of,
     unknown_method,
 )
-from liftlog.server.jetstream_api.pace import Pace
+from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -148,7 +148,11 @@ class Waiting:
 class JetStreamApi:
     """Belongs to the event loop."""
 
-    def __init__(self, broker: Broker, link: NatsLink, services: PullServices) -> None:
+    def __init__(
+        self, broker: Broker, servers: list[str], seam: str, services: PullServices
+    ) -> None:
+        """`servers` and `seam` as for the link on which messages come. This one is another, so
+        that messages do not wait behind requests, of which one client can send any number."""
         settings = broker.settings
         self.problem = "not yet known whether JetStream is off"
         """Why nothing is answered; empty if requests are."""
@@ -161,7 +165,15 @@ class JetStreamApi:
             self._mark = f"cluster {cluster.name}"
             self._own_prefix = passed_on_prefix(cluster.name, cluster.node)
         self._broker = broker
-        self._link = link
+        self._reading = ReadingPause()
+        self.link = link = NatsLink(
+            settings.nats.model_copy(update={"name": f"{settings.nats.name} $JS.API"}),
+            servers,
+            seam,
+            on_chunk_end=self._reading.chunk_ended,
+            wait_until_ready_to_read=self._reading.wait,
+            reading_is_held=self._reading.is_held,
+        )
         self._services = services
         self._consumers = Consumers(broker, services, _leaf_link(broker))
         self._parts = Parts(
@@ -187,8 +199,9 @@ class JetStreamApi:
 
     def start(self) -> None:
         """Call it when the streams are open."""
-        self._presence = Presence(self._link, self._mark)
-        self._link.on_connected.append(self._look_again)
+        self.link.start()
+        self._presence = Presence(self.link, self._mark)
+        self.link.on_connected.append(self._look_again)
         self._consumers.start()
         tasks = {"look": self._keep_looking()}
         tasks |= {f"{number}": self._work() for number in range(WORKERS)}
@@ -201,6 +214,7 @@ class JetStreamApi:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._consumers.close()
+        await self.link.close()
 
     @property
     def consumer_count(self) -> int:
@@ -213,7 +227,7 @@ class JetStreamApi:
         self._look.set()
 
     async def _keep_looking(self) -> None:
-        if not self._link.connected:
+        if not self.link.connected:
             await self._look.wait()
         while True:
             self._look.clear()
@@ -235,7 +249,7 @@ class JetStreamApi:
 
     async def _look_once(self) -> None:
         assert self._presence is not None, "it was started"
-        generation = self._link.generation
+        generation = self.link.generation
         rival = await self._presence.rival()
         if rival:
             self._pause(f"{rival}: this daemon does not answer beside it")
@@ -246,10 +260,10 @@ class JetStreamApi:
             self._looked.clear()  # what comes from now on is answered, but for a refusal below
             self._subscribe()
         for wanted in self._subscriptions:
-            await self._link.attach(wanted)
+            await self.link.attach(wanted)
         if is_new:
             self._look.set()  # another daemon may have done the same at the same time
-        if generation != self._link.generation:
+        if generation != self.link.generation:
             self._look.set()
             return
         self._checked = generation
@@ -268,31 +282,44 @@ class JetStreamApi:
 
     def _subscribe(self) -> None:
         group = self._mark.replace(" ", ".")
-        self._subscriptions = [self._link.want((f"{PREFIX}>",), group, self._take)]
+        self._subscriptions = [self.link.want((f"{PREFIX}>",), group, self._take)]
         if self._own_prefix:
             own = f"{self._own_prefix.decode()}>"
-            self._subscriptions.append(self._link.want((own,), group, self._take))
+            self._subscriptions.append(self.link.want((own,), group, self._take))
 
     async def _unsubscribe(self) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []
         for wanted in subscriptions:
-            await self._link.unwant(wanted)
+            await self.link.unwant(wanted)
 
     # --- requests ---
 
     def _take(self, run: MessageRun) -> None:
         """The handler of the subscription: it only puts aside what came."""
         now = repeat(time.monotonic(), len(run))
-        refused = [
-            message
-            for message in zip(run.subjects, run.replies, run.payloads, now, strict=True)
-            if message[1] and not self._waiting.add(message)
-        ]
+        refused: list[_Message] = []
+        full: set[bytes] = set()
+        unseen = 0
+        for message in zip(run.subjects, run.replies, run.payloads, now, strict=True):
+            if not message[1]:
+                continue
+            party = party_of(message[1])
+            if party in full:  # of thousands, the others are not looked at
+                unseen += 1
+            elif not self._waiting.add(message):
+                refused.append(message)
+                if len(refused) >= _MAX_OF_PARTY:
+                    full.add(party)
+        if not refused:
+            return
+        self._reading.flooded()
         for message in refused:
             self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
-        if refused and self._link.unsent_bytes < _MAX_UNSENT_BYTES:
+        self.counters.requests["unknown", TOO_MANY] += unseen
+        self._waiting.refused += unseen
+        if self.link.unsent_bytes < _MAX_UNSENT_BYTES:
             error = too_many_requests()
-            self._link.send(
+            self.link.send(
                 b"".join(
                     [
                         refusal(reply, self._kind_of(subject), error)
@@ -309,7 +336,7 @@ class JetStreamApi:
                 # While a new connection is looked at, requests wait.
                 await self._looked.wait()
                 await self._pace.turn()
-                if not self.problem and self._checked == self._link.generation:
+                if not self.problem and self._checked == self.link.generation:
                     await self._pace.run(self._answer(message))
             except NatsUnavailable:
                 pass  # the client asks again
@@ -330,7 +357,7 @@ class JetStreamApi:
                 self._count(message, ANSWERED)
                 return
             text = answer_text(kind, body)
-            limit = self._link.max_payload_bytes
+            limit = self.link.max_payload_bytes
             if limit and len(text) > limit:
                 raise InternalError(f"the answer is larger than NATS accepts ({limit} bytes)")
             answer = command(reply, text)
@@ -413,8 +440,8 @@ class JetStreamApi:
 
     async def send(self, commands: bytes) -> None:
         """See `Parts`. Acks share the connection: they must not wait behind long answers."""
-        await self._link.room()
-        self._link.send(commands)
+        await self.link.room()
+        self.link.send(commands)
 
 
 def _leaf_link(broker: Broker) -> LeafLink | None:
