@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -285,7 +286,7 @@ class GroupConsumer(GroupReading):
         self._settle()
         if self._state.joined:
             await self._commit()
-            await self._beating.stop()
+            self._beating.beat = None  # the one under way is answered when it has left
             result_of(
                 await self._session.ask(
                     self._leave_request(), self._session.target.request_timeout
@@ -310,6 +311,11 @@ class GroupConsumer(GroupReading):
                 await self.leave()
             elif self._state.joined:
                 await self._commit()
+                # Its session begins now; and the beat that waits for news is answered, so that
+                # nothing has to wait for it.
+                self._beating.beat = None
+                with suppress(LiftlogError):
+                    await self._ask(self._beat_request(0.0))
         except GroupFenced:
             self._state.lost()  # others have its slots already
         finally:

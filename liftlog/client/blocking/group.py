@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -287,7 +288,7 @@ class SyncGroupConsumer(GroupReading):
         self._settle()
         if self._state.joined:
             self._commit()
-            self._beating.stop()
+            self._beating.beat = None  # the one under way is answered when it has left
             result_of(
                 self._session.ask(self._leave_request(), self._session.target.request_timeout),
                 Done,
@@ -310,6 +311,11 @@ class SyncGroupConsumer(GroupReading):
                 self.leave()
             elif self._state.joined:
                 self._commit()
+                # Its session begins now; and the beat that waits for news is answered, so that
+                # nothing has to wait for it.
+                self._beating.beat = None
+                with suppress(LiftlogError):
+                    self._ask(self._beat_request(0.0))
         except GroupFenced:
             self._state.lost()  # others have its slots already
         finally:

@@ -12,6 +12,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -170,6 +171,30 @@ async def group(spec: dict[str, Any]) -> dict[str, Any]:
         return told | {"failures": [repr(one) for one in outcomes if isinstance(one, Exception)]}
 
 
+async def group_member(spec: dict[str, Any]) -> dict[str, Any]:
+    """One member until SIGTERM: when each record came, of which slot, and how long after its
+    timestamp; and which slots came and went."""
+    records: list[tuple[float, int, float]] = []
+    moves: list[tuple[float, list[int]]] = []
+
+    def moved(slots: Sequence[int]) -> None:
+        moves.append((time.time(), list(slots)))
+
+    async with AsyncExitStack() as stack:
+        (client,) = await _connected(stack, spec)
+        member = client.group(
+            spec["stream"], spec["stream"], member=spec["member"], session=spec["session"],
+            on_assigned=moved, on_revoked=moved,
+        )  # fmt: skip
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, member.stop)
+        print("ready", flush=True)
+        async with member:
+            async for record in member:
+                now = time.time()
+                records.append((now, member.slot_of(record), now - record.timestamp_ns / 1e9))
+    return {"records": records, "moves": moves}
+
+
 async def group_commits(spec: dict[str, Any]) -> dict[str, Any]:
     """The member of each of many groups commits all of its slots, again and again."""
 
@@ -202,6 +227,7 @@ MODES = {
     "filtered": filtered,
     "group": group,
     "group_commits": group_commits,
+    "group_member": group_member,
 }
 
 

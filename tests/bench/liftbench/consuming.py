@@ -36,7 +36,7 @@ _MEMBERS = 16
 
 
 @contextmanager
-def _consumers(spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def consumers(spec: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
     with worker("consumers", spec) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
@@ -62,7 +62,7 @@ def tailing(
             system.create(stream, f"bench.{stream}")
             count = int(_RATE * seconds)
             spec = _tail(system, stream, records=count)
-            with _consumers(spec) as process:
+            with consumers(spec) as process:
                 pace = {
                     "port": system.port,
                     "subject": f"bench.{stream}",
@@ -115,7 +115,7 @@ def beside_consumers(
                 if what == "alone":
                     rates[what] = float(run_worker("publisher", publish)["rate"])
                 else:
-                    with _consumers(_tail(system, stream, records=None)) as process:
+                    with consumers(_tail(system, stream, records=None)) as process:
                         rates[what] = float(run_worker("publisher", publish)["rate"])
                         process.send_signal(signal.SIGTERM)
                         told = _told(process)
@@ -212,7 +212,7 @@ def filtering(directory: Path, measured: Measurements, progress: Progress, *, ro
                 "count": 1,
                 "subject": "bench.filtered.7",
             }
-            with _consumers(spec) as process:
+            with consumers(spec) as process:
                 told = _told(process)
             sent = system.daemon.metric("liftlog_pull_body_bytes_total") - before
             if told["records"] != _FILTERED_RECORDS // _SUBJECTS:
@@ -250,7 +250,7 @@ def checkpoints(
                 "offset": 10_000,
                 "seconds": seconds,
             }
-            with _consumers(spec) as process:
+            with consumers(spec) as process:
                 rate = _told(process)["commits_per_second"]
             measured.add(LIFTLOG, "checkpoints", rate)
             progress.say(f"round {number + 1}/{rounds} checkpoints: {rate:,.0f}/s")
@@ -310,7 +310,7 @@ def _group_seconds(
 ) -> tuple[float, float]:
     """Processor time of the daemon, and of each member, in microseconds for each record."""
     spec = _grouped(system, "grouped", group, members) | {"by_batch": by_batch}
-    with _consumers(spec) as process:
+    with consumers(spec) as process:
         told = _finished(process, _GROUPED_RECORDS)
     return (
         told["daemon_cpu"] / _GROUPED_RECORDS * 1e6,
@@ -326,7 +326,7 @@ def _live_rate(system: Liftlog, stream: str, members: int, seconds: float) -> fl
             "seconds": seconds, "payload_bytes": _GROUPED_BYTES, "subjects": 5000,
             "drain": 60.0}  # fmt: skip
     spec = _grouped(system, stream, stream, members) | {"records": count}
-    with _consumers(spec) as process:
+    with consumers(spec) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "joined\n":
             raise WorkerFailed(process.communicate()[1].strip())
@@ -357,7 +357,7 @@ def group_commits(
                     "seconds": seconds, "incarnation": info.incarnation,
                     "epoch": info.leader_epoch}  # fmt: skip
             before = system.daemon.cpu_seconds
-            with _consumers(spec) as process:
+            with consumers(spec) as process:
                 rate = _told(process)["commits_per_second"]
             used = system.daemon.cpu_seconds - before
             measured.add(LIFTLOG, "group-commits", rate)

@@ -431,6 +431,28 @@ ROWS = (
         beside=((LIFTLOG, "grouped-live-plain"),),
     ),
     Row(
+        "group-takeover",
+        "from a member's kill until others read all of its slots, beyond its session",
+        ((LIFTLOG, "group-takeover"),),
+        lambda measured: measured.median((LIFTLOG, "group-takeover")),
+        1.0,
+        0.2,
+        lower_is_better=True,
+        unit=" s",
+    ),
+    Row(
+        "group-pause",
+        "p99 delay of records of slots that stay, while others move, to that of a quiet group",
+        ((LIFTLOG, "group-delay-near"), (LIFTLOG, "group-delay-quiet")),
+        lambda measured: (
+            measured.median((LIFTLOG, "group-delay-near"))
+            / measured.median((LIFTLOG, "group-delay-quiet"))
+        ),
+        1.2,
+        1.0,
+        lower_is_better=True,
+    ),
+    Row(
         "group-commits",
         "durable commits of 100 groups, 64 slots each",
         ((LIFTLOG, "group-commits"),),

@@ -16,7 +16,17 @@ from typing import Any
 
 from support.repository import REPOSITORY
 
-from . import behaviour, cleaning, consuming, deciding, operating, publishing, reading, report
+from . import (
+    behaviour,
+    cleaning,
+    consuming,
+    deciding,
+    operating,
+    publishing,
+    reading,
+    rebalancing,
+    report,
+)
 from .figures import LOADS, READ_KINDS, ROWS, WAYS, Measurements, Row, kind_series
 from .fsyncs import can_trace
 from .processes import WorkerFailed, is_real_disk
@@ -174,6 +184,8 @@ def _measure_consumers(
         consuming.checkpoints(directory, measured, progress, rounds=rounds, seconds=seconds)
     if "grouped" in wanted:
         consuming.groups(directory, measured, progress, rounds=min(rounds, 3), seconds=seconds)
+    if wanted & {"group-takeover", "group-delay-near"}:
+        rebalancing.rebalancing(directory, measured, progress, rounds=max(rounds, 3))
     if "group-commits" in wanted:
         consuming.group_commits(directory, measured, progress, rounds=rounds, seconds=seconds)
 

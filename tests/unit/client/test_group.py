@@ -524,6 +524,23 @@ async def test_seek_list_and_remove(client: Opened, broker: LogBroker) -> None:
     assert await client.call("list_groups") == []
 
 
+@pytest.mark.parametrize("member", [None, "w1"])
+async def test_after_close_no_beat_is_under_way(
+    client: Opened, broker: LogBroker, member: str | None
+) -> None:
+    """It would be answered seconds later, and the thread that waits for it is waited for."""
+    group = client.client.group("billing", "orders", member=member, session=60)
+    await client.take(group, 1)
+    thread = getattr(group._beating, "_thread", None)
+    task = getattr(group._beating, "_task", None)
+    await client.of(group, "close")
+    assert (thread is not None) == client.blocking
+    assert thread is None or not thread.is_alive()
+    assert task is None or task.done()
+    info = await client.call("describe_group", "billing", "orders")
+    assert [one["name"] for one in info.members] == ([member] if member else [])
+
+
 def test_what_cannot_be() -> None:
     for wrong in (
         {"session": 0.1},

@@ -1,0 +1,131 @@
+"""Members of a group are killed and others join while messages arrive: how soon others read what
+the killed one had, and whether slots that stay wait for that."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from liftlog.client import SyncClient, connect_sync
+
+from .consuming import consumers
+from .figures import Measurements
+from .processes import WorkerFailed, worker
+from .progress import Progress
+from .systems import LIFTLOG, Liftlog
+
+_MEMBERS = 4
+_SESSION = 1.0
+_RATE = 2000
+_SUBJECTS = 1000
+_SETTLE_SECONDS = 2.0
+_NEAR_SECONDS = 0.5
+"""After any slot came or went, anywhere, the group is not quiet for so long."""
+
+
+class Kill(NamedTuple):
+    at: float
+    slots: set[int]
+
+
+def rebalancing(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int
+) -> None:
+    """A kill and a join in each round."""
+    with Liftlog(directory / "rebalancing") as system, ExitStack() as stack:
+        system.create("moved", "bench.moved.*")
+        names = count()
+        running: dict[str, Any] = {}
+
+        def start() -> None:
+            name = f"m{next(names)}"
+            spec = {"mode": "group_member", "address": system.daemon.pull_address, "count": 1,
+                    "stream": "moved", "member": name, "session": _SESSION}  # fmt: skip
+            running[name] = stack.enter_context(consumers(spec))
+
+        for _ in range(_MEMBERS):
+            start()
+        seconds = rounds * (_SESSION + 2 * _SETTLE_SECONDS + 3) + 10
+        pace = {"port": system.port, "subject": "bench.moved", "rate": _RATE, "seconds": seconds,
+                "payload_bytes": 256, "subjects": _SUBJECTS}  # fmt: skip
+        stack.enter_context(worker("pacer", pace))
+        kills = []
+        with connect_sync(system.daemon.pull_address) as client:
+            for _ in range(rounds):
+                _wait_until_shared(client, len(running))
+                time.sleep(_SETTLE_SECONDS)
+                name = list(running)[-1]  # what the others read is told at the end
+                info = client.describe_group("moved", "moved")
+                assert info is not None
+                victim = running.pop(name)
+                victim.kill()
+                slots = {slot for slot, owner in enumerate(info.owners) if owner == name}
+                kills.append(Kill(time.time(), slots))
+                _wait_until_shared(client, len(running))
+                time.sleep(_SETTLE_SECONDS)
+                start()
+            _wait_until_shared(client, len(running))
+            time.sleep(_SETTLE_SECONDS)
+        told = []
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)
+            told.append(json.loads(process.communicate(timeout=60)[0].splitlines()[-1]))
+    _judge(told, kills, measured, progress)
+
+
+def _wait_until_shared(client: SyncClient, members: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        info = client.describe_group("moved", "moved")
+        if info is not None and len(info.members) == members and "" not in info.owners:
+            counts = [one["slots"] for one in info.members]
+            if max(counts) - min(counts) <= 1:
+                return
+        if time.monotonic() > deadline:
+            raise WorkerFailed(f"the group does not settle: {info}")
+        time.sleep(0.02)
+
+
+def _judge(
+    told: Sequence[Any], kills: Sequence[Kill], measured: Measurements, progress: Progress
+) -> None:
+    for kill in kills:
+        first: dict[int, float] = {}
+        for one in told:
+            for at, slot, _ in one["records"]:
+                if at > kill.at and slot in kill.slots:
+                    first[slot] = min(at, first.get(slot, at))
+        if first.keys() < kill.slots:
+            raise WorkerFailed(f"no one reads {sorted(kill.slots - first.keys())}")
+        measured.add(LIFTLOG, "group-takeover", max(first.values()) - kill.at - _SESSION)
+    changes = sorted([at for one in told for at, _ in one["moves"] if at > kills[0].at])
+    near, quiet = [], []
+    for one in told:
+        moves = [(at, set(slots)) for at, slots in one["moves"]]
+        for at, slot, delay in one["records"]:
+            if at < kills[0].at - _SETTLE_SECONDS:
+                continue
+            if any(0 <= at - change <= _NEAR_SECONDS for change in changes):
+                if not any(abs(at - when) < 2 and slot in slots for when, slots in moves):
+                    near.append(delay)
+            else:
+                quiet.append(delay)
+    for name, delays in (("near", near), ("quiet", quiet)):
+        measured.add(LIFTLOG, f"group-delay-{name}", statistics.quantiles(delays, n=100)[98])
+    took = sorted(measured.samples[LIFTLOG, "group-takeover"])
+    progress.say(
+        f"{len(kills)} kills: others read all slots of the killed member within its session plus "
+        f"{', '.join(f'{one:.2f}' for one in took)} s; p99 and longest delay of slots that stay: "
+        f"{_text(near)} while slots move ({len(near):,} records), else {_text(quiet)}"
+    )
+
+
+def _text(delays: Sequence[float]) -> str:
+    return f"{statistics.quantiles(delays, n=100)[98] * 1e3:.0f} and {max(delays) * 1e3:.0f} ms"
