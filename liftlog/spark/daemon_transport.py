@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from envelope.format import MAX_KEY_BYTES
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
 from liftlog.client.batch_reader import together
 from liftlog.client.reconnecting import Backoff, may_pass
@@ -64,7 +65,7 @@ class DaemonTransport:
         # network is the bottleneck. The tasks apply `subject` in any case.
         wanted = Filter(
             subject=options.subject if options.filter_in_daemon else None,
-            key=options.narrowing.key,
+            key=_sendable(options.narrowing.key),
         )
         self._filter = wanted if wanted != Filter() else None
         self._client = connect(options, patience_seconds=patience_seconds)
@@ -270,3 +271,8 @@ def read_token(path: str | None) -> str | None:
     if not token:
         raise InvalidArgument(f"tokenFile={path!r} is empty")
     return token
+
+
+def _sendable(key: bytes | None) -> bytes | None:
+    """No record has a longer key, and a daemon refuses one; Spark finds that none matches."""
+    return key if key is None or len(key) <= MAX_KEY_BYTES else None

@@ -117,9 +117,12 @@ def test_a_daemon_with_sketches_is_asked_for_few_records(
         ("subject = 'orders.2'", [row for row in everything if row["subject"] == "orders.2"]),
         (f"timestamp = {moment}", [row for row in everything if row["timestamp"] == stamp]),
         ("key = X'6E6F6E65'", []),
+        (f"key = X'{'6B' * 70_000}'", []),  # longer than what a daemon takes
+        (f"subject = '{'o' * 2000}'", []),
     ):
-        assert bool(chosen) == ("6E6F6E65" not in condition)
-        assert jar_rows(spark, condition, **where) == chosen, condition
+        assert bool(chosen) == (len(condition) < 100 and "6E6F6E65" not in condition)
+        for more in ({}, {"filterInDaemon": "true"}):
+            assert jar_rows(spark, condition, **where, **more) == chosen, condition[:100]
     # Of what is sealed nothing is planned; of the active segment no daemon can say it.
     [last] = frame.where("key = X'6E6F6E65'").selectExpr("count(*)").collect()
     assert last[0] == 0

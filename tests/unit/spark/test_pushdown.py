@@ -135,3 +135,5 @@ def test_keys(where: dict[str, str]) -> None:
     matching = list(range(4, 1001, 25))
     # Files are read whole: no daemon leaves out what does not match.
     assert found == (matching if "server" in where else list(range(1, 1001)))
+    # No record has such a key, and no daemon takes it.
+    assert offsets(where, EqualTo(KEY, b"k" * 70_000)) == list(range(1, 1001))

@@ -2,6 +2,7 @@ package liftlog.wire;
 
 import static liftlog.wire.PullConnection.fields;
 
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -30,6 +31,8 @@ public final class DaemonTransport implements Transport {
 
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
     private static final String HOLDER = "spark";
+    private static final int MOST_KEY = 65_535;
+    private static final int MOST_SUBJECT = 1024;
 
     private final String stream;
     private final int leaseSeconds;
@@ -46,12 +49,12 @@ public final class DaemonTransport implements Transport {
         // bytes, and planning has left out what its sketches exclude. So it filters only where the
         // job asks for it.
         if (options.filterInDaemon()) {
-            if (options.narrowing().key() != null) {
-                filter.put("fk", List.of(options.narrowing().key()));
+            byte[] key = sendable(options.narrowing().key());
+            if (key != null) {
+                filter.put("fk", List.of(key));
             }
-            String subject = options.narrowing().subject() != null
-                    ? options.narrowing().subject()
-                    : options.subject();
+            String one = sendable(options.narrowing().subject());
+            String subject = one != null ? one : options.subject();
             if (subject != null) {
                 filter.put("fs", List.of(subject));
             }
@@ -152,7 +155,7 @@ public final class DaemonTransport implements Transport {
                 List<Extent> more = extents(fields("s", stream, "o", reached, "z", stepBytes,
                         "fb", Math.max(0, wanted.notBeforeNs()),
                         "fa", Math.max(0, wanted.notAfterNs()),
-                        "fs", wanted.subject(), "fk", wanted.key()));
+                        "fs", sendable(wanted.subject()), "fk", sendable(wanted.key())));
                 long before = reached;
                 for (Extent one : more) {
                     if (one.next() > reached) { // the first segment was perhaps looked at before
@@ -172,6 +175,17 @@ public final class DaemonTransport implements Transport {
             throw error;
         }
         return state.withExtents(found);
+    }
+
+    /** No record has a longer one, and a daemon refuses it: the tasks find that nothing matches. */
+    private static byte[] sendable(byte[] key) {
+        return key == null || key.length > MOST_KEY ? null : key;
+    }
+
+    private static String sendable(String subject) {
+        boolean isShort = subject != null
+                && subject.getBytes(StandardCharsets.UTF_8).length <= MOST_SUBJECT;
+        return isShort ? subject : null;
     }
 
     /** A piece costs a request, which takes as long as so many bytes. */
