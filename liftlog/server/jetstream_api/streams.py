@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import liftlog
@@ -325,11 +327,24 @@ async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
     if wanted.get("no_ack"):
         return
     # Those, too, that this client may not read: it learns that the subject is taken.
-    for info in await request.broker.list_streams():
-        if info.name == request.stream or info.acks != "on":
+    for name in request.broker.stream_names():
+        if name == request.stream:
             continue
-        if overlap_any(info.recorded_subjects, wanted["subjects"]):
+        subjects = await _acked_subjects(request, name)
+        if subjects and overlap_any(subjects, wanted["subjects"]):
             raise JetStreamError(400, 10065, "subjects overlap with an existing stream")
+
+
+async def _acked_subjects(request: Request, name: str) -> Sequence[str]:
+    """Those that a stream records and acks. Of one that is here its settings say it: a description
+    takes long, and programs create hundreds of streams."""
+    host = request.broker.hosts.get(name)
+    if host is not None:
+        return host.settings.subjects if host.settings.acks == "on" else ()
+    with contextlib.suppress(StreamNotFound):  # deleted meanwhile
+        info = await request.broker.describe_stream(name)
+        return info.recorded_subjects if info.acks == "on" else ()
+    return ()
 
 
 @answers("STREAM.UPDATE", "stream_update", arguments=(1, 1), at_leader=True)
