@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -20,6 +20,7 @@ import uvloop
 from support.processes import cpu_seconds
 
 from liftlog.client import Client, Filter, connect
+from liftlog.client.aio.group import GroupConsumer
 from liftlog.client.requests import result_of
 from liftlog.protocol.groups import AssignmentAnswer, CommitGroup, JoinGroup
 from liftlog.protocol.messages import Done
@@ -195,6 +196,61 @@ async def group_member(spec: dict[str, Any]) -> dict[str, Any]:
     return {"records": records, "moves": moves}
 
 
+async def member(spec: dict[str, Any]) -> dict[str, Any]:
+    """A process with one member of a group of `count`, or with a plain reader if that is 0. Says
+    `joined` when it has its share, begins when it is told a line, and ends a second after the last
+    record."""
+    count, by_batch, taken = spec["count"], spec["by_batch"], 0
+    loop = asyncio.get_running_loop()
+    async with connect(spec["address"]) as client:
+
+        async def read() -> None:
+            nonlocal taken
+            if by_batch:
+                async for batch in client.read_batches(spec["stream"], "earliest"):
+                    taken += len(batch.records())
+            else:
+                async for _ in client.read(spec["stream"], "earliest"):
+                    taken += 1
+
+        async def take(consumer: GroupConsumer) -> None:
+            nonlocal taken
+            if by_batch:
+                async for records in consumer.batches():
+                    taken += len(records)
+            else:
+                async for _ in consumer:
+                    taken += 1
+
+        async def watched(work: Coroutine[Any, Any, None]) -> dict[str, Any]:
+            await told
+            last, last_at = 0, time.monotonic()
+            task = asyncio.create_task(work)
+            while not task.done() and (not last or time.monotonic() < last_at + 1):
+                await asyncio.sleep(0.005)
+                if taken != last:
+                    last, last_at = taken, time.monotonic()
+            task.cancel()
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            failures = [repr(outcome)] if isinstance(outcome, Exception) else []
+            return {"records": taken, "ended": last_at, "failures": failures}
+
+        told = loop.run_in_executor(None, sys.stdin.readline)
+        if not count:
+            print("joined", flush=True)
+            return await watched(read())
+        async with client.group(spec["group"], spec["stream"], session=60) as consumer:
+            says = True
+            async with asyncio.timeout(60):
+                while not told.done():
+                    await consumer._attend()
+                    if says and len(consumer.slots) == 64 // count:
+                        print("joined", flush=True)
+                        says = False
+                    await asyncio.sleep(0.02)
+            return await watched(take(consumer))
+
+
 async def group_commits(spec: dict[str, Any]) -> dict[str, Any]:
     """The member of each of many groups commits all of its slots, again and again."""
 
@@ -226,6 +282,7 @@ MODES = {
     "checkpoints": checkpoints,
     "filtered": filtered,
     "group": group,
+    "member": member,
     "group_commits": group_commits,
     "group_member": group_member,
 }

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -259,9 +259,10 @@ def checkpoints(
 def groups(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
 ) -> None:
-    """A group of 16 members beside one plain reader, both record by record and by batch. Each
-    member, the reader and the daemon could have a core of its own: what takes longest there is the
-    throughput. Then live: while records are published as fast as 100,000/s."""
+    """A group of 16 members beside one plain reader, both record by record and by batch, by the
+    clock of this machine, and from processor time: as if each member, the reader and the daemon had
+    a core of its own; then what takes longest there is the throughput. Then live: while records are
+    published as fast as 100,000/s."""
     settings = {"subject": "bench.grouped"}
     stream = {"name": "grouped", "settings": settings, "count": _GROUPED_RECORDS, "per_batch": 250,
               "value_bytes": _GROUPED_BYTES, "keys": 5000, "first_is_clean": False}  # fmt: skip
@@ -270,15 +271,21 @@ def groups(
     with Liftlog(directory / "grouped") as system:
         for number in range(rounds):
             for by_batch in (False, True):
+                group = f"bench-{by_batch}-{number}"
                 plain = _group_seconds(system, "", 0, by_batch)
-                shared = _group_seconds(system, f"bench-{by_batch}-{number}", _MEMBERS, by_batch)
+                shared = _group_seconds(system, group, _MEMBERS, by_batch)
+                plain_wall = _group_wall(system, "", 0, by_batch)
+                shared_wall = _group_wall(system, f"{group}-wall", _MEMBERS, by_batch)
                 suffix = "-by-batch" if by_batch else ""
                 measured.add(LIFTLOG, "grouped-plain" + suffix, 1 / max(plain))
                 measured.add(LIFTLOG, "grouped" + suffix, 1 / max(shared))
+                measured.add(LIFTLOG, "grouped-plain-wall" + suffix, 1e6 / plain_wall)
+                measured.add(LIFTLOG, "grouped-wall" + suffix, 1e6 / shared_wall)
                 progress.say(
                     f"round {number + 1}/{rounds} {_MEMBERS} members{suffix}: {shared[0]:.2f} us "
-                    f"of a core for each record in the daemon, {shared[1]:.2f} in each member; a "
-                    f"plain reader: {plain[0]:.2f} and {plain[1]:.2f}"
+                    f"of a core for each record in the daemon, {shared[1]:.3f} in each member "
+                    f"({shared[1] * _MEMBERS:.2f} in all), {shared_wall:.2f} us passed; a plain "
+                    f"reader: {plain[0]:.2f}, {plain[1]:.2f}, {plain_wall:.2f}"
                 )
             rates = [
                 _live_rate(system, f"live-{number}-{members}", members, seconds)
@@ -316,6 +323,31 @@ def _group_seconds(
         told["daemon_cpu"] / _GROUPED_RECORDS * 1e6,
         told["cpu"] / _GROUPED_RECORDS * 1e6,
     )
+
+
+def _group_wall(system: Liftlog, group: str, members: int, by_batch: bool) -> float:
+    """What passes on the clock, in microseconds for each record. Each member is a process."""
+    spec = _grouped(system, "grouped", group, members)
+    spec |= {"mode": "member", "by_batch": by_batch}
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(worker("consumers", spec, stdin=subprocess.PIPE))
+            for _ in range(members or 1)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            if process.stdout.readline() != "joined\n":
+                raise WorkerFailed(process.communicate()[1].strip())
+        began = time.monotonic()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        told = [_told(process, timeout=600) for process in processes]
+    failures = [failure for one in told for failure in one["failures"]]
+    if failures or sum([one["records"] for one in told]) != _GROUPED_RECORDS:
+        raise WorkerFailed(f"not every record was read once: {failures[:3]}")
+    return (max([one["ended"] for one in told]) - began) / _GROUPED_RECORDS * 1e6
 
 
 def _live_rate(system: Liftlog, stream: str, members: int, seconds: float) -> float:

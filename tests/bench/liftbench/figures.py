@@ -421,6 +421,28 @@ ROWS = (
         4.0,
     ),
     Row(
+        "group-members-wall",
+        "16 members beside one plain reader, by the clock, all on this machine's cores, 256 B",
+        ((LIFTLOG, "grouped-wall"), (LIFTLOG, "grouped-plain-wall")),
+        lambda measured: (
+            measured.median((LIFTLOG, "grouped-wall"))
+            / measured.median((LIFTLOG, "grouped-plain-wall"))
+        ),
+        1.0,
+        1.0,
+    ),
+    Row(
+        "group-members-wall-by-batch",
+        "the same, lists of records on both sides",
+        ((LIFTLOG, "grouped-wall-by-batch"), (LIFTLOG, "grouped-plain-wall-by-batch")),
+        lambda measured: (
+            measured.median((LIFTLOG, "grouped-wall-by-batch"))
+            / measured.median((LIFTLOG, "grouped-plain-wall-by-batch"))
+        ),
+        1.0,
+        1.0,
+    ),
+    Row(
         "group-live",
         "16 members while 100,000 records of 256 B are published each second",
         ((LIFTLOG, "grouped-live"),),

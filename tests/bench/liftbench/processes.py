@@ -26,7 +26,11 @@ class WorkerFailed(Exception):
 
 @contextmanager
 def worker(
-    module: str, spec: Mapping[str, Any], *, python: str = sys.executable
+    module: str,
+    spec: Mapping[str, Any],
+    *,
+    python: str = sys.executable,
+    stdin: int = subprocess.DEVNULL,
 ) -> Iterator[subprocess.Popen[str]]:
     """`python -m bench.liftbench.<module> <spec as JSON>`, gone when the block ends."""
     command = [python, "-m", f"bench.liftbench.{module}", json.dumps(spec)]
@@ -34,7 +38,7 @@ def worker(
     process = subprocess.Popen(
         tied_to_parent(command),
         env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
