@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 from support.logs import BASE_NS, DIRECTORY, Promises, append, flip, reopen
 from support.rewriting import Row, Rows, add, keyed, rebatch_file, row, sketch_segments
-from support.simfs import Fault, SimFileSystem
+from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import SyncFailed
 from liftlog.log import Log
 from liftlog.log.sketch import Probe, is_sketched, read_sketch, sketch_path
+
+KEEPS: list[Keep] = ["none", "some", "all", "last"]
 
 
 def random_rows(rng: random.Random, count: int, stamp: int) -> list[Row]:
@@ -126,6 +128,44 @@ def test_stale_and_damaged_ones_do_not_count() -> None:
         file.close()
         assert read_sketch(fs, path, entry, log.lineage) is None, length
     assert all(one.size_bytes for one in log.extents(1, 1, Probe(key=b"none")))
+
+
+def test_a_crash_leaves_none_or_one_that_excludes_no_wanted_record() -> None:
+    """The machine stops at each step of the making; the sketch is not fsynced."""
+    rng, fs = random.Random(7), SimFileSystem()
+    log, rows = sealed(fs, rng)
+    log.close()
+    survived, stop_at = set(), 0
+    while True:
+        stop_at += 1
+        is_over = False
+        for keep in KEEPS:
+            image = fs.power_cut("all")
+            one, _ = reopen(image)
+            image.stop_at = image.operations + stop_at - 1
+            try:
+                sketch_segments(one, image)
+                is_over = True
+            except MachineStopped:
+                pass
+            after = image.power_cut(keep, stop_at)
+            again, _ = reopen(after)
+            segment = again.segments[0]
+            survived.add(
+                read_sketch(after, segment.path, segment.entry(), again.lineage) is not None
+            )
+            for probe in probes(rng, rows):
+                found = again.extents(1, 1, probe)
+                for offset, record in rows.items():
+                    if matches(probe, record):
+                        assert any(
+                            one.size_bytes and one.first_offset <= offset < one.next_offset
+                            for one in found
+                        )
+        if is_over:
+            break
+    assert stop_at > 2
+    assert survived == {True, False}
 
 
 def test_a_damaged_segment_has_none() -> None:
