@@ -304,6 +304,36 @@ def tail(context: click.Context, stream: str, count: int, follow: bool) -> ExitC
     return code
 
 
+@click.command(cls=Command)
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("offset", type=click.IntRange(min=1))
+@server_options
+@debug_option
+@click.pass_context
+def get(context: click.Context, stream: str, offset: int) -> ExitCode:
+    """Print the record of STREAM at OFFSET.
+
+    It is `liftlog consume STREAM --from OFFSET:OFFSET+1`, which has more options, and prints
+    nothing if compaction has removed the record.
+
+    \b
+    Examples:
+      liftlog get orders 42
+      liftlog get orders 42 --template '{{.value}}'
+    """
+    with connect_to_server() as client:
+        end = client.describe_stream(stream).high_watermark
+    if offset >= end:  # to read it would be to wait for it
+        raise Problem(
+            f"{stream} has no record at offset {offset} yet: it ends at {end}",
+            ExitCode.OUT_OF_RANGE,
+            hint=f"`liftlog tail {stream}` prints the last records",
+        )
+    wanted = Range(offset, offset + 1)
+    code: ExitCode = context.invoke(consume, stream=stream, wanted=wanted)
+    return code
+
+
 class _Reading:
     """The progress of one `consume`."""
 

@@ -161,7 +161,7 @@ def seek(group: str, stream: str, position: Position, assume_yes: bool) -> ExitC
 @group_commands.command()
 @click.argument("group")
 @click.argument("stream", shell_complete=complete_stream)
-@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def rm(group: str, stream: str, assume_yes: bool) -> ExitCode:

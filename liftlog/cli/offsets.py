@@ -49,6 +49,8 @@ _WIDE_HEADINGS = ("EPOCH", "INCARNATION", "METADATA")
         "report": "ls",
         "show": "get",
         "info": "get",
+        "add": "seek",
+        "create": "seek",
         "set": "seek",
         "reset": "seek",
         "delete": "rm",
@@ -59,7 +61,7 @@ _WIDE_HEADINGS = ("EPOCH", "INCARNATION", "METADATA")
 def offsets_commands() -> None:
     """List, show, move and delete the checkpoints of consumers.
 
-    A checkpoint is the offset that a consumer reads next in a stream. `list`, `show`, `set` and
+    A checkpoint is the offset that a consumer reads next in a stream. `list`, `show`, `add` and
     `delete` are aliases of `ls`, `get`, `seek` and `rm`.
     """
 
@@ -212,7 +214,7 @@ def seek(
 @click.option(
     "--dry-run", "-n", is_flag=True, help="Show what would be deleted, and delete nothing."
 )
-@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def rm(consumer: str, stream: str, dry_run: bool, assume_yes: bool) -> ExitCode:

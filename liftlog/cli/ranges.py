@@ -1,6 +1,6 @@
 """What to read of a stream, as typed on the command line: rpk's grammar of offsets.
 
-start   end   42   -100   +100   @TIME          from there on
+start   end   42   -100   +100   5m   @TIME     from there on
 10:20   :20   -100:end   @-1h:-5m   @T:+10m     and up to there, exclusive
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from liftlog.client.read_options import Start, Until
 
 HELP = (
-    "start, end, an offset, -100 (the last 100), +100 (after the first 100), @TIME (@2026-01-31, "
-    "@2026-01-31T12:00:00Z, @-5m, @now, @yesterday, @1767225600); and with an exclusive end: "
-    "10:20, :20, -100:end, @-1h:-5m, @2026-01-31:+1d"
+    "start, end, an offset, -100 (the last 100), +100 (after the first 100), 5m or 1h30m (ago), "
+    "@TIME (@2026-01-31, @2026-01-31T12:00:00Z, @-5m, @now, @yesterday, @1767225600); and with an "
+    "exclusive end: 10:20, :20, -100:end, @-1h:-5m, @2026-01-31:+1d"
 )
 
 
@@ -42,8 +42,9 @@ Position: TypeAlias = int | Literal["earliest", "latest"] | datetime | Relative
 
 POSITION_HELP = (
     "start (or earliest), end (or latest: only what comes from now on), an offset, -100 (the last "
-    "100), +100 (after the first 100), or @TIME: @2026-01-31, @2026-01-31T12:00:00Z, @-5m (ago), "
-    "@now, @yesterday, @yesterdayT12:00, @today, @1767225600 (seconds since 1970)"
+    "100), +100 (after the first 100), 5m or 1h30m (ago), or @TIME: @2026-01-31, "
+    "@2026-01-31T12:00:00Z, @-5m, @now, @yesterday, @yesterdayT12:00, @today, @1767225600 (seconds "
+    "since 1970)"
 )
 
 _DAYS = {"today": 0, "yesterday": 1}
@@ -79,6 +80,8 @@ def parse_position(text: str, now: datetime) -> Position:
         if len(digits) > _MAX_DIGITS or int(digits) > _MAX_OFFSET:
             raise ValueError(f"{word} is larger than any offset")
         return Relative(int(digits), sign == "-") if sign else int(digits)
+    if _SPAN.fullmatch(word):  # as in the fields of the web page
+        return parse_time(f"-{word}", now)
     raise NotUnderstood(f"{text!r} is not a position: use {POSITION_HELP}")
 
 

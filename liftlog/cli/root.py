@@ -33,6 +33,7 @@ _SECTIONS = {
             "Print the records of STREAM, and wait for more until Ctrl-C.",
         ),
         "tail": ("cli.consume:tail", "Print the last records of STREAM."),
+        "get": ("cli.consume:get", "Print the record of STREAM at OFFSET."),
         "import": (
             "cli.import_records:import_commands",
             "Copy messages from JetStream or elsewhere into a stream.",
@@ -119,7 +120,7 @@ ALIASES = {
     "subscribe": "consume --from end",
     "consumer": "offsets",
     "stream view": "consume --until-end",
-    "stream get": "consume --until-end",
+    "stream get": "get",
     "ctx": "context",
     "purge": "stream truncate",
     "status": "info",

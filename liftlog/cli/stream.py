@@ -28,6 +28,7 @@ from liftlog.cli.output import (
 )
 from liftlog.cli.problems import confirmed, note, warn
 from liftlog.cli.ranges import Position, offset_at, position_of
+from liftlog.cli.setting_options import SettingsCommand
 from liftlog.cli.stream_words import count_of, describe_pass, facts_of, print_streams
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import plural, printable, show_size
@@ -64,7 +65,7 @@ def stream_commands() -> None:
     """
 
 
-@stream_commands.command()
+@stream_commands.command(cls=SettingsCommand)
 @click.argument("name")
 @click.option(
     "--subject",
@@ -231,7 +232,7 @@ def streams_for(subject: str) -> None:
         note(f"No stream records {printable(subject)}.")
 
 
-@stream_commands.command()
+@stream_commands.command(cls=SettingsCommand)
 @click.argument("name", shell_complete=complete_stream)
 @click.option(
     "--set",
@@ -414,7 +415,7 @@ def _show(found: StreamInfo, done: str) -> None:
 @click.argument("name", shell_complete=complete_stream)
 @click.argument("position", metavar="OFFSET", callback=position_of)
 @click.option("--dry-run", "-n", is_flag=True, help="Show what would be deleted.")
-@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def truncate(name: str, position: Position, dry_run: bool, assume_yes: bool) -> ExitCode:
@@ -498,7 +499,7 @@ def compact(name: str, wait: bool) -> None:
 @click.option(
     "--dry-run", "-n", is_flag=True, help="Show what would be deleted, and delete nothing."
 )
-@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", "--force", "-f", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
 def rm(name: str, dry_run: bool, assume_yes: bool) -> ExitCode:

@@ -113,6 +113,23 @@ def test_tail(liftlog: Cli) -> None:
     assert len(liftlog.objects("stream", "view", "orders")) == 20
 
 
+def test_one_record(liftlog: Cli) -> None:
+    for words in (("get",), ("stream", "get")):
+        assert [one["offset"] for one in liftlog.objects(*words, "orders", "28")] == [28]
+    assert liftlog.ok("get", "orders", "30", "--template", "{{.value}}") == "30\n"
+    assert liftlog("get", "orders", "10").exit_code == ExitCode.OUT_OF_RANGE
+    ahead = liftlog("get", "orders", "31")
+    assert ahead.exit_code == ExitCode.OUT_OF_RANGE, "it does not wait for it"
+    assert "it ends at 31" in ahead.stderr
+    assert liftlog("get", "orders", "0").exit_code == ExitCode.USAGE
+
+
+def test_words_of_nats_for_a_consumer(liftlog: Cli) -> None:
+    assert liftlog("consumer", "add", "replay", "orders", "1h", "-y").exit_code == 0
+    assert liftlog.objects("consumer", "info", "replay", "orders")[0]["offset"] == 11
+    assert liftlog("consumer", "rm", "replay", "orders", "-f").exit_code == 0
+
+
 def test_streams_are_filtered(liftlog: Cli) -> None:
     def names(*more: str) -> list[str]:
         return liftlog.ok("stream", "ls", "-q", *more).splitlines()
