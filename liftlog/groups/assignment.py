@@ -54,6 +54,8 @@ def staying(state: GroupState) -> dict[str, list[int]]:
 def settled(state: GroupState, before: GroupState | None) -> GroupState:
     """Give the free slots to members that have too few. If members or owners differ from
     `before`, this is another generation."""
+    if before is not None and FREE not in state.owners and _is_kept(state, before):
+        return state  # a commit
     generation = state.generation + 1
     wanted = shares(state)
     free = [slot for slot, owner in enumerate(state.owners) if owner == FREE]
@@ -64,6 +66,15 @@ def settled(state: GroupState, before: GroupState | None) -> GroupState:
     if before is not None and _who(state) == _who(before):
         return state
     return replace(state, generation=generation)
+
+
+def _is_kept(state: GroupState, before: GroupState) -> bool:
+    """Whether one was made from the other without a look at members and owners."""
+    return (
+        state.owners is before.owners
+        and state.since is before.since
+        and state.members is before.members
+    )
 
 
 def _who(state: GroupState) -> tuple[object, ...]:

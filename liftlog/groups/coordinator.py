@@ -294,21 +294,22 @@ class Coordinator:
                 hint="stop its members, and move it: liftlog group seek",
                 incarnation=state.incarnation,
             )
-        offsets = list(state.offsets)
+        offsets, moved = list(state.offsets), False
         for slot, offset in asked.offsets.items():
-            offsets[slot] = max(offsets[slot], offset)
-        if tuple(offsets) == state.offsets:
+            if offset > offsets[slot]:
+                offsets[slot], moved = offset, True
+        if not moved:
             return state
         epoch = max(state.epoch, asked.epoch)
         return replace(state, offsets=tuple(offsets), incarnation=asked.incarnation, epoch=epoch)
 
     def _check_owner(self, state: GroupState, asked: Commit) -> None:
+        owners, since, count = state.owners, state.since, state.slots
+        member, generation = asked.member, asked.generation
         lost = [
             slot
             for slot in asked.offsets
-            if not 0 <= slot < state.slots
-            or state.owners[slot] != asked.member
-            or state.since[slot] > asked.generation
+            if not 0 <= slot < count or owners[slot] != member or since[slot] > generation
         ]
         if lost:
             group, stream = asked.key
