@@ -41,10 +41,10 @@ def test_a_store_that_goes_on_is_believed() -> None:
     assert not is_regressed(OLD, OLD)
     assert not is_regressed(OLD, NEW)
     later = NEW
-    for offset in range(1, 40):  # beyond what the trail tells
+    for offset in range(1, 90):  # beyond what the trail tells
         later = then(t.truncate(later, offset))
         assert not is_regressed(NEW, later)
-        assert len(later.trail) <= 32
+        assert len(later.trail) <= 128
 
 
 def test_a_store_that_forgets_is_not() -> None:
@@ -52,6 +52,26 @@ def test_a_store_that_forgets_is_not() -> None:
     assert is_regressed(NEW, None)
     assert is_regressed(NEW, FORK), "another change of the same version"
     assert is_regressed(NEW, then(t.register(FORK, "c", 3, clean=True))), "and what comes of it"
+
+
+def test_an_operator_has_sixty_changes_of_time() -> None:
+    """A node that has seen what the others have not stands aside that long."""
+    later = FORK
+    for offset in range(1, 60):
+        later = then(t.truncate(later, offset))
+        assert is_regressed(NEW, later)
+
+
+def test_what_was_given_up_by_restoring_is_known_by_its_missing_version() -> None:
+    """Its leader had the epoch of another one: the two logs would be taken for the same."""
+    given_up = then(t.failover(FORK, {"a"}, "c"))
+    after = then(restored(given_up, heard(b=NEW, c=NEW, a=OLD), ()))
+    assert after.version > given_up.version
+    for known in (FORK, given_up):
+        assert is_regressed(known, after)
+        assert is_regressed(known, then(t.failover(after, (), "b")))
+    assert not is_regressed(NEW, after)
+    assert not is_regressed(OLD, after)
 
 
 def test_streams_that_were_deleted_and_made_again() -> None:
