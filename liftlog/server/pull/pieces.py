@@ -22,7 +22,7 @@ from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log import Log, LogSlice
 from liftlog.log.manifest import Manifest
 from liftlog.log.rewrite.batches import Chunk, chunks_of
-from liftlog.protocol.limits import MIB
+from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import MAX_BATCH_RECORDS, MAX_TIMESTAMP_DELTA_US
@@ -40,6 +40,11 @@ _LARGEST_SHARED = 8 * MIB
 _INFLATED_BYTES = 16 * MIB
 _MOST_SUBJECTS = 4096
 """In the dictionaries of what is one part, before those that are equal are found."""
+_LEAST_BYTES = 64 * KIB
+"""Counted for a piece: at the end of a stream they are small, and there must not be so many that
+looking through them takes long."""
+_SUBJECT_BYTES = 128
+"""Counted for a subject, with its objects."""
 _NEW_SECONDS = 0.02
 _MOST_SHARES = 2048
 """That are remembered for one log and number of slots."""
@@ -118,7 +123,7 @@ class Part:
 
     @property
     def size_bytes(self) -> int:
-        return self._records.size_bytes
+        return self._records.size_bytes + _SUBJECT_BYTES * len(self._records.subjects)
 
     def of(self, share: Share) -> Columns:
         """The records of these slots, by offset."""
@@ -144,7 +149,7 @@ class Piece:
         self.first_offset, self.next_offset = piece.first_offset, piece.next_offset
         self.length = piece.length
         self.parts = parts
-        self.size_bytes = sum([part.size_bytes for part in parts])
+        self.size_bytes = max(sum([part.size_bytes for part in parts]), _LEAST_BYTES)
         self._new_until = monotonic() + _NEW_SECONDS if at_end else -math.inf
 
     @property

@@ -114,7 +114,7 @@ def test_all_members_together_get_the_log_as_it_is(
     range what is stored there at the time, neither less nor what is gone."""
     chance = random.Random(seed)
     monkeypatch.setattr(filtering, "_SHARED_READ_BYTES", chance.choice((1000, 8000, 1 << 20)))
-    monkeypatch.setattr(pieces, "SHARED_BYTES", chance.choice((20_000, 1 << 20)))
+    monkeypatch.setattr(pieces, "SHARED_BYTES", chance.choice((3 << 16, 64 << 20)))
     monkeypatch.setattr(pieces, "_MOST_SUBJECTS", chance.choice((3, 4096)))
     stream = broker.streams["orders"]
     shared = SharedPieces()
@@ -182,6 +182,22 @@ def test_a_piece_is_decoded_once_for_all_members(
     assert sum(len(member.found) for member in members) > 4900
     size = sum(segment.size_bytes for segment in stream.real_log.segments)
     assert 0.9 * size < sum(decoded) < 1.2 * size
+
+
+def test_small_pieces_are_kept_up_to_a_number(
+    broker: LogBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quiet stream leaves one for each record: they take more memory than their bytes, and a
+    member that looks for what is new looks through all."""
+    monkeypatch.setattr(pieces, "SHARED_BYTES", 10 << 16)
+    stream = broker.streams["orders"]
+    shared = SharedPieces()
+    member = Member([*range(SLOTS)], shared, 101)
+    for _ in range(40):
+        stream.append([b"v"], keys=[b"key"])
+        member.scan(stream, 1 << 20)
+    assert len(member.found) == 40
+    assert len(shared._pieces) == 10
 
 
 def test_damage_is_told_to_the_member_that_meets_it(broker: LogBroker) -> None:
