@@ -177,9 +177,13 @@ def measure(
         found = leads(cluster, "a")
         busiest = max(found, key=lambda node: found[node])
         progress.say(f"killing {busiest}, which leads {found[busiest]}")
+        others = [cluster.nodes[node] for node in NODES if node != busiest]
+        spent_before = sum(node.cpu_seconds for node in others)
         killed = time.monotonic()
         cluster.kill(busiest)
         measured.add(store, FAILOVER, wait_acked(port, names) - killed)
+        spent_others = sum(node.cpu_seconds for node in others) - spent_before
+        progress.say(f"the others spent {spent_others:.2f} s of CPU on that")
         cluster.assert_sound()
         cluster.kill()
 
