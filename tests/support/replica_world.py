@@ -635,6 +635,8 @@ class World:
         log = node.disk.log
         if end > len(log):
             raise Violation(f"{node.name} has high watermark {end} and log end {len(log)}")
+        if not leads and node.record.leader_epoch < self.record.unclean_epoch:
+            return  # an unclean recovery has given up what this node still shows: it has not heard
         known = min(end, len(self.committed))
         first = max(node.shown, node.disk.log_start, self.unknown_below)
         if not self._agrees(log, first, known):
