@@ -182,7 +182,8 @@ def _check_cluster(settings: Settings) -> Iterator[Finding]:
             yield Finding(
                 ("nats", "jetstream_api"),
                 "true: cluster.store: nats needs JetStream on the NATS servers, which then answers "
-                "its clients itself",
+                "its clients itself; expected false, or cluster.store: file:///DIR, a directory "
+                "that all nodes share",
                 involved=(("cluster", "store"),),
             )
         return

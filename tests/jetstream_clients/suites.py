@@ -326,7 +326,8 @@ class NatsJs(Suite):
         "jsm - (lister$|update (consumer|filter|from)|filter_subjects|validate consumer|pause)|"
         "priority groups|consumer limits|(consumer|delta|stream) update .*header|old servers|"
         "wrong server|version checks|ackAck|backoff|redelivery|num_replicas|term reason|"
-        "filter_subject consumer|mirror/source|streams - consumers|sendRequiredApiLevel header on c"
+        "filter_subject consumer|mirror/source|streams - consumers|kv - replicas|repub on 503|"
+        "sendRequiredApiLevel header on c"
     )
     _repository = "https://github.com/nats-io/nats.js"
     _given = "JETSTREAM_CLIENTS_NATS_JS"
