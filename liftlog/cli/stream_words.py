@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from liftlog.client import StreamInfo
 
 _HEADINGS = ("NAME", "SUBJECT", "STATE", "RECORDS", "START", "END", "SIZE", "SEGMENTS", "ACKS")
-_NARROW = 80
-_NARROW_COLUMNS = (0, 1, 2, 3, 6)
+_LEFT_OUT = (7, 4, 5, 8)
+"""Columns that a terminal which is not wide enough goes without, the first ones first."""
+_BETWEEN = 2
 _WIDE_HEADINGS = ("ORIGIN", "QUEUE GROUP", "EPOCH", "LOG END", "RETENTION", "COMPACTED", "WARNINGS")
 
 
@@ -27,11 +28,22 @@ def print_streams(infos: Sequence[StreamInfo]) -> None:
     rows = [(*row_of(info), *(_more_of(info) if wide else ())) for info in infos]
     right = (3, 4, 5, 6, 7, *((11, 12) if wide else ()))
     width = terminal_width()
-    if width is not None and width < _NARROW and not wide:
-        rows = [tuple(row[at] for at in _NARROW_COLUMNS) for row in rows]
-        headings = tuple(headings[at] for at in _NARROW_COLUMNS)
-        right = (3, 4)
+    if width is not None and not wide:
+        shown = _fitting([headings, *rows], width)
+        rows = [tuple(row[at] for at in shown) for row in rows]
+        headings = tuple(headings[at] for at in shown)
+        right = tuple(number for number, at in enumerate(shown) if at in right)
     print_table(headings, rows, right=right)
+
+
+def _fitting(lines: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns that have room."""
+    widths = [max(map(len, column)) + _BETWEEN for column in zip(*lines, strict=True)]
+    shown = list(range(len(widths)))
+    for at in _LEFT_OUT:
+        if sum(widths[one] for one in shown) - _BETWEEN > width:
+            shown.remove(at)
+    return shown
 
 
 def _more_of(found: StreamInfo) -> tuple[str, ...]:

@@ -253,3 +253,23 @@ def test_a_narrow_terminal_shows_something_of_the_value(width: int) -> None:
     assert "01-01 00:00:00" in line
     if width >= 100:
         assert line.endswith("value")
+
+
+@pytest.mark.parametrize(
+    ("width", "gone"),
+    [(120, set()), (79, set()), (78, {"SEGMENTS"}), (68, {"SEGMENTS", "START"}),
+     (40, {"SEGMENTS", "START", "END", "ACKS"})],
+)  # fmt: skip
+def test_a_table_of_streams_fits_its_terminal(
+    width: int, gone: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stream_words, "terminal_width", lambda: width)
+    info = StreamInfo(name="payments", subject="payments.>", state="attached", log_end_offset=1,
+                      high_watermark=3002, log_start_offset=1, record_count=3001, size_bytes=297_000,
+                      segment_count=6, settings={"acks": "on", "durability": "fsync"})  # fmt: skip
+    with click.Context(click.Command("ls")):
+        stream_words.print_streams([info])
+    heading, line = capsys.readouterr().out.splitlines()
+    assert {*stream_words._HEADINGS} - {*heading.split()} == gone
+    if width > 40:  # else there is nothing more to leave out
+        assert max(len(heading), len(line)) <= width
