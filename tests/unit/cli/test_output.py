@@ -265,7 +265,7 @@ def test_a_table_of_streams_fits_its_terminal(
 ) -> None:
     monkeypatch.setattr(stream_words, "terminal_width", lambda: width)
     info = StreamInfo(name="payments", subject="payments.>", state="attached", log_end_offset=1,
-                      high_watermark=3002, log_start_offset=1, record_count=3001, size_bytes=297_000,
+                      high_watermark=3002, log_start_offset=1, record_count=3001, size_bytes=297000,
                       segment_count=6, settings={"acks": "on", "durability": "fsync"})  # fmt: skip
     with click.Context(click.Command("ls")):
         stream_words.print_streams([info])
