@@ -14,11 +14,13 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.api import DeliverPolicy
 from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError
+from support.compacted import Compacted
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawMessage, RawNats
 
+from liftlog.client import connect_sync
 from liftlog.server.jetstream_api.consumer_table import MAX_OF_PARTY
 
 pytestmark = pytest.mark.integration
@@ -43,7 +45,10 @@ def leafnode_of(server: NatsServer) -> str:
 def daemon(server: NatsServer) -> Iterator[Daemon]:
     settings = {
         "nats": {"jetstream_api": True, "leafnode": leafnode_of(server)},
-        "streams": {"configured": {"subject": "configured.>"}},
+        "streams": {
+            "configured": {"subject": "configured.>"},
+            "compacted": {"subject": "compacted", "compaction": {}, "dedupe_window": 0},
+        },
     }
     with Daemon(server.url, settings) as daemon:
         with RawNats(server.port) as raw:
@@ -144,6 +149,29 @@ async def test_a_consumer_begins_with_the_last_record_of_each_subject(
     got = [await reader.next_msg(timeout=60) for _ in range(4)]
     assert [message.data for message in got] == [b"26", b"27", b"28", b"29"]
     assert [message.metadata.num_pending for message in got] == [3, 2, 1, 0]
+
+
+async def test_holes_that_compaction_leaves_are_no_loss(
+    js: JetStreamContext, raw: RawNats, daemon: Daemon
+) -> None:
+    """The client makes its consumer again if it misses a record: it counts what it gets, and does
+    not look at the offsets."""
+    records = Compacted(raw, "compacted")
+    records.put_many([f"k{number % 7}" for number in range(60)])
+    with connect_sync(daemon.pull_address) as client:
+        client.compact_stream("compacted", wait=True)
+    records.put_many(["k1", "new"])
+    reader = await js.subscribe("compacted", ordered_consumer=True)
+    name = (await reader.consumer_info()).name
+    found = [(await reader.next_msg(PATIENCE)).metadata.sequence for _ in records.newest]
+    while found[-1].stream < records.next_offset - 1:
+        found.append((await reader.next_msg(PATIENCE)).metadata.sequence)
+    offsets = [one.stream for one in found]
+    assert len(offsets) < 60, "there are holes"
+    assert offsets == sorted(offsets)
+    assert {offset for offset, _ in records.newest.values()} <= set(offsets)
+    assert [one.consumer for one in found] == list(range(1, len(found) + 1))
+    assert (await reader.consumer_info()).name == name, "it is still the first consumer"
 
 
 def test_a_push_consumer_ends_with_its_client(server: NatsServer, raw: RawNats) -> None:
