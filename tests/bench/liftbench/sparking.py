@@ -26,6 +26,7 @@ from liftlog.spark.options import parse_options
 
 from . import micro_batches
 from .figures import FILES, JAR, JAR_FILES, PARQUET, TUPLES, UNIX, WINDOW, Measurements
+from .incremental import incremental
 from .lake import SUBJECT
 from .processes import TESTS, WorkerFailed, run_worker, settle_disk
 from .progress import Progress
@@ -79,6 +80,7 @@ def measure(
     streams = {_STREAM: records, _SMALL: records // 4, _LONG: _TIMES_LONGER * records}
     sizes = run_worker("lake", _spec("fill", data_dir, streams=streams))["bytes"]
     progress.say(f"{records:,} records in {sizes[_STREAM] / 2**20:,.0f} MiB")
+    incremental(directory / "changes", measured, progress)
     settle_disk()
     decoder(data_dir, measured, progress, rounds=rounds)
     with NatsServer(directory / "nats") as nats:
