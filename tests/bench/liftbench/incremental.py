@@ -1,7 +1,7 @@
 """How much an incremental export writes: bytes of files, which no load on the machine changes.
 
-A compacted table of at least 128 buckets. Each run follows a change of 1 % of the keys, drawn at random: so
-every bucket has changed keys. The stream is a broker in this process, and tasks run here.
+A compacted table of at least 128 buckets. Each run follows a change of 1 % of the keys, drawn at
+random: so every bucket has changed keys. The broker and the tasks run in this process.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def incremental(
     """Bytes written by a run / bytes of the table: of RUNS runs by either layout, and the mean of
     SERIES runs with merge on read, folds included."""
     chance = random.Random(1)
+    directory.mkdir()
 
     def puts(numbers: list[int]) -> list[Put]:
         return [
