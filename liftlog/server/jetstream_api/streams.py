@@ -228,7 +228,7 @@ def _first_timestamp(log: Log) -> int:
 @answers("STREAM.NAMES", "stream_names")
 async def _names(request: Request) -> Answer:
     body = request.body()
-    found = [one.name for one in await _listed(request, body)]
+    found = await _readable_names(request, _subject_in(body))
     offset = min(whole(body, "offset", least=-(2**63)), len(found))
     page = found[max(offset, 0) :][:_NAMES_LIMIT]
     return _page(len(found), max(offset, 0), _NAMES_LIMIT) | {
@@ -260,12 +260,27 @@ def _page(total: int, offset: int, limit: int) -> dict[str, Any]:
 
 async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
     """The streams that may be read, those of a failed disk too; by name."""
-    subject = text(body, "subject")
-    if subject and why_invalid(subject) is not None:
-        raise bad_request("invalid subject")
+    subject = _subject_in(body)
     answer = await _asked(request, ListStreams(), StreamsAnswer)
     found = [StreamInfo.from_wire(one) for one in answer.streams]
     return [one for one in found if not subject or overlap_any(one.recorded_subjects, (subject,))]
+
+
+def _subject_in(body: dict[str, Any]) -> str:
+    subject = text(body, "subject")
+    if subject and why_invalid(subject) is not None:
+        raise bad_request("invalid subject")
+    return subject
+
+
+async def _readable_names(request: Request, subject: str) -> list[str]:
+    """Of the streams that `_listed` would give. Each new stream asks who else records its subjects,
+    so none is described for its name."""
+    return [
+        name
+        for name in filter(request.may_read, request.broker.stream_names())
+        if not subject or overlap_any((await _recorded(request, name))[0], (subject,))
+    ]
 
 
 # --- created, changed, deleted ---
@@ -330,21 +345,21 @@ async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
     for name in request.broker.stream_names():
         if name == request.stream:
             continue
-        subjects = await _acked_subjects(request, name)
-        if subjects and overlap_any(subjects, wanted["subjects"]):
+        subjects, acks = await _recorded(request, name)
+        if acks == "on" and overlap_any(subjects, wanted["subjects"]):
             raise JetStreamError(400, 10065, "subjects overlap with an existing stream")
 
 
-async def _acked_subjects(request: Request, name: str) -> Sequence[str]:
-    """Those that a stream records and acks. Of one that is here its settings say it: a description
-    takes long, and programs create hundreds of streams."""
+async def _recorded(request: Request, name: str) -> tuple[Sequence[str], str]:
+    """The subjects that a stream records, and its `acks`. Of one that is here its settings say it:
+    a description takes long, and programs create hundreds of streams."""
     host = request.broker.hosts.get(name)
     if host is not None:
-        return host.settings.subjects if host.settings.acks == "on" else ()
+        return host.settings.subjects, host.settings.acks
     with contextlib.suppress(StreamNotFound):  # deleted meanwhile
         info = await request.broker.describe_stream(name)
-        return info.recorded_subjects if info.acks == "on" else ()
-    return ()
+        return info.recorded_subjects, info.acks
+    return (), "off"
 
 
 @answers("STREAM.UPDATE", "stream_update", arguments=(1, 1), at_leader=True)
