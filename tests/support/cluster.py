@@ -273,7 +273,10 @@ class Cluster:
 
         def is_attached() -> bool:
             with connect_sync(self.nodes[self.leader(stream)].pull_address) as client:
-                return client.describe_stream(stream).state == "attached"
+                try:
+                    return client.describe_stream(stream).state == "attached"
+                except StreamNotFound:  # the leader has not heard of it yet
+                    return False
 
         until(is_attached, PATIENCE, f"{stream} is recorded")
 

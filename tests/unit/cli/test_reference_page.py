@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from liftlog.cli.root import cli
+from liftlog.cli.root import ALIASES, cli
 from tools.pages.commands import commands, render
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
@@ -69,7 +69,11 @@ def test_the_examples_can_be_typed() -> None:
     """Commands, options, arguments and their values are such as are taken."""
     for path, words in examples():
         cli.main(words, standalone_mode=False)
-        assert f"liftlog {' '.join(words)}".startswith(path), f"{path} shows another command"
+        call = " ".join(words)
+        for alias, command in ALIASES.items():
+            if call.startswith(f"{alias} "):
+                call = call.replace(alias, command, 1)
+        assert f"liftlog {call}".startswith(path), f"{path} shows another command"
 
 
 @pytest.mark.usefixtures("nothing_runs")
