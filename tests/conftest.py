@@ -39,3 +39,9 @@ def pytest_configure() -> None:
     from support import forks  # not before its asserts are registered
 
     forks.allow()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The browser's tests share one Chromium and wait a lot. Begun last, they run on alone when
+    all other workers have nothing left."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/web/"))
