@@ -54,7 +54,7 @@ def staying(state: GroupState) -> dict[str, list[int]]:
 def settled(state: GroupState, before: GroupState | None) -> GroupState:
     """Give the free slots to members that have too few. If members or owners differ from
     `before`, this is another generation."""
-    if before is not None and FREE not in state.owners and _is_kept(state, before):
+    if before is not None and FREE not in state.owners and keeps_owners(state, before):
         return state  # a commit
     generation = state.generation + 1
     wanted = shares(state)
@@ -68,7 +68,7 @@ def settled(state: GroupState, before: GroupState | None) -> GroupState:
     return replace(state, generation=generation)
 
 
-def _is_kept(state: GroupState, before: GroupState) -> bool:
+def keeps_owners(state: GroupState, before: GroupState) -> bool:
     """Whether one was made from the other without a look at members and owners."""
     return (
         state.owners is before.owners

@@ -27,7 +27,7 @@ from liftlog.errors import (
     LimitExceeded,
     StaleIncarnation,
 )
-from liftlog.groups.assignment import joined, released, settled, staying, without
+from liftlog.groups.assignment import joined, keeps_owners, released, settled, staying, without
 from liftlog.groups.quota import Limits, Quota, Use
 from liftlog.groups.requests import (
     Asked,
@@ -87,8 +87,8 @@ class Coordinator:
         """`groups` is what is durable. All sessions begin now."""
         self.groups = dict(groups)
         self._limits, self._use = limits, Use.of(groups.values())
-        self._kept: dict[GroupKey, tuple[int, dict[str, list[int]]]] = {}
-        """Of a generation: the slots that each member is to own from now on."""
+        self._kept: dict[GroupKey, dict[str, list[int]]] = {}
+        """The slots that each member is to own from now on, until members or owners change."""
         self.expired_total = self.commits_total = self.generations_total = 0
         self._waiting: list[tuple[Asked, Told]] = []
         self._parked: dict[GroupKey, dict[str, Parked]] = {}
@@ -190,10 +190,12 @@ class Coordinator:
     def _adopt(self, key: GroupKey, draft: GroupState | None, now: float) -> None:
         before = self.groups.get(key)
         self._use.count(before, draft)
+        # A group that was removed and joined in one flight has its old generations again.
+        if before is None or draft is None or not keeps_owners(draft, before):
+            self._kept.pop(key, None)
         if draft is None:
             del self.groups[key]
             self._deadlines.pop(key, None)
-            self._kept.pop(key, None)
             return
         self.generations_total += before is None or draft.generation != before.generation
         known = self._deadlines.get(key, {})
@@ -323,10 +325,9 @@ class Coordinator:
 
     def assignment(self, key: GroupKey, member: str) -> Assignment:
         state = self.groups[key]
-        generation, kept = self._kept.get(key, (None, {}))
-        if generation != state.generation:
-            kept = staying(state)
-            self._kept[key] = state.generation, kept
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = staying(state)
         return Assignment(
             state.members[member].joined,
             state.generation,
