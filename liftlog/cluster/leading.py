@@ -16,7 +16,7 @@ import enum
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from liftlog.cluster import transitions
+from liftlog.cluster import side_state, transitions
 from liftlog.cluster.epochs import NO_EPOCH, EpochTable, begin_epoch, between, end_of_epoch
 from liftlog.cluster.record import StreamRecord
 
@@ -206,7 +206,7 @@ class Leader:
         if diverging is not None:
             return diverging
         follower.offset = request.offset
-        follower.side_version = request.side_version
+        follower.side_version = side_state.confirmed(self.epoch, request.side_version)
         if request.offset >= self.log_end:
             follower.caught_up = now
         elif request.offset >= leader_end_before:

@@ -114,6 +114,15 @@ def test_what_a_former_leader_told_this_follower_alone_is_given_up() -> None:
     assert one.answered(answer(has_content=True, side_version=side_state.EMPTY)) == Append()
 
 
+@pytest.mark.parametrize("begun", [side_state.EMPTY, side_state.begin(5, 3)])
+def test_side_state_of_a_higher_epoch_that_was_given_up_is_replaced(begun: int) -> None:
+    """An operator has restored the metadata without the nodes that knew of that epoch."""
+    given_up = side_state.following(RECORD.leader_epoch + 1, side_state.EMPTY)
+    one = follower(side_version=given_up)
+    assert one.answered(answer(has_content=True, side_version=begun)) == Append()
+    assert one.stored(10, TABLE, side_version=begun) == fetch(10, 4, side_version=begun)
+
+
 def test_a_copy_that_was_begun_after_tombstones_went_is_not_begun_again() -> None:
     one = follower(OUT)
     gone = answer(has_content=True, version=2, first_stored=3, tombstones_removed_below=40)

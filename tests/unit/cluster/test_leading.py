@@ -183,6 +183,22 @@ def test_side_state_is_copied_and_confirmed() -> None:
     assert one.side_confirmed == 3
 
 
+def test_side_state_of_a_given_up_epoch_confirms_nothing() -> None:
+    """It has a higher number, and says something else."""
+    given_up = side_state.following(RECORD.leader_epoch + 1, side_state.EMPTY)
+    begun = side_state.begin(RECORD.leader_epoch, given_up)
+    assert begun < given_up, "nor does a leader go on with it"
+    one = leader(replace(RECORD, isr=("a", "b")), side_version=begun)
+    version = side_state.following(RECORD.leader_epoch, begun)
+    one.side_changed(version, 100.0)
+    for node in "bc":
+        assert ask(one, node, 10, side_version=given_up).kind is Kind.SEND
+    assert one.side_confirmed == 0
+    assert one.propose(100.0) is None, "c is not in sync"
+    ask(one, "b", 10, side_version=version)
+    assert one.side_confirmed == version
+
+
 def test_side_state_is_not_confirmed_while_too_few_are_in_sync() -> None:
     """Another node may be elected of those that left, and they do not have it."""
     one = leader(replace(RECORD, isr=("a",), eligible=("b", "c")))
