@@ -265,7 +265,7 @@ class Coordinator:
         present = state.members.get(asked.member)
         if present is not None and present.token == asked.token:
             return state
-        flight.quota.join(asked.principal)
+        flight.quota.join(asked.principal, present)
         member = Member(0, asked.session_ms, asked.token, asked.principal)
         return joined(state, asked.member, member)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from liftlog.errors import LimitExceeded
-from liftlog.groups.state import DEFAULT_SLOTS, GroupState
+from liftlog.groups.state import DEFAULT_SLOTS, GroupState, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,14 @@ class Quota:
             )
         self._new.groups[principal] += more
 
-    def join(self, principal: str) -> None:
-        """Raises LimitExceeded."""
+    def join(self, principal: str, replaced: Member | None) -> None:
+        """`replaced` has the same name: a member that has begun again is no other one. Raises
+        LimitExceeded."""
+        if replaced is not None and replaced.principal == principal:
+            return
         limits = self._limits
-        if self._use.members.total() + self._new.members.total() >= limits.members:
+        total = self._use.members.total() + self._new.members.total()
+        if replaced is None and total >= limits.members:
             raise LimitExceeded(
                 f"all groups together have as many members as there may be: {limits.members}",
                 hint="stop some, or raise checkpoints.max_members",

@@ -84,6 +84,20 @@ def test_a_principal_does_not_take_the_memberships_of_others() -> None:
     assert asked(coordinator, *many) == ["ok", "ok", refused, refused]  # for all, without ACL, too
 
 
+def test_a_member_that_begins_again_under_its_name_is_not_one_more() -> None:
+    """It has stopped without leaving, and its session has not ended."""
+    coordinator = Coordinator({}, 0.0, limits=Limits(members=3, members_per_principal=2))
+    joins = [member("a", name, who) for name, who in (("1", "ann"), ("2", "ann"), ("3", "bob"))]
+    assert asked(coordinator, *joins) == ["ok"] * 3
+    again = [member("a", "1", "ann", token) for token in ("second", "third")]
+    assert asked(coordinator, *again) == ["GROUP_FENCED", "ok"]
+    # bob's member may become another one's, who has to have a share left for it.
+    refused = "LIMIT_EXCEEDED"
+    assert asked(coordinator, member("a", "3", "ann", "second")) == [refused]
+    assert asked(coordinator, member("a", "3", "eve", "second")) == ["ok"]
+    assert asked(coordinator, member("a", "4", "bob")) == [refused]
+
+
 def test_members_that_are_gone_do_not_count() -> None:
     coordinator = Coordinator({}, 0.0, limits=Limits(members=1))
     for number in range(3):
