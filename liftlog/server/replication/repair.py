@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from liftlog.cluster.record import StreamRecord
 from liftlog.errors import Conflict, CorruptBatch, LiftlogError, RequestTimeout
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import (
@@ -21,6 +22,8 @@ from liftlog.server.replication.peer_link import PeerLink
 
 _FETCH_BYTES = 1024 * 1024
 _ANSWER_SECONDS = 10.0
+_NOT_LED = ("failed", "elsewhere", "follower")
+"""States in which a node that is to lead does not: of damage it may not know."""
 
 
 class ReplicaDonors:
@@ -121,16 +124,29 @@ class ReplicaDonors:
         return exchange.answer, exchange.body
 
 
-async def check_whole(link: PeerLink, name: str, incarnation: str) -> None:
+async def check_whole(link: PeerLink, record: StreamRecord) -> None:
     """Before a copy is dropped to be fetched from its leader again: it may have what is damaged in
-    the leader's. Raises Conflict if that is damaged as well, as far as is known there; LiftlogError
-    when the leader does not tell."""
-    answer = (await ask(link, DescribeStream(name))).answer
+    the leader's. Raises Conflict if that is damaged as well, as far as is known there, or not
+    opened by the leader of this epoch yet; LiftlogError when the leader does not tell."""
+    answer = (await ask(link, DescribeStream(record.name))).answer
     info = answer.info if isinstance(answer, StreamAnswer) else None
-    if info is None or info.incarnation != incarnation or info.state == "failed":
+    if (
+        info is None
+        or info.state in _NOT_LED
+        or (info.incarnation, info.leader_epoch) != (record.incarnation, record.leader_epoch)
+    ):
         raise Conflict(f"node {link.node} does not say how its copy is")
     if info.quarantined:
         raise Conflict(f"the copy of node {link.node} is damaged as well")
+
+
+def check_same_leader(present: StreamRecord, checked: StreamRecord) -> None:
+    """Raises Conflict unless the leader whose copy was found to be whole still leads."""
+    if any(
+        getattr(present, name) != getattr(checked, name)
+        for name in ("incarnation", "leader", "leader_epoch")
+    ):
+        raise Conflict(f"node {checked.leader}, whose copy is whole, leads no longer")
 
 
 async def ask(link: PeerLink, message: Message) -> Exchange:

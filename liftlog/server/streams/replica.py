@@ -23,7 +23,7 @@ from liftlog.log import Log
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.hearing import HUNG_SECONDS
-from liftlog.server.replication.repair import check_whole
+from liftlog.server.replication.repair import check_same_leader, check_whole
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams import copies
 from liftlog.server.streams.handing_over import LOOK_SECONDS
@@ -187,7 +187,7 @@ class Replica:
             and self._is_to_copy_again
             and await self._may_drop_copy(record)
         ):
-            await self._drop_copy()
+            await self._drop_copy(record)
             return False
         elif self.followed is not None:
             self.followed.assigned(record)
@@ -268,25 +268,33 @@ class Replica:
         try:
             transitions.discard(record, self._me)
             link = self._node.link_to(str(record.leader))
-            await check_whole(link, self.name, record.incarnation)
+            await check_whole(link, record)
         except LiftlogError as error:
             logger.warning("copy-kept stream=%s reason=%s", self.name, error)
             return False
         return True
 
-    async def _drop_copy(self) -> None:
+    async def _drop_copy(self, checked: StreamRecord) -> None:
         """Leave the in-sync set, remember that, and only then remove the copy; it begins again with
-        nothing. After a stop in between the node has one of the two copies, and is not in sync."""
+        nothing. After a stop in between the node has one of the two copies, and is not in sync.
+        `checked` names the leader whose copy is whole: that of another one may not be."""
+
+        def left(present: StreamRecord) -> StreamRecord | None:
+            check_same_leader(present, checked)
+            return transitions.discard(present, self._me)
+
         self._wake.set()  # then look at the record again, whatever comes of this
         await self._end_role()
         await self._close_log()
-        record = await self._node.mirror.change(
-            self.name, lambda present: transitions.discard(present, self._me)
-        )
+        try:
+            after = await self._node.mirror.change(self.name, left)
+        except Conflict as error:
+            logger.warning("copy-kept stream=%s reason=%s", self.name, error)
+            return
         await self._node.mirror.remembered()
-        if record is not None and self._node.mirror.records[self.name] == record:
-            logger.warning("copy-dropped stream=%s epoch=%d", self.name, record.leader_epoch)
-            await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
+        if after is not None and self._node.mirror.records[self.name] == after:
+            logger.warning("copy-dropped stream=%s epoch=%d", self.name, after.leader_epoch)
+            await asyncio.to_thread(copies.remove_copy, self._node.data_dir, after)
 
     # --- roles ---
 

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,9 @@ class Described:
         ("the copy of node b is damaged as well", {"quarantined": [{"first_offset": 7}]}),
         ("node b does not say how its copy is", {"state": "failed"}),
         ("node b does not say how its copy is", {"incarnation": "s-2"}),
+        ("node b does not say how its copy is", {"state": "elsewhere"}),
+        ("node b does not say how its copy is", {"state": "follower"}),
+        ("node b does not say how its copy is", {"leader_epoch": 2}),
         ("", {}),
     ],
 )
@@ -243,7 +247,9 @@ async def test_a_copy_is_dropped_only_while_that_of_the_leader_is_whole(
     """Each of two damaged copies may have what the other one has lost."""
     node = Node(tmp_path / "a", store, start=1)
     streams = node.streams
-    link: Any = Described(StreamInfo(**{"incarnation": "s-1", **state}))
+    link: Any = Described(
+        StreamInfo(**{"incarnation": "s-1", "leader_epoch": 1, "state": "recording", **state})
+    )
     node.link_to = lambda node: link  # type: ignore[method-assign]
     object.__setattr__(streams._node, "link_to", node.link_to)
     await streams.mirror.create(new_record("s", leader="b"))
@@ -257,6 +263,36 @@ async def test_a_copy_is_dropped_only_while_that_of_the_leader_is_whole(
     if reason:
         assert (copy_of(tmp_path / "a") / "manifest").stat().st_ino == manifest
         assert "s" in streams.followed
+    await node.close()
+
+
+async def test_a_copy_stays_if_there_is_another_leader_than_the_one_that_was_asked(
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path / "a", store, start=1)
+    streams = node.streams
+    changing: list[asyncio.Task[StreamRecord]] = []
+
+    class DeposedMeanwhile(Described):
+        def request(self, message: Message, exchange: Exchange) -> None:
+            if isinstance(message, DescribeStream):
+                step = partial(transitions.transfer, node="c")
+                changing.append(asyncio.create_task(change(store, step)))
+                changing[0].add_done_callback(
+                    lambda _: super(DeposedMeanwhile, self).request(message, exchange)
+                )
+
+    info = StreamInfo(incarnation="s-1", leader_epoch=1, state="recording")
+    link: Any = DeposedMeanwhile(info)
+    node.link_to = lambda node: link  # type: ignore[method-assign]
+    object.__setattr__(streams._node, "link_to", node.link_to)
+    await streams.mirror.create(new_record("s", leader="b"))
+    await wait(lambda: "s" in streams.followed)
+    streams._streams["s"].copy_again()
+    await wait(lambda: "leads no longer" in caplog.text or "copy-dropped" in caplog.text)
+    await wait(lambda: "s" in streams.followed and streams.mirror.records["s"].leader == "c")
+    assert "a" in streams.mirror.records["s"].isr
+    assert "copy-dropped" not in caplog.text
     await node.close()
 
 
