@@ -20,6 +20,7 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log, LogSlice
+from liftlog.log.manifest import Manifest
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns, Offsets, concat
 from liftlog.records.columns import can_share_batch, encode_columns
@@ -150,11 +151,12 @@ class _Scanner:
                     if known.is_newest:
                         return True
                     continue
+                manifest = log.view.manifest  # before reading: what changes it is not in the piece
                 piece = log.read(self._reached, most)
                 if piece is None:
                     self._reached = max(self._reached, high_watermark)
                     return True
-                if not self._take(piece):
+                if not self._take(piece, manifest):
                     return False
                 if scan.shared is not None and self._reached >= high_watermark:
                     return True
@@ -195,12 +197,13 @@ class _Scanner:
     def _take_one_batch(self) -> None:
         """The first bytes are damaged. The log, which has the index, knows how far the damage
         reaches: it names the range, or cuts out the one batch."""
+        manifest = self._log.view.manifest
         piece = self._log.read(self._reached, 1)
         if piece is None:
             return
         following = piece.next_offset
         try:
-            self._take(piece)
+            self._take(piece, manifest)
         except _Damaged as damage:
             quarantine_damage(self._log, self._reached, following)
             raise CorruptRange(
@@ -210,10 +213,10 @@ class _Scanner:
                 next_offset=following,
             ) from damage
 
-    def _take(self, piece: LogSlice) -> bool:
-        """Scan these batches; False when the answer is full, or late. Raises _Damaged."""
+    def _take(self, piece: LogSlice, manifest: Manifest) -> bool:
+        """Scan these batches; False when the answer is full, or late. `manifest` is that of the log
+        before the piece was found in it. Raises _Damaged."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
-        manifest = self._log.view.manifest  # before reading: what changes it is not in the piece
         try:
             self._left -= piece.length
             raw = piece.pread()

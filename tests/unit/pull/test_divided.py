@@ -16,6 +16,7 @@ from support.raw_pull import RawPull
 from compaction import CompactionPolicy, plan_compaction
 from liftlog.client.arrived import slots_of
 from liftlog.errors import CorruptRange, OffsetOutOfRange
+from liftlog.log import LogSlice
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.rewrite import CompactJob, apply_compaction, compact
 from liftlog.records.decode import Record, iter_batches
@@ -197,6 +198,45 @@ def test_small_pieces_are_kept_up_to_a_number(
         member.scan(stream, 1 << 20)
     assert len(member.found) == 40
     assert len(shared._pieces) == 10
+
+
+class CutAfterRead:
+    """A log that gives up its newest records, and gets others instead, just after they were looked
+    up in it the first time: as in an election without a replica that is in sync."""
+
+    def __init__(self, stream: LoggedStream, first_offset: int, values: list[bytes]) -> None:
+        self._stream = stream
+        self._first_offset, self._values = first_offset, values
+
+    def read(self, offset: int, max_bytes: int) -> LogSlice | None:
+        log = self._stream.real_log
+        piece = log.read(offset, max_bytes)
+        values, self._values = self._values, []
+        if values:
+            log.truncate_suffix(self._first_offset)
+            self._stream.append(values)
+        return piece
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream.real_log, name)
+
+
+def test_what_the_log_gives_up_while_it_is_read_is_not_kept(broker: LogBroker) -> None:
+    stream = broker.stream("orders")
+    stream.append([b"first"])
+    stream.real_log.roll()  # the file is removed as a whole, so its bytes can still be read
+    cut = stream.real_log.log_end_offset
+    stream.append([b"old"] * 9)
+    log: Any = CutAfterRead(stream, cut, [b"new"] * 9)
+    shared = SharedPieces()
+    for _ in range(2):
+        found = []
+        for half in (range(8), range(8, SLOTS)):
+            chosen = parse_selection(slots=[*half], slot_count=SLOTS)
+            scanned = scan_log(log, Scan(cut, None, 1 << 20, chosen, shared))
+            for batch in iter_batches(scanned.body):
+                found += batch.values()
+    assert found == [b"new"] * 9
 
 
 def test_damage_is_told_to_the_member_that_meets_it(broker: LogBroker) -> None:
