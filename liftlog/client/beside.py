@@ -148,24 +148,25 @@ class SyncOpening:
     def __init__(self, session: SyncRouter) -> None:
         self._session = session
         self._thread: threading.Thread | None = None
-        self._opened: SyncRouter | LiftlogError | None = None
+        self._opened: SyncRouter | BaseException | None = None
 
     def take(self) -> SyncRouter | None:
         """A new one, once it is open; until then None. Raises what `SyncRouter.another` raises."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="liftlog-opens", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="liftlog-opens", daemon=True)
+            thread.start()
+            self._thread = thread
         if self._opened is None:
             return None
         opened, self._opened, self._thread = self._opened, None, None
-        if isinstance(opened, LiftlogError):
+        if isinstance(opened, BaseException):
             raise opened
         return opened
 
     def _run(self) -> None:
         try:
             self._opened = self._session.another()
-        except LiftlogError as error:
+        except BaseException as error:  # noqa: BLE001 - handed over: else `take` would wait forever
             self._opened = error
 
     def stop(self) -> None:
