@@ -541,3 +541,5 @@ class NatsLink:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close(flush=self._answers)
+        await self._attaching.close()
+        await self._leaving.close()

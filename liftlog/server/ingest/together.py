@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-
-
-class _Batch(Generic[_T, _R]):
-    def __init__(self) -> None:
-        self.items: list[_T] = []
-        self.results: list[_R] = []
-        self.error: Exception | None = None
 
 
 class Together(Generic[_T, _R]):
@@ -24,31 +17,35 @@ class Together(Generic[_T, _R]):
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[_T]], Awaitable[_R]]) -> None:
         self._lock = lock
         self._work = work
-        self._batch = _Batch[_T, _R]()
+        self._items: list[_T] = []
+        self._turns: list[asyncio.Task[_R]] = []
+        """The last one takes what is in `_items`, if there is anything."""
+
+    @property
+    def waiting(self) -> Sequence[_T]:
+        """The items whose turn has not come."""
+        return self._items
 
     async def do(self, item: _T) -> _R:
-        """Have `work` done for `item`, and for what others bring until its turn comes. An item
-        whose caller is cancelled before that is left out."""
-        batch = self._batch
-        batch.items.append(item)
-        try:
-            await self._lock.acquire()
-        except asyncio.CancelledError:
-            if batch is self._batch:
-                batch.items.remove(item)
-            raise
-        try:
-            if not batch.results and batch.error is None:
-                if batch is self._batch:
-                    self._batch = _Batch()
-                # Cancelled in here, the next one of the batch begins again.
-                try:
-                    batch.results.append(await self._work(batch.items))
-                except Exception as error:
-                    batch.error = error
-                    raise
-        finally:
-            self._lock.release()
-        if batch.error is not None:
-            raise batch.error
-        return batch.results[0]
+        """Have `work` done for `item`, and for what others bring until its turn comes. It is done
+        even if the caller is cancelled: half of the work would be that of the others, too."""
+        self._items.append(item)
+        if len(self._items) == 1:
+            turn = asyncio.create_task(self._take_turn())
+            turn.add_done_callback(self._over)
+            self._turns.append(turn)
+        return await asyncio.shield(self._turns[-1])
+
+    async def _take_turn(self) -> _R:
+        async with self._lock:
+            items, self._items = self._items, []
+            return await self._work(items)
+
+    def _over(self, turn: asyncio.Task[_R]) -> None:
+        self._turns.remove(turn)
+        if not turn.cancelled():
+            turn.exception()  # its callers may all be gone
+
+    async def close(self) -> None:
+        """Returns when nothing is done or waits any more."""
+        await asyncio.gather(*self._turns, return_exceptions=True)

@@ -54,18 +54,19 @@ async def test_a_failure_is_that_of_all_in_the_call_and_of_no_other() -> None:
     assert await work.together.do("d") == 3
 
 
-async def test_who_is_cancelled_before_its_turn_is_left_out() -> None:
+async def test_it_is_done_even_for_who_is_cancelled_before_its_turn() -> None:
     work = Work()
     tasks = await work.begin("a")
     waiting = await work.begin("b", "c")
     waiting[0].cancel()
     await asyncio.sleep(0)
+    assert waiting[0].cancelled()
     work.may_end.set()
     assert await asyncio.gather(*tasks, waiting[1]) == [1, 2]
-    assert work.calls == [["a"], ["c"]]
+    assert work.calls == [["a"], ["b", "c"]]
 
 
-async def test_when_who_works_is_cancelled_the_next_one_begins_again() -> None:
+async def test_who_is_cancelled_in_its_turn_costs_the_others_nothing() -> None:
     work = Work()
     async with work.lock:
         tasks = await work.begin("a", "b")
@@ -75,6 +76,24 @@ async def test_when_who_works_is_cancelled_the_next_one_begins_again() -> None:
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
     work.may_end.set()
-    assert await tasks[1] == 2
-    assert work.calls == [["a", "b"], ["a", "b"]]
+    assert await tasks[1] == 1
+    assert work.calls == [["a", "b"]]
     assert not work.lock.locked()
+
+
+async def test_it_is_closed_when_the_work_is_done_that_nobody_waits_for() -> None:
+    work = Work()
+    work.fails = True
+    (task,) = await work.begin("a")
+    (other,) = await work.begin("b")
+    for one in (task, other):
+        one.cancel()
+    closing = asyncio.create_task(work.together.close())
+    await asyncio.sleep(0)
+    assert work.calls == [["a"]]
+    assert not closing.done()
+    work.may_end.set()
+    await closing
+    assert work.calls == [["a"], ["b"]]
+    assert not work.lock.locked()
+    assert not work.together.waiting
