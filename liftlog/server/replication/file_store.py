@@ -66,7 +66,9 @@ class FileMetaStore:
     # --- MetaStore ---
 
     async def get(self, key: str) -> Entry | None:
-        return (await self.scan(key)).get(key)
+        content = await self._call(self._file.read)
+        found = content.entries.get(key)
+        return None if found is None or found.has_expired(self._file.now_ns()) else found.entry
 
     async def get_newest(self, key: str) -> Entry | None:
         return await self.get(key)  # the file is the store

@@ -193,13 +193,9 @@ class Mirror:
         """Apply `step`, which returns None when nothing is to be changed. Returns the record as it
         is then, None when there is none. Raises what `step` raises, MetadataUnavailable.
 
-        The newest record that is known here is tried first: as a rule it is the one in the store,
-        and then a change is one request. That nothing is to be changed is only said of a record
-        that was read."""
+        It reads first, even a record that is known here: a store that was set back may have given
+        its revision to what another node has stored since, which would be lost unread."""
         async with self._turns:
-            guess = self._guess(name, step)
-            if guess is not None and await self._cas(guess, self._revisions[name]):
-                return guess
             for _ in range(_ATTEMPTS):
                 entry = await self._get(name)
                 record = self._believed(name, entry)
@@ -212,20 +208,6 @@ class Mirror:
                 if await self._cas(after, entry.revision):
                     return after
         raise _busy(f"stream {name}")
-
-    def _guess(
-        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
-    ) -> StreamRecord | None:
-        """What the known record becomes, if its revision is known and nothing speaks against it."""
-        known = self.records.get(name)
-        if known is None or not self._revisions[name] or self.known.get(name) != known:
-            return None
-        if name in self.doubtful or name in self.regressed:
-            return None
-        try:
-            return step(known)
-        except LiftlogError:  # of the record in the store it may not be true
-            return None
 
     async def purge(self, name: str) -> None:
         """Remove the record of a deleted stream that no node has a copy of. When it has changed
@@ -244,8 +226,8 @@ class Mirror:
             logger.info("record-not-purged stream=%s reason=%s", name, error)
 
     def told(self, record: StreamRecord) -> None:
-        """Another node has this record, which the store may not tell this one for long. What is
-        committed on top of it is read again first, since its revision is not known here."""
+        """Another node has this record, which the store may not tell this one for long. Its
+        revision is not known here."""
         known = self.records.get(record.name)
         if (
             known is not None
@@ -255,22 +237,31 @@ class Mirror:
             self._note_record(record, 0)
 
     async def commit(self, change: Change) -> None:
-        """Try a leader's change of the in-sync set once. A newer record tells what came of it, or
-        the leader asks for it again. Raises MetadataUnavailable."""
+        """Try a leader's change of the in-sync set once, after a read as `change` does. A newer
+        record tells what came of it, or the leader asks for it again. Raises MetadataUnavailable,
+        CorruptMetadata."""
         name = change.after.name
         known = self.records.get(name)
         if known is None or known.version != change.before.version:
             return
-        if not await self._cas(change.after, self._revisions[name]):
+        for _ in range(2):  # who was faster is known then
             entry = await self._get(name)
-            if entry is not None:
-                self._note_record(record_of(STREAM_PREFIX + name, entry), entry.revision)
+            record = self._believed(name, entry)
+            if entry is None or record is None:
+                return
+            self._note_record(record, entry.revision)
+            if record.version != change.before.version:
+                return
+            if await self._cas(change.after, entry.revision):
+                return
 
     def _believed(self, name: str, entry: Entry | None) -> StreamRecord | None:
         """The record in the store. Raises MetadataUnavailable if this node has seen a newer one:
         nothing is changed on the ground of what was forgotten; CorruptMetadata."""
-        record = None if entry is None else record_of(STREAM_PREFIX + name, entry)
         known = self.known.get(name)
+        if entry is not None and known is not None and known.to_json() == entry.value:
+            return known  # as a rule; then nothing in it needs to be looked at
+        record = None if entry is None else record_of(STREAM_PREFIX + name, entry)
         if known is not None and is_regressed(known, record):
             self.doubtful.add(name)
             raise MetadataUnavailable(
