@@ -123,7 +123,7 @@ class ChangeTask:
         for file in self.absorbed:
             yield from read_rows(store, file, schema)
         for part in self.staged:
-            yield from read_part(store, part, self.bucket, schema.names)
+            yield from read_part(store, part, schema.names)
 
     def _replaced(
         self, store: Store, keys: pa.Array, removed: Offsets

@@ -253,8 +253,11 @@ class StagedFile:
     rows: tuple[int, ...]
 
     def part(self, bucket: Bucket) -> StagedPart:
-        """`bucket` can belong to a coarser division."""
-        return StagedPart(self.path, self.size_bytes, sum(self.rows[bucket.number :: bucket.total]))
+        """`bucket` can belong to a coarser division; ValueError for a finer one."""
+        if bucket.total > len(self.rows):
+            raise ValueError(f"{self.path} has {len(self.rows)} buckets, not {bucket.total}")
+        rows = sum(self.rows[bucket.number :: bucket.total])
+        return StagedPart(self.path, self.size_bytes, bucket, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +266,7 @@ class StagedPart:
 
     path: str
     size_bytes: int
+    bucket: Bucket
     rows: int
 
 
@@ -298,17 +302,16 @@ class StagedWriter(RowFile):
         self._rows += counts
 
 
-def read_part(
-    store: Store, part: StagedPart, bucket: Bucket, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def read_part(store: Store, part: StagedPart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The given columns of the rows, always in the same order. Raises StorageError."""
     rows = 0
+    first, step = part.bucket
     with opened_whole(store, part.path, part.size_bytes) as file:
         schema = pa.ipc.open_file(file).schema
         places = [schema.names.index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=places, use_threads=False)
         reader = pa.ipc.open_file(file, options=options)
-        for number in range(bucket.number, reader.num_record_batches, bucket.total):
+        for number in range(first, reader.num_record_batches, step):
             batch = reader.get_batch(number)
             rows += batch.num_rows
             yield batch.select(columns)

@@ -236,7 +236,8 @@ class ExportJob:
         if previous is not None and not beginning.full:
             old = Rows(list(previous.files), list(previous.removed))
         ranges = plan.ranges(client, range_bytes)
-        buckets = buckets_to_stage(old.files, len(ranges) * range_bytes, bucket_bytes)
+        most_bytes = len(ranges) * range_bytes
+        buckets = buckets_to_stage([*old.files, *old.removed], most_bytes, bucket_bytes)
         options = replace(self._options, compact=compacted)
         where = self._table.store.uri  # absolute: tasks have their own working directories
         work = ScanWork(where, directory, beginning.mode, options, buckets)

@@ -105,13 +105,17 @@ class MergeTask:
             for batch in read_rows(store, file, schema):
                 yield batch, file.bucket.total < self.bucket.total
         for part in self.staged:
-            for batch in read_part(store, part, self.bucket, schema.names):
+            for batch in read_part(store, part, schema.names):
                 yield batch, False
 
 
 def buckets_to_stage(old: Sequence[DataFile], most_bytes: int, bucket_bytes: int) -> int:
     """The number of buckets for staging at most `most_bytes`: as many as the merge, which knows the
-    real size, may need."""
+    real size, may need.
+
+    `old` are all files of the table, also those of removed offsets: a run that adds changes divides
+    them as these are, even if no rows that are divided as finely are left.
+    """
     kept = _keyed_bytes(old)
     return max(_most_buckets(old), buckets_for(kept + most_bytes, bucket_bytes))
 

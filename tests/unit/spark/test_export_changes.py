@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.crashing_disk import disk
@@ -136,6 +137,31 @@ def test_retention(streams: ExportedStreams, export: Export, lake: str) -> None:
     assert (table(lake), newest(lake).files) == ([], ())
 
 
+def test_only_offsets_are_left_of_a_fine_division(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    """Large values have divided half of the keys further; then these are deleted, and the files of
+    their rows go, but not those of their offsets."""
+    names = [f"k{n}" for n in range(2000)]
+    even, odd = ([one for one in names if crc32c(one.encode()) % 2 == half] for half in (0, 1))
+    odd = odd[:20]
+    large = bytes(range(256)) * 40
+
+    def run(puts: list[Put], **asked: Any) -> None:
+        streams.put("in", puts)
+        export(partition_bytes=8192, **asked)
+
+    run([*[Put(key, b"v" * 10) for key in even], *[Put(key, b"v") for key in odd]], **MERGED)
+    run([Put(key, large) for key in odd], layout="copy-on-write")
+    run([Put(key, large) for key in odd], **MERGED)
+    run([Put(key, None) for key in odd])
+    rows = {file.bucket.total for file in newest(lake).files}
+    assert max(rows) < min(file.bucket.total for file in newest(lake).removed)
+    run([Put(key, b"again") for key in [*odd, *even[:5]]])
+    found = [key for _, key, _ in table(lake)]
+    assert sorted(found) == sorted(key.encode() for key in [*even, *odd])
+
+
 def test_keys_in_doubt(streams: ExportedStreams, export: Export, lake: str) -> None:
     streams.put("in", keys(40))
     export(**MERGED)
@@ -175,7 +201,8 @@ class Lake:
         self.store.make_directory(f"{directory}/{STAGED}")
         options = parse_options({"stream": "in", "server": "h:1", "columns": ",".join(COLUMNS)})
         most = sum(len(row[1] or b"") + len(row[2] or b"") for rows in ranges for row in rows)
-        buckets = buckets_to_stage(self.rows.files, most, bucket_bytes)
+        old = [*self.rows.files, *self.rows.removed]
+        buckets = buckets_to_stage(old, most, bucket_bytes)
         scan = ScanWork(str(self.directory), directory, "compacted", options, buckets)
         staged, keyless = [], []
         for rows in ranges:

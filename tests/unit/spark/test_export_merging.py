@@ -207,8 +207,9 @@ def test_rows_are_read_in_portions(lake: Lake, monkeypatch: pytest.MonkeyPatch) 
     assert (len(file.rows), sum(file.rows)) == (4, 100)
     found = []
     for bucket in (Bucket(0, 2), Bucket(1, 2)):
-        part = file.part(bucket)
-        found += [read_part(lake.store, part, bucket, COLUMNS)]
+        found += [read_part(lake.store, file.part(bucket), COLUMNS)]
+    with pytest.raises(ValueError, match="has 4 buckets, not 8"):
+        file.part(Bucket(1, 8))
     read = [batch for parts in found for batch in parts]
     assert max(batch.nbytes for batch in read) < 6000
     assert sorted(row["offset"] for one in read for row in one.to_pylist()) == list(range(100))
