@@ -371,11 +371,17 @@ class NatsConnection:
         for sid in sids:
             self._forget(sid)
 
+    def stop(self, wanted: Iterable[LinkSubscription]) -> list[int]:
+        """Unsubscribe. What NATS has sent already is still delivered, until they are drained.
+        Returns their numbers."""
+        sids = [sid for one in wanted for sid in self.sids.get(one, {}).values()]
+        self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
+        return sids
+
     async def drain(self, wanted: Iterable[LinkSubscription], seconds: float) -> None:
         """Unsubscribe; returns when all messages under way were received. Raises NatsUnavailable if
         NATS does not answer in time."""
-        sids = [sid for one in wanted for sid in self.sids.get(one, {}).values()]
-        self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
+        sids = self.stop(wanted)
         try:
             await self.confirm(seconds)
         finally:

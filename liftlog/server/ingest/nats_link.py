@@ -437,6 +437,8 @@ class NatsLink:
         connection = self._connection
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
+        # A new one may have the subjects of one that waits for its end: no message comes for both.
+        connection.stop([one for one, _ in self._leaving.waiting])
         self._book.answered(missing, await connection.subscribe(missing))
 
     # --- subscriptions ---
@@ -489,19 +491,26 @@ class NatsLink:
             await self._ask(missing)
 
     async def unwant(self, wanted: LinkSubscription) -> bool:
-        """End a subscription. If NATS answers in time, messages under way are delivered before this
-        returns. Returns whether it did."""
-        return await self._leaving.do(wanted)
+        """End a subscription, even if the caller is cancelled. If NATS answers in time, messages
+        under way are delivered before this returns. Returns whether it did."""
+        self._book.remove(wanted)  # its turn may come late, on a connection that is made until then
+        connection = self._connection
+        is_made = connection is not None and wanted in connection.sids
+        ended = await self._leaving.do((wanted, is_made))
+        return connection is not None and wanted in ended
 
-    async def _leave(self, unwanted: list[LinkSubscription]) -> bool:
-        """The caller holds the lock."""
-        for one in unwanted:
-            self._book.remove(one)
-        if self._connection is not None:
-            with contextlib.suppress(NatsUnavailable):
-                await self._connection.drain(unwanted, _DRAIN_SECONDS)
-                return True
-        return False
+    async def _leave(self, leaving: list[tuple[LinkSubscription, bool]]) -> set[LinkSubscription]:
+        """The caller holds the lock. Returns those of which everything was received: not those
+        that were made on a connection that has ended since."""
+        connection = self._connection
+        if connection is None:
+            return set()
+        whole = {one for one, was_made in leaving if not was_made or one in connection.sids}
+        try:
+            await connection.drain([one for one, _ in leaving], _DRAIN_SECONDS)
+        except NatsUnavailable:
+            return set()
+        return whole
 
     async def confirm(self) -> None:
         """Returns when everything has been received that NATS had sent until now. Raises

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -336,6 +336,45 @@ async def test_one_that_is_cancelled_costs_those_that_end_with_it_no_messages(
     assert await leaving[1]
     assert harness.payloads == [b"hi"]
     assert not link._connection.sids
+
+
+async def test_one_that_is_cancelled_before_its_turn_is_ended_before_its_successor_begins(
+    start: Start,
+) -> None:
+    harness = await start()
+    link, lines = harness.link, harness.server.lines
+    one = await harness.attach("one")
+    assert link._connection is not None
+    (sid,) = link._connection.sids[one].values()
+    async with link._lock:  # another change is under way, and the next one waits already
+        attaching = [asyncio.create_task(harness.attach("other"))]
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(link.unwant(one))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        attaching.append(asyncio.create_task(harness.attach("one")))
+        await asyncio.sleep(0)
+    attached = await asyncio.gather(*attaching)
+    await until(lambda: link._connection and len(link._connection.sids) == 2)
+    assert list(link._connection.sids) == attached
+    assert lines.index(b"UNSUB %d\r\n" % sid) < lines.index(b"SUB one %d\r\n" % (sid + 2))
+
+
+async def test_what_ends_while_nats_is_away_is_not_made_again_and_not_said_to_be_whole(
+    start: Start,
+) -> None:
+    harness = await start()
+    link, lock = harness.link, cast(Any, harness.link._lock)
+    one = await harness.attach("one")
+    async with link._lock:
+        harness.server.drop()
+        await until(lambda: lock._waiters)  # the next connection is to be used
+        leaving = asyncio.create_task(link.unwant(one))
+        await asyncio.sleep(0)
+    assert not await leaving
+    await until(lambda: link.connected)
+    assert harness.server.subscriptions == [b"one"]
 
 
 async def test_the_messages_of_several_subjects_come_in_one_order(start: Start) -> None:
