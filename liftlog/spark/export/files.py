@@ -83,14 +83,21 @@ class RowFile(ABC):
     def _write(self, writer: Any, portion: pa.Table) -> None: ...
 
     def _finish(self) -> int | None:
-        """The size of the file, durable on return; None if there are no rows, and so no file."""
+        """The size of the file, durable on return; None if there are no rows, and so no file.
+
+        Raises StorageError, also if the file is gone: another run has removed what it takes for
+        the leftovers of a stopped one.
+        """
         self._flush()
         if self._writer is None:
             return None
         self._writer.close()
         self._stack.close()
         size = self._store.size(self._path)
-        assert size is not None
+        if size is None:
+            raise StorageError(
+                f"{join(self._store.uri, self._path)} was removed by another process"
+            )
         return size
 
     def _flush(self) -> None:

@@ -101,6 +101,25 @@ def test_a_run_that_took_for_ever(streams: ExportedStreams, export: Export, lake
     assert not Path(lake, "_manifest", f"{1:020d}.json").exists()
 
 
+def test_a_file_that_another_run_removes_as_it_is_complete(
+    streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams.put("in", [Put("a", b"1")])
+    size = LocalStore.size
+
+    def late(self: LocalStore, path: str) -> int | None:
+        if f"{1:020d}" in path:
+            monkeypatch.undo()
+            Export(streams, "in", lake)()
+            assert size(self, path) is None
+        return size(self, path)
+
+    monkeypatch.setattr(LocalStore, "size", late)
+    with pytest.raises(Conflict, match="was quicker"):
+        export()
+    assert table(lake) == [(1, b"a", b"1")]
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_probe_that_another_run_has_removed(
     streams: ExportedStreams, export: Export, lake: str, monkeypatch: pytest.MonkeyPatch, at: int
