@@ -5,8 +5,9 @@ No step runs per record in Python, unless keys are long.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
@@ -23,11 +24,17 @@ _LONG_ITEM = 40
 """With fewer or longer items a call for each is faster than a step for each byte of all."""
 
 
-class WantedSlots(NamedTuple):
+@dataclass(frozen=True)
+class WantedSlots:
     """Some of the slots over which a group spreads the records of a stream; `numbers` ascend."""
 
     slot_count: int
     numbers: tuple[int, ...]
+
+    @cached_property
+    def bits(self) -> int:
+        """Bit n is set if slot n is wanted: takes the same memory whatever the slots are."""
+        return int.from_bytes(np.packbits(self.flags, bitorder="little").tobytes(), "little")
 
     @property
     def flags(self) -> Flags:
@@ -35,6 +42,12 @@ class WantedSlots(NamedTuple):
         wanted = np.zeros(self.slot_count, np.bool_)
         wanted[list(self.numbers)] = True
         return wanted
+
+
+def flags_of(bits: int, count: int) -> Flags:
+    """`WantedSlots.flags` of these `WantedSlots.bits`, for a group with so many slots."""
+    raw = np.frombuffer(bits.to_bytes((count + 7) // 8, "little"), np.uint8)
+    return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
 
 
 def slots_of(records: Columns | ScatteredRecords, count: int) -> Slots:

@@ -20,6 +20,7 @@ send_queue       what waits to be sent on a connection: frames and slices of log
 tailing          the consumers that wait at the end of a stream: woken together
 filtering        the answer to a fetch with a filter or a choice of columns
 pieces           what filters read of the log; the members of a group share it
+shares           the slots that the members ask for, and what is kept together because of it
 
 fairness         the time that reading from clients takes in a turn of the loop, and the threads for
                  filtered answers, both shared fairly

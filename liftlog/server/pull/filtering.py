@@ -185,7 +185,7 @@ class _Scanner:
         for part in known.parts:
             if part.next_offset <= self._reached:
                 continue
-            found = self._within(part.of(wanted.numbers))
+            found = self._within(part.of(wanted))
             if len(found):
                 selected = self._others.of(found)
                 if not self._add(selected, part.header, part.stamps):

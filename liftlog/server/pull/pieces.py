@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from time import monotonic
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from liftlog.records.positions import Batches, one_by_one
 from liftlog.records.scattered import ScatteredRecords
 from liftlog.records.slots import WantedSlots, slots_of
 from liftlog.records.small_batches import SmallBatches, take_small_batches
+from liftlog.server.pull.shares import Division, Shares
 
 SHARED_BYTES = 64 * MIB
 _LARGEST_SHARED = 8 * MIB
@@ -46,11 +46,6 @@ looking through them takes long."""
 _SUBJECT_BYTES = 128
 """Counted for a subject, with its objects."""
 _NEW_SECONDS = 0.02
-_MOST_SHARES = 2048
-"""That are remembered for one log and number of slots."""
-
-Share = tuple[int, ...]
-"""The slots of one member, ascending."""
 
 
 def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
@@ -82,26 +77,6 @@ Stamps = tuple[int, int]
 """The oldest and the newest of some records."""
 
 
-class Division:
-    """Which records are kept together: those of one member, as far as the members are known, and
-    else those of one slot."""
-
-    def __init__(self, slot_count: int, shares: Iterable[Share]) -> None:
-        """Of shares that overlap, the first one counts."""
-        self.places = np.arange(slot_count, dtype=np.uint16)
-        self._place_of: dict[Share, int] = {}
-        free = set(range(slot_count))
-        for share in shares:
-            if free.issuperset(share):
-                free.difference_update(share)
-                self.places[[*share]] = share[0]
-                self._place_of[share] = share[0]
-
-    def place_of(self, share: Share) -> int | None:
-        """Where exactly the records of these slots are; None: not in one place."""
-        return self._place_of.get(share)
-
-
 class Part:
     """Records of one epoch, in the offsets up to `next_offset`. `header` is that of the first
     batch. `stamps` is None if not all records fit into one batch because of theirs."""
@@ -125,13 +100,13 @@ class Part:
     def size_bytes(self) -> int:
         return self._records.size_bytes + _SUBJECT_BYTES * len(self._records.subjects)
 
-    def of(self, share: Share) -> Columns:
+    def of(self, wanted: WantedSlots) -> Columns:
         """The records of these slots, by offset."""
-        place = self._division.place_of(share)
+        place = self._division.place_of(wanted.bits)
         if place is not None:
             found = self._records.part(self._ends[place - 1] if place else 0, self._ends[place])
             return found.with_own_subjects()
-        chosen = np.flatnonzero(WantedSlots(len(self._ends), share).flags.take(self._slots))
+        chosen = np.flatnonzero(wanted.flags.take(self._slots))
         chosen = chosen[np.argsort(self._records.offsets[chosen])]
         return self._records.at(chosen).with_own_subjects()
 
@@ -142,14 +117,21 @@ class Piece:
     changes that first."""
 
     def __init__(
-        self, manifest: Manifest, slot_count: int, piece: LogSlice, parts: list[Part], at_end: bool
+        self,
+        manifest: Manifest,
+        division: Division,
+        piece: LogSlice,
+        parts: list[Part],
+        *,
+        at_end: bool,
     ) -> None:
         self.manifest = manifest
-        self.slot_count = slot_count
+        self.slot_count = len(division.places)
         self.first_offset, self.next_offset = piece.first_offset, piece.next_offset
         self.length = piece.length
         self.parts = parts
-        self.size_bytes = max(sum([part.size_bytes for part in parts]), _LEAST_BYTES)
+        records_bytes = sum([part.size_bytes for part in parts])
+        self.size_bytes = max(records_bytes + division.size_bytes, _LEAST_BYTES)
         self._new_until = monotonic() + _NEW_SECONDS if at_end else -math.inf
 
     @property
@@ -166,9 +148,7 @@ class SharedPieces:
         self._lock = threading.Lock()
         self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the longest unused is first
         self._size = 0
-        # What was asked for, by number of slots; the longest ago is first.
-        self._shares: WeakKeyDictionary[Log, dict[int, OrderedDict[Share, None]]]
-        self._shares = WeakKeyDictionary()
+        self._shares = Shares()
 
     def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
         """The piece with that offset, if there is one. So members that began at different places
@@ -202,7 +182,7 @@ class SharedPieces:
         to the high watermark."""
         size = 0
         found: list[Batches] = []
-        division = self._division(log, wanted)
+        division = self._shares.division(log, wanted.slot_count)
         try:
             for some in _batches_in(raw, Place(piece.first_offset, piece.next_offset)):
                 size += len(some.raw)
@@ -212,7 +192,7 @@ class SharedPieces:
             parts = _parts_of(found, division, piece.next_offset)
         except (CorruptBatch, UnsupportedFormat):
             return None
-        known = Piece(manifest, wanted.slot_count, piece, parts, at_end)
+        known = Piece(manifest, division, piece, parts, at_end=at_end)
         with self._lock:
             self._pieces[known] = None
             self._size += known.size_bytes
@@ -223,18 +203,7 @@ class SharedPieces:
 
     def note(self, log: Log, wanted: WantedSlots) -> None:
         """A member with these slots is about to read."""
-        with self._lock:
-            shares = self._shares.setdefault(log, {}).setdefault(wanted.slot_count, OrderedDict())
-            shares[wanted.numbers] = None
-            shares.move_to_end(wanted.numbers)
-            if len(shares) > _MOST_SHARES:
-                shares.popitem(last=False)
-
-    def _division(self, log: Log, wanted: WantedSlots) -> Division:
-        """As the members share the slots now: what was asked for last counts."""
-        with self._lock:
-            shares = [*reversed(self._shares.get(log, {}).get(wanted.slot_count, ()))]
-        return Division(wanted.slot_count, shares)
+        self._shares.note(log, wanted)
 
 
 def _batches_in(raw: bytes, place: Place) -> Iterator[Batches]:
