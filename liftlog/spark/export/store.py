@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -55,7 +56,8 @@ class Store(Protocol):
         ...
 
     def total_bytes(self, path: str) -> int:
-        """The size of a file, or of all files below a directory; 0 if it does not exist."""
+        """The size of a file, or of all files below a directory. What does not exist, or vanishes
+        meanwhile, counts 0."""
         ...
 
     def sync(self, path: str) -> None:
@@ -179,8 +181,10 @@ class LocalStore:
     def total_bytes(self, path: str) -> int:
         full = self.root / path
         with storage_errors(f"looking at {full}"):
-            files = full.rglob("*") if full.is_dir() else [full]
-            return sum(file.stat().st_size for file in files if file.is_file())
+            if not full.is_dir():
+                return _size_of(full)
+            walk = os.walk(full, onerror=_unless_gone)
+            return sum(_size_of(Path(top, name)) for top, _, names in walk for name in names)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Write a small file atomically; False, and no change, if the file exists."""
@@ -240,6 +244,19 @@ class LocalStore:
         return temporary
 
 
+def _size_of(path: Path) -> int:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 class RemoteStore:
     """A URL that `pyarrow.fs` knows: s3, gs, abfs, hdfs. Only for Delta tables.
 
@@ -281,8 +298,9 @@ class RemoteStore:
         where = self._at(path)
         with storage_errors(f"looking at {self.uri}/{path}"):
             found = [self._files.get_file_info(where)]
+            selector = fs.FileSelector(where, allow_not_found=True, recursive=True)
             if found[0].type == fs.FileType.Directory:
-                found = self._files.get_file_info(fs.FileSelector(where, recursive=True))
+                found = self._files.get_file_info(selector)
         return sum(one.size for one in found if one.type == fs.FileType.File)
 
     def sync(self, path: str) -> None:
@@ -292,10 +310,13 @@ class RemoteStore:
         where = self._at(path)
         with storage_errors(f"removing {self.uri}/{path}"):
             kind = self._files.get_file_info(where).type
-            if kind == fs.FileType.Directory:
-                self._files.delete_dir(where)
-            elif kind == fs.FileType.File:
-                self._files.delete_file(where)
+            try:
+                if kind == fs.FileType.Directory:
+                    self._files.delete_dir(where)
+                elif kind == fs.FileType.File:
+                    self._files.delete_file(where)
+            except FileNotFoundError:
+                pass  # another process has removed it
 
     @contextmanager
     def writing(self, path: str) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from liftlog.errors import StreamNotFound
 from liftlog.spark.export import newest, vacuum
 from liftlog.spark.export.manifests import ManifestTable
 from liftlog.spark.export.opening import open_store
+from liftlog.spark.export.store import LocalStore, RemoteStore
 
 DAY = 86400.0
 
@@ -114,6 +116,59 @@ def test_a_vacuum_that_stops_anywhere(lake: str) -> None:
     assert step > 1
     assert _manifests(lake) == [5, 6]
     assert len(os.listdir(f"{lake}/_runs")) == 2
+
+
+@pytest.fixture
+def leftovers(tmp_path: Path) -> Path:
+    """A directory with one file of five bytes, and one more in `staged`."""
+    run = tmp_path / "run"
+    (run / "staged").mkdir(parents=True)
+    for path in (run / "part", run / "staged" / "rows"):
+        path.write_bytes(b"12345")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("seen", "size_bytes"), [("run", 0), ("part", 5), ("rows", 10)], ids=["run", "part", "rows"]
+)
+def test_what_vanishes_while_it_is_looked_at(
+    leftovers: Path, monkeypatch: pytest.MonkeyPatch, seen: str, size_bytes: int
+) -> None:
+    store, stat = LocalStore(leftovers.parent), Path.stat
+    assert store.total_bytes("run") == 10
+
+    def late(self: Path, **how: Any) -> os.stat_result:
+        found = stat(self, **how)
+        if self.name == seen:
+            monkeypatch.undo()
+            shutil.rmtree(leftovers if seen == "run" else leftovers / "staged")
+            (leftovers / "part").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "stat", late)
+    assert store.total_bytes("run") == size_bytes
+    assert store.total_bytes("run") == 0
+
+
+def test_what_vanishes_from_a_url_while_it_is_looked_at(leftovers: Path) -> None:
+    store = RemoteStore(leftovers.parent.as_uri())
+    assert store.total_bytes("run") == 10
+    files = store._files
+
+    class Late:
+        def get_file_info(self, what: Any) -> Any:
+            found = files.get_file_info(what)
+            shutil.rmtree(leftovers, ignore_errors=True)
+            return found
+
+        def delete_dir(self, path: str) -> None:
+            files.delete_dir(path)
+
+    store._files = Late()
+    assert store.total_bytes("run") == 0
+    leftovers.mkdir()
+    store.remove("run")
+    assert store.names("") == []
 
 
 def test_a_delta_table(streams: ExportedStreams, tmp_path: Path) -> None:
