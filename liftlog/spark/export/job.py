@@ -152,7 +152,7 @@ class ExportJob:
             return True
         assert previous is not None
         request = self._request
-        if layout_of(request, previous) != previous.layout:
+        if layout_of(request, previous, plan.beginning.mode) != previous.layout:
             return True
         if request.optimize and previous.has_changes:
             return True
@@ -215,7 +215,7 @@ class ExportJob:
             files=tuple(rows.files),
             lost=_lost_so_far(plan, previous, self._lost),
             removed=tuple(rows.removed),
-            layout=layout_of(request, previous),
+            layout=layout_of(request, previous, beginning.mode),
         )
 
     def _write(
@@ -250,7 +250,8 @@ class ExportJob:
         if compacted:
             staged = [file for result in scanned for file in result.staged]
             merge = MergeWork(where, directory, request.columns, plan.view.log_start_offset)
-            on_read = layout_of(request, previous) == "merge-on-read" and not request.optimize
+            layout = layout_of(request, previous, beginning.mode)
+            on_read = layout == "merge-on-read" and not request.optimize
             if on_read and not must_fold(old, staged):
                 rows = add_changes(engine, self._tell, merge, old, staged, bucket_bytes)
             else:
@@ -340,7 +341,7 @@ class ExportJob:
             table=request.to,
             format=request.format,
             mode=beginning.mode,
-            layout=layout_of(request, previous),
+            layout=layout_of(request, previous, beginning.mode),
             committed=made is not None,
             full=beginning.full,
             reason=beginning.reason,

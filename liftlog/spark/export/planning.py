@@ -117,8 +117,11 @@ class Beginning:
     """The rows of the table that the run will remove and that the stream no longer has."""
 
 
-def layout_of(request: ExportRequest, previous: Snapshot | None) -> Layout:
-    """The layout of the table after the run."""
+def layout_of(request: ExportRequest, previous: Snapshot | None, mode: Mode) -> Layout:
+    """The layout of the table after the run, which leaves it in `mode`. Mode append knows only one:
+    it writes no row twice."""
+    if mode == "append":
+        return "copy-on-write"
     return request.layout or ("copy-on-write" if previous is None else previous.layout)
 
 

@@ -120,6 +120,19 @@ def test_copy_on_write_again(streams: ExportedStreams, export: Export, lake: str
     assert (kinds(lake), newest(lake).layout) == (["keyed"], "merge-on-read")
 
 
+def test_an_archive_has_no_layout_to_choose(
+    streams: ExportedStreams, export: Export, lake: str
+) -> None:
+    streams.put("in", keys(10))
+    export(**MERGED)
+    streams.put("in", [Put("k1", b"1")])
+    export()
+    made = export(mode="append", full=True, discard_rows=True)
+    assert (made.layout, newest(lake).layout) == ("copy-on-write",) * 2
+    assert not export().committed
+    assert export(dry_run=True).layout == "copy-on-write"
+
+
 def test_retention(streams: ExportedStreams, export: Export, lake: str) -> None:
     streams.put("in", [*keys(50), Put(None, b"x"), Put(None, b"y"), *keys(50), Put(None, b"z")])
     export(**MERGED)
