@@ -1,5 +1,6 @@
 """A cluster of an older version is upgraded node by node under load, and one node back and forth.
-No publish fails, and no message is lost or stored twice.
+No publish fails, and no message is lost or stored twice. The metadata are in files, or in a bucket
+of three nats-servers which the older version has made.
 
 `make test-upgrade` runs it; the older version is a commit of this repository (OLDER=commit).
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,9 +17,11 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+import yaml
 from support.cluster import NODES, PATIENCE, Cluster
 from support.handover_load import EveryWay
 from support.ingesting import until
+from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
@@ -39,12 +43,8 @@ STREAMS = {
     "shared": {"subject": "shared.>", "queue_group": "workers", **REPLICATED},
 }
 RATE = 200.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
+LONGER_THAN_OLD_TRAILS = 20
+"""Versions: records of older nodes may name only 16 before them, today's name 64."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,48 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.fixture(params=["file", "nats"])
+def cluster(request: pytest.FixtureRequest, older: Path) -> Iterator[Cluster]:
+    """Of the older version, not yet started."""
+    settings = {"balance_interval": "2s"}
+    if request.param == "file":
+        with NatsServer() as server:
+            yield of_version(older, Cluster(server.url, STREAMS, cluster=settings))
+        return
+    with NatsCluster(3, jetstream=True, sync_always=True) as servers:
+        urls = [server.url for server in servers.servers]
+        settings["store"] = "nats"
+        cluster = of_version(older, Cluster(urls, STREAMS, cluster=settings))
+        make_bucket(cluster, older)
+        yield cluster
+
+
+def of_version(tree: Path, cluster: Cluster) -> Cluster:
+    for daemon in cluster.nodes.values():
+        daemon.use_version(tree)
+    return cluster
+
+
+def make_bucket(cluster: Cluster, tree: Path) -> None:
+    """By that version: its nodes and newer ones find what it has made."""
+    config = cluster.directory / "init.yaml"
+    config.write_text(yaml.safe_dump(cluster.nodes["a"].settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "liftlog", "cluster", "init", "-c", str(config)],
+        cwd=cluster.directory,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def nats_port(cluster: Cluster) -> int:
+    return int(cluster.nodes["a"].settings["nats"]["servers"][0].rpartition(":")[2])
+
+
 def acked(loads: list[EveryWay], more: int = 100) -> None:
     wanted = {load: len(load.acked) + more for load in loads}
     until(lambda: all(len(load.acked) >= wanted[load] for load in loads), PATIENCE, "acks")
@@ -79,15 +121,18 @@ def lead(cluster: Cluster, node: str) -> None:
     until(leads, PATIENCE, f"{node} leads")
 
 
-def test_nodes_are_upgraded_one_by_one_and_one_of_them_back(
-    server: NatsServer, older: Path
-) -> None:
-    cluster = Cluster(server.url, STREAMS, cluster={"balance_interval": "2s"})
-    for daemon in cluster.nodes.values():
-        daemon.use_version(older)
+def lengthen_trail(cluster: Cluster) -> None:
+    """The record of the stream names more earlier versions than an older node would write."""
+    wanted = cluster.stream("in").leader_epoch + LONGER_THAN_OLD_TRAILS
+    while cluster.stream("in").leader_epoch < wanted:
+        for node in cluster.up():
+            lead(cluster, node)
+
+
+def test_nodes_are_upgraded_one_by_one_and_one_of_them_back(cluster: Cluster, older: Path) -> None:
     with cluster:
         cluster.wait_all_in_sync()
-        loads = [EveryWay(server.port, f"{stream}.x", RATE) for stream in STREAMS]
+        loads = [EveryWay(nats_port(cluster), f"{stream}.x", RATE) for stream in STREAMS]
         for load in loads:
             load.start()
         with connect_sync(cluster.nodes["a"].pull_address) as client:
@@ -98,6 +143,8 @@ def test_nodes_are_upgraded_one_by_one_and_one_of_them_back(
             cluster.stop(node)
             cluster.nodes[node].use_version(tree)
             acked(loads)
+            if tree is older:
+                lengthen_trail(cluster)
             cluster.start(node)
             for stream in STREAMS:
                 cluster.wait_isr(stream)
