@@ -34,16 +34,18 @@ from liftlog.cli.text import plural, printable, show_size
 def export_vacuum(table: str, keep: str, keep_snapshots: int, dry_run: bool) -> None:
     """Remove old snapshots of an exported table.
 
-    Also called `liftlog export vacuum PATH`. It removes files that only removed snapshots need, and
-    what stopped runs have left, and tells how many bytes that freed. It needs neither the daemon
-    nor Spark, and does not disturb an export that runs meanwhile. Each export does the same with
-    its own --keep.
+    Also called `liftlog export vacuum PATH`; with --to, that exports a stream `vacuum` instead. It
+    removes files that only removed snapshots need, and what stopped runs have left, and tells how
+    many bytes that freed. It needs neither the daemon nor Spark, and does not disturb an export
+    that runs meanwhile. Each export does the same with its own --keep.
 
     \b
     Examples:
       liftlog export vacuum /lake/orders --dry-run
       liftlog export vacuum /lake/orders --keep 1d --keep-snapshots 10
     """
+    if not table:
+        raise click.BadParameter("it is empty: which table?", param_hint="PATH")
     style = output_format()
     seconds = duration_of("--keep", keep)
     from liftlog.spark.export.session import check_installed

@@ -150,6 +150,15 @@ class Root(Commands):
         context.meta[ERROR_STYLE] = style
         return context
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[:2] == ["export", "vacuum"] and any(
+            one == "--to" or one.startswith("--to=") for one in args
+        ):  # the export of a stream of that name
+            return click.Group.resolve_command(self, ctx, args)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             code = super().invoke(ctx)

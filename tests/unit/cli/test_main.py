@@ -97,6 +97,25 @@ def test_words_of_other_tools_lead_to_the_command(typed: str, meant: str) -> Non
     assert found.output == wanted.output
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("vacuum lake", "export-vacuum"),
+        ("vacuum lake --keep 1d", "export-vacuum"),
+        ("vacuum --to lake", "export"),
+        ("vacuum --optimize --to=lake", "export"),
+    ],
+)
+def test_a_stream_may_be_called_vacuum(typed: str, meant: str) -> None:
+    told = CliRunner().invoke(cli, ["export", *typed.split(), "--help"], prog_name="liftlog")
+    assert told.output.startswith(f"Usage: liftlog {meant} [OPTIONS]")
+
+
+def test_a_path_to_vacuum_that_is_empty() -> None:
+    told = CliRunner().invoke(cli, ["export", "vacuum", ""])
+    assert (told.exit_code, "PATH: it is empty" in told.stderr) == (ExitCode.USAGE, True)
+
+
 @pytest.mark.parametrize("typed", ["help stream ls", "stream help ls", "help stream list"])
 def test_help_is_a_command_as_well(typed: str) -> None:
     found = CliRunner().invoke(cli, typed.split(), prog_name="liftlog")
