@@ -130,6 +130,27 @@ def test_a_daemon_with_sketches_is_asked_for_few_records(
     assert few._jdf.queryExecution().toRdd().getNumPartitions() <= 1
 
 
+def test_conditions_beyond_what_a_daemon_takes(spark: SparkSession, logs: ServedLogs) -> None:
+    stream = logs.add("orders")
+    odd = ("a\u00a0b", "a\u200bb", "a\u00adb", "a\ue000b")
+    for one in (*odd, "größe.x"):
+        logs.append("orders", [b"v"], subject=one.encode(), timestamp_ns=NS)
+    logs.call(stream.real_log.roll)
+    where = {"server": logs.server, "stream": "orders"}
+    for asked in ("false", "true"):
+        for one in (*odd, "größe.x"):
+            rows = jar_rows(spark, f"subject = '{one}'", **where, filterInDaemon=asked)
+            assert [row["subject"] for row in rows] == [one]
+    for condition, count in (
+        ("timestamp <= timestamp'9999-12-31'", 5),
+        ("timestamp > timestamp'9999-12-31'", 0),
+        ("timestamp >= timestamp'0001-01-01'", 5),
+        ("timestamp < timestamp'0001-01-02'", 0),
+    ):
+        assert len(jar_rows(spark, condition, **where)) == count, condition
+    assert len(jar_rows(spark, **where, startTimestamp="9999-12-31")) == 0
+
+
 def test_damage_on_the_daemons_disk(spark: SparkSession, logs: ServedLogs) -> None:
     end = fill(logs)
     path = logs.broker.stream("orders").real_log.segments[0].path

@@ -60,6 +60,9 @@ public record Narrowing(
     }
 
     public long notAfterNs() {
-        return notAfterUs > MOST_US ? Long.MAX_VALUE : notAfterUs * 1000 + 999;
+        if (notAfterUs > MOST_US) {
+            return Long.MAX_VALUE;
+        }
+        return notAfterUs < -MOST_US ? Long.MIN_VALUE : notAfterUs * 1000 + 999;
     }
 }

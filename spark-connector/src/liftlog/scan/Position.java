@@ -7,7 +7,6 @@ import java.time.LocalDateTime;
 import java.time.OffsetDateTime;
 import java.time.ZoneOffset;
 import java.time.format.DateTimeParseException;
-import java.time.temporal.ChronoUnit;
 import java.util.Locale;
 import liftlog.records.Failure;
 
@@ -54,11 +53,21 @@ public record Position(Kind kind, long number) implements Serializable {
                 return new Position(Kind.TIME, Math.multiplyExact(Long.parseLong(text), 1000L));
             }
             return new Position(Kind.TIME,
-                    ChronoUnit.MICROS.between(Instant.EPOCH, parse(text.replace(' ', 'T'))));
+                    microseconds(parse(text.replace(' ', 'T'))));
         } catch (DateTimeParseException | ArithmeticException | NumberFormatException error) {
             throw Failure.invalid(name + "='" + given + "' is not a time",
                     "use ISO 8601 such as 2026-01-31T12:00:00Z, or milliseconds since 1970");
         }
+    }
+
+    /** Since 1970; the nearest possible number for a time that is further away. */
+    public static long microseconds(Instant time) {
+        long most = Long.MAX_VALUE / 1_000_000 - 1;
+        long seconds = time.getEpochSecond();
+        if (Math.abs(seconds) > most) {
+            return seconds < 0 ? Long.MIN_VALUE : Long.MAX_VALUE;
+        }
+        return seconds * 1_000_000 + time.getNano() / 1000;
     }
 
     // Driver and executors can be in different zones, so a time without a zone cannot be local.

@@ -2,10 +2,10 @@ package liftlog.spark;
 
 import java.sql.Timestamp;
 import java.time.Instant;
-import java.time.temporal.ChronoUnit;
 import java.util.Arrays;
 import liftlog.scan.Columns;
 import liftlog.scan.Narrowing;
+import liftlog.scan.Position;
 import liftlog.scan.Subjects;
 import org.apache.spark.sql.sources.EqualNullSafe;
 import org.apache.spark.sql.sources.EqualTo;
@@ -93,7 +93,7 @@ final class Conditions {
         if (time == null) {
             return found;
         }
-        long us = ChronoUnit.MICROS.between(Instant.EPOCH, time);
+        long us = Position.microseconds(time);
         return switch (kind) {
             case EQUAL -> found.notBefore(us).notAfter(us);
             case ABOVE, FROM -> found.notBefore(us);

@@ -2,7 +2,6 @@ package liftlog.wire;
 
 import static liftlog.wire.PullConnection.fields;
 
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -54,7 +53,7 @@ public final class DaemonTransport implements Transport {
                 filter.put("fk", List.of(key));
             }
             String one = sendable(options.narrowing().subject());
-            String subject = one != null ? one : options.subject();
+            String subject = one != null ? one : sendable(options.subject());
             if (subject != null) {
                 filter.put("fs", List.of(subject));
             }
@@ -182,10 +181,11 @@ public final class DaemonTransport implements Transport {
         return key == null || key.length > MOST_KEY ? null : key;
     }
 
+    /** A daemon knows another edition of Unicode: it can refuse what is valid here. The tasks select, too. */
     private static String sendable(String subject) {
-        boolean isShort = subject != null
-                && subject.getBytes(StandardCharsets.UTF_8).length <= MOST_SUBJECT;
-        return isShort ? subject : null;
+        boolean isTaken = subject != null && subject.length() <= MOST_SUBJECT
+                && subject.chars().allMatch(one -> one > ' ' && one <= '~');
+        return isTaken ? subject : null;
     }
 
     /** A piece costs a request, which takes as long as so many bytes. */
