@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -484,3 +486,38 @@ async def test_the_history_of_a_key_has_as_many_values_as_were_asked_for(
     await bucket.put("a", b"new")
     found = [(one.operation, one.value) for one in await bucket.history("a")]
     assert found == [("PURGE", b""), (None, b"new")][-history:]
+
+
+ACL = """
+principals: {{local: {{unix_uid: 0}}}}
+nats: {{allow: [{allowed}], streams: ["*"], attach: [">"]}}
+"""
+
+
+def test_a_consumer_ends_when_its_stream_may_no_longer_be_read(tmp_path: Path) -> None:
+    acl = tmp_path / "acl.yaml"
+    acl.write_text(ACL.format(allowed="create, read"))
+    acl.chmod(0o600)
+    with NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server:
+        settings = {
+            "nats": {"jetstream_api": True, "leafnode": leafnode_of(server)},
+            "acl": {"file": str(acl)},
+        }
+        with Daemon(server.url, settings) as daemon, RawNats(server.port) as raw:
+            until(lambda: raw.request("$JS.API.INFO", b"").payload != b"")
+            stream = new_stream(raw)
+            store(raw, (f"{stream}.a".encode(), b"1"), (f"{stream}.a".encode(), b"2"))
+            made = new_consumer(raw, stream)
+            assert "error" not in made, made
+            assert pulled(raw, stream, made["name"], batch=1)[0].payload == b"1"
+            acl.write_text(ACL.format(allowed="create"))
+            daemon.process.send_signal(signal.SIGHUP)
+            until(lambda: '"reloaded"' in daemon.log)
+            inbox = "_INBOX.revoked"
+            raw.sub(inbox)
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{made['name']}"
+            raw.pub(subject, b'{"batch": 1, "expires": 1000000000}', reply=inbox)
+            answer = raw.next_message(timeout=60)
+            assert answer.payload == b""
+            assert answer.headers is not None
+            assert re.match(rb"NATS/1\.0 [45]", answer.headers)

@@ -192,7 +192,7 @@ class Consumer:
         """Deliver something, or wait; returns why it ends, if it does."""
         if not self.is_there():
             await self._say_end(b"409 Leadership Change")
-            return "the stream is not led here"
+            return "the stream is not led here, or may not be read any more"
         now = self._loop.time()
         await self._expire(now)
         self._waiting.resize(len(self._requests))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError
@@ -102,9 +103,11 @@ class Consumers:
         spec: ConsumerSpec,
         host: StreamHost,
         readable: tuple[str, ...] | None,
+        may_read: Callable[[], bool],
         party: bytes,
     ) -> Consumer:
-        """Raises LiftlogError, JetStreamError. `party` asks for it."""
+        """Raises LiftlogError, JetStreamError. `party` asks for it. It ends when it may no longer
+        read what is `readable`, as `may_read` says."""
         leaf = self._leaf
         if leaf is None:
             raise refused(NO_LEAF)
@@ -124,7 +127,8 @@ class Consumers:
             self._being_made -= Counter([party])
 
         def is_there() -> bool:
-            return leaf.connected and host.is_leading and self._broker.hosts.get(host.name) is host
+            is_led = host.is_leading and self._broker.hosts.get(host.name) is host
+            return leaf.connected and is_led and may_read()
 
         consumer = Consumer(
             spec,

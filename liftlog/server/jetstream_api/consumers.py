@@ -67,7 +67,15 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
         raise JetStreamError(400, 10149, "consumer does not exist")
     gate = request.parts.gate
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
-    consumer = await consumers.create(spec, host, readable, party_of(request.reply))
+
+    def may_read() -> bool:
+        """As when it was created: the ACL may change. `may` leaves no line in the audit."""
+        return (
+            gate.may(OVER_NATS, "read", host.name)
+            and gate.readable_subjects(OVER_NATS, host.name, peer="nats") == readable
+        )
+
+    consumer = await consumers.create(spec, host, readable, may_read, party_of(request.reply))
     return await consumer.info(is_new=True)
 
 
