@@ -14,15 +14,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.crashing_disk import Stopped, disk
 from support.exporting import Export, ExportedStreams, Put, table
+from support.rounds import is_torture
 
 from liftlog.client import connect_sync
 from liftlog.errors import Conflict, CorruptRange, LiftlogError, OffsetOutOfRange
-from liftlog.spark.export import in_doubt, newest
+from liftlog.spark.export import changes, in_doubt, newest
+from liftlog.spark.export.changes import FOLD_PART, MOST_CHANGES
 from liftlog.spark.export.job import Summary
 
 Row = tuple[int, bytes | None, bytes | None]
 
-KEYS = st.sampled_from(["a", "b", "c", None])
+KEYS = st.sampled_from(["a", "b", "c", "d", "e", "f", "g", None])
 VALUES = st.sampled_from([b"1", b"2" * 500, None])
 MESSAGES = st.lists(
     st.builds(Put, KEYS, VALUES).filter(lambda put: put.key is not None or put.value is not None),
@@ -41,17 +43,24 @@ RUNS = st.fixed_dictionaries(
     {
         "stop_before": st.one_of(st.none(), st.integers(0, 60)),
         "partition_bytes": st.sampled_from([None, 6000]),  # one task, or several and some buckets
-        "optimize": st.booleans(),
-        "full": st.booleans(),
+        "optimize": st.sampled_from([False, False, True]),
+        "full": st.sampled_from([False, False, True]),
+        # Of the compacted table. A run that folds leaves nothing of what merge on read does.
+        "layout": st.sampled_from([None, "copy-on-write", "merge-on-read", "merge-on-read"]),
     }
 )
+# How much may have changed before a fold, and how many files of changes are made one. As they are,
+# and so that a few runs of a small table reach them.
+AS_THEY_ARE = (FOLD_PART, MOST_CHANGES)
+BOUNDS = st.sampled_from([AS_THEY_ARE, (5.0, 1), (5.0, 2), (5.0, MOST_CHANGES)])
 ROUNDS = st.lists(
     st.tuples(st.lists(MESSAGES, min_size=1, max_size=3), st.lists(CHANGES, max_size=2), RUNS),
     min_size=2,
-    max_size=4,
+    max_size=8 if is_torture() else 4,
 )
 
 PLAIN = {"stop_before": None, "partition_bytes": None, "optimize": False, "full": False}
+ON_READ = PLAIN | {"layout": "merge-on-read"}
 READ_BEFORE_AND_AFTER_A_PASS = [
     # The runs read up to the same high watermark, which the pass in between does not move.
     ([[Put("a", b"1")], [Put("a", b"2" * 500)] * 8], [], PLAIN),
@@ -61,6 +70,15 @@ READ_BEFORE_AND_AFTER_A_PASS = [
 AN_ARCHIVE_OF_WHAT_WAS_COMPACTED = [
     ([[Put("a", b"1")]], [("convert", "compacted")], PLAIN),
     ([[Put("a", b"1")] * 8] * 4, [("compact", False), ("convert", "append")], PLAIN),
+]
+
+# The changes of as many runs as a bucket has files become one file, and so does what they replaced:
+# also the row of a key that no later run had.
+FIRST = [Put(name, b"1") for name in ["first", "never", *map("k{}".format, range(MOST_CHANGES))]]
+ABSORBED = [
+    ([FIRST], [], ON_READ),
+    ([[Put("first", b"2")]], [], ON_READ),
+    *[([[Put(f"k{n}", b"2")]], [], ON_READ) for n in range(MOST_CHANGES)],
 ]
 
 numbers = itertools.count()
@@ -132,8 +150,8 @@ class History:
         else:
             self.run(self.other, mode=detail, full=True)
 
-    def export(self, **asked: Any) -> None:
-        self.run(self.lake, **asked)
+    def export(self, layout: Any = None, **asked: Any) -> None:
+        self.run(self.lake, layout=layout, **asked)
         self.run(self.archive, mode="append", **asked)
 
     def damage(self, place: float, noticed: bool) -> None:
@@ -233,21 +251,32 @@ def rows_of(export: Export) -> list[Row]:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=300 if is_torture() else 18,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@example(rounds=READ_BEFORE_AND_AFTER_A_PASS)
-@example(rounds=AN_ARCHIVE_OF_WHAT_WAS_COMPACTED)
-@given(rounds=ROUNDS)
-def test_exports_of_any_history(streams: ExportedStreams, tmp_path: Path, rounds: Any) -> None:
-    history = History(streams, tmp_path)
-    for groups, changes, run in rounds:
+@example(rounds=READ_BEFORE_AND_AFTER_A_PASS, bounds=AS_THEY_ARE)
+@example(rounds=AN_ARCHIVE_OF_WHAT_WAS_COMPACTED, bounds=AS_THEY_ARE)
+@example(rounds=ABSORBED, bounds=(5.0, MOST_CHANGES))
+@given(rounds=ROUNDS, bounds=BOUNDS)
+def test_exports_of_any_history(
+    streams: ExportedStreams, tmp_path: Path, rounds: Any, bounds: tuple[float, int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(changes, "FOLD_PART", bounds[0])
+        patch.setattr(changes, "MOST_CHANGES", bounds[1])
+        check_history(History(streams, tmp_path), rounds)
+
+
+def check_history(history: History, rounds: Any) -> None:
+    for groups, events, run in rounds:
         for messages in groups:
             history.put(messages)
-        for action, detail in changes:
+        for action, detail in events:
             history.change(action, detail)
         history.export(**run)
     history.export(full=False)
     if not history.model.damaged:
-        whole = Export(streams, history.name, history.lake.to + "-whole")
+        whole = Export(history.streams, history.name, history.lake.to + "-whole")
         whole()
         assert table(whole.to) == table(history.lake.to)
