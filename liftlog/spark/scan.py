@@ -130,8 +130,9 @@ def _resolve(transport: Transport, state: StreamState, position: Position) -> in
 
 
 def _offset_at(transport: Transport, when: datetime) -> int:
-    ns = (when - _EPOCH) // timedelta(microseconds=1) * 1000
-    return transport.offset_at(max(ns, 0))
+    most_us = (2**63 - 1) // 1000  # of the nanoseconds that a request can carry
+    us = (when - _EPOCH) // timedelta(microseconds=1)
+    return transport.offset_at(max(0, min(us, most_us)) * 1000)
 
 
 # --- how the offsets are divided; pure ---

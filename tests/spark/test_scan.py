@@ -118,6 +118,9 @@ def test_conditions_narrow_the_read(spark: SparkSession, logs: ServedLogs) -> No
         ("timestamp >= timestamp_micros(1700000018000000) AND offset > 0", 200),
         ("subject = 'orders.1' AND offset <= 300", 100),
         ("key = X'6B33'", 0),
+        ("timestamp < timestamp'9999-12-31' AND offset BETWEEN 150 AND 160", 11),
+        ("timestamp >= timestamp'0001-01-02' AND offset BETWEEN 150 AND 160", 11),
+        ("timestamp >= timestamp'9999-12-30'", 0),
     )
     plain = frame_of(spark, logs)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
