@@ -76,13 +76,14 @@ class SyncSpeaking:
         self._session: SyncRouter | None = None
         self._thread: threading.Thread | None = None
         self._heard: list[Heard] = []
+        self._failed: BaseException | None = None
 
     @property
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, messages: Sequence[Message]) -> None:
-        self._heard = []
+        self._heard, self._failed = [], None
         self._thread = threading.Thread(
             target=self._run, args=(messages,), name="liftlog-commits", daemon=True
         )
@@ -101,12 +102,17 @@ class SyncSpeaking:
             except LiftlogError as error:
                 self._heard.append(Heard(message, error, sent))
                 return
+            except BaseException as error:  # noqa: BLE001 - raised by `heard`, not lost in a thread
+                self._failed = error
+                return
             self._heard.append(Heard(message, answer, sent))
 
     def heard(self) -> list[Heard]:
-        """Wait for all answers, or up to the one that is an error."""
+        """Wait for all answers, or up to the one that is an error. Raises what was none."""
         assert self._thread is not None
         self._thread.join()
+        if self._failed is not None:
+            raise self._failed
         return self._heard
 
     def stop(self) -> None:

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from liftlog.client.beside import SyncOpening
+from liftlog.client.beside import SyncOpening, SyncSpeaking
+from liftlog.protocol.messages import ListStreams
 
 
 class Session:
@@ -47,3 +48,15 @@ def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch: pytest.Monk
             opening.take()
     with pytest.raises(MemoryError, match="no room"):
         take_soon(opening)
+
+
+def test_what_is_no_answer_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> NoReturn:
+        raise MemoryError("no room for a connection")
+
+    monkeypatch.setattr("liftlog.client.beside.SyncRouter", refuse)
+    session: Any = None
+    speaking = SyncSpeaking(session, [])
+    speaking.begin([ListStreams()])
+    with pytest.raises(MemoryError, match="no room"):
+        speaking.heard()
