@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from zlib import crc32
 
 from liftlog.groups.state import FREE, GroupState, Member
 
@@ -108,8 +109,13 @@ def without(state: GroupState, members: Iterable[str]) -> GroupState:
 
 def joined(state: GroupState, name: str, member: Member) -> GroupState:
     """With this member, as of the next generation. One of the same name is replaced: its slots are
-    assigned to the new one, which fences the old one."""
+    assigned to the new one, which fences the old one.
+
+    Also one of a group that was removed and has begun again: generations then begin again, too, so
+    they are not enough to tell two members apart.
+    """
     generation = state.generation + 1
-    members = {**state.members, name: replace(member, joined=generation)}
+    number = generation << 32 | crc32(member.token.encode())
+    members = {**state.members, name: replace(member, joined=number)}
     state = replace(state, members=members)
     return assigned(state, dict.fromkeys(state.owned_by(name), name), generation)

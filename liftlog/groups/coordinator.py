@@ -365,7 +365,9 @@ class Coordinator:
         parked = self._parked.get(key, {})
         state = self.groups.get(key)
         for name, (beat, told, _) in list(parked.items()):
-            if state is None or beat.generation != state.generation:
+            member = None if state is None else state.members.get(name)
+            is_old = state is None or beat.generation != state.generation
+            if is_old or member is None or not _is_by(beat, member):
                 del parked[name]
                 self._answer(beat, told)
         if not parked:

@@ -34,8 +34,9 @@ GroupKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`joined` is the generation in which it joined. It tells a member from an earlier one of the
-    same name. `token` is what the client chose for this join: asked again, it is the same join."""
+    """`joined` tells a member from others of the same name, and grows from one to the next while
+    the group exists. `token` is what the client chose for this join: asked again, it is the same
+    join."""
 
     joined: int
     session_ms: int

@@ -33,16 +33,19 @@ def join(group: str, principal: str = "", slots: int | None = None) -> Join:
     return Join((group, "orders"), "m", "token", 10_000, slots, 0, principal)
 
 
+def leave(coordinator: Coordinator, group: str, name: str) -> Leave:
+    key = (group, "orders")
+    return Leave(key, name, coordinator.groups[key].members[name].joined)
+
+
 def test_there_are_so_many_groups_also_if_they_are_created_at_once() -> None:
     coordinator = Coordinator({}, 0.0, limits=Limits(3))
     refused = "LIMIT_EXCEEDED"
     assert asked(coordinator, *map(join, "abcd")) == ["ok"] * 3 + [refused]
     assert asked(coordinator, join("a"), join("e")) == ["ok", refused]
     assert asked(coordinator, Seek(("e", "orders"), 1)) == [refused]
-    assert asked(coordinator, Leave(("a", "orders"), "m", 1), Remove(("a", "orders"))) == [
-        "ok",
-        "ok",
-    ]
+    gone = [leave(coordinator, "a", "m"), Remove(("a", "orders"))]
+    assert asked(coordinator, *gone) == ["ok", "ok"]
     assert asked(coordinator, Seek(("e", "orders"), 1), join("f")) == ["ok", refused]
 
 
@@ -76,7 +79,7 @@ def test_a_principal_does_not_take_the_memberships_of_others() -> None:
     assert asked(coordinator, *joins) == ["ok", "ok", refused]
     # The same join again is no other member; bob has his own share.
     assert asked(coordinator, joins[0], member("a", "3", "bob")) == ["ok", "ok"]
-    assert asked(coordinator, Leave(("a", "orders"), "1", 1)) == ["ok"]
+    assert asked(coordinator, leave(coordinator, "a", "1")) == ["ok"]
     again = Coordinator(coordinator.groups, 0.0, limits=Limits(members=5, members_per_principal=2))
     for one in (coordinator, again):  # also after a start
         assert asked(one, member("a", "4", "ann"), member("a", "5", "ann")) == ["ok", refused]
@@ -102,9 +105,7 @@ def test_members_that_are_gone_do_not_count() -> None:
     coordinator = Coordinator({}, 0.0, limits=Limits(members=1))
     for number in range(3):
         assert asked(coordinator, member("a", str(number), "ann")) == ["ok"]
-        (state,) = coordinator.groups.values()
-        left = Leave(("a", "orders"), str(number), state.members[str(number)].joined)
-        assert asked(coordinator, left) == ["ok"]
+        assert asked(coordinator, leave(coordinator, "a", str(number))) == ["ok"]
     assert asked(coordinator, member("a", "x", "ann")) == ["ok"]
     assert asked(coordinator, Remove(("a", "orders"))) == ["CONFLICT"]
     coordinator.landed(coordinator.begin(11.0), None, 11.0)  # its session has ended
@@ -120,7 +121,8 @@ def test_many_members_do_not_keep_the_daemon_looking_at_their_sessions() -> None
     answered: list[str] = []
     for place, one in enumerate(joins):
         state = coordinator.groups[one.key]
-        beat = Beat(one.key, one.member, 1, state.generation, frozenset(range(64)), 1.0)
+        joined = state.members[one.member].joined
+        beat = Beat(one.key, one.member, joined, state.generation, frozenset(range(64)), 1.0)
         coordinator.ask(beat, lambda *_: answered.append("told"), place / 4000)
         coordinator.wants_flight(place / 4000)
         coordinator.landed(coordinator.begin(place / 4000), None, place / 4000)

@@ -26,7 +26,8 @@ async def group(broker: Any, orders: Any) -> Any:
         joined = await groups.asked(Join(KEY, name, f"token-{name}", 60_000, 8, 1, "ann"))
     # Until w1 gives slots up, it has all.
     log = broker.stream("orders").log
-    commit = Commit(KEY, "w1", 1, 1, {2: 5}, log.incarnation, log.leader_epoch)
+    first = groups.coordinator.groups[KEY].members["w1"].joined
+    commit = Commit(KEY, "w1", first, 1, {2: 5}, log.incarnation, log.leader_epoch)
     await groups.asked(commit)
     yield joined
     groups.close(ShuttingDown("the test ends"))
