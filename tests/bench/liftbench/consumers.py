@@ -25,6 +25,8 @@ from liftlog.client.requests import result_of
 from liftlog.protocol.groups import AssignmentAnswer, CommitGroup, JoinGroup
 from liftlog.protocol.messages import Done
 
+_LOOK_SECONDS = 0.005
+
 Delays = list[tuple[float, int]]
 """Seconds, and how many records waited that long or less."""
 
@@ -109,17 +111,24 @@ async def filtered(spec: dict[str, Any]) -> dict[str, Any]:
 async def group(spec: dict[str, Any]) -> dict[str, Any]:
     """The members of one group read all records, or with `count` 0 a plain reader does; record by
     record, or `by_batch`: lists of records. Counts from when all have joined, which `joined`
-    says, until `records` were read."""
-    done, joined, first_at = 0, 0, 0.0
+    says, until `records` were read; `seen` is how many had been read at which times, and
+    `shares` how many each member read."""
+    done, joined = 0, 0
+    seen: list[tuple[float, int]] = []
+    shares = [0] * spec["count"]
     by_batch, total = spec["by_batch"], spec["records"]
     all_joined, all_read = asyncio.Event(), asyncio.Event()
 
     def took(count: int) -> None:
-        nonlocal done, first_at
-        first_at = first_at or time.monotonic()
+        nonlocal done
         done += count
         if done >= total:
             all_read.set()
+
+    async def look() -> None:
+        while True:
+            seen.append((time.monotonic(), done))
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def work(number: int, client: Client) -> None:
         nonlocal joined
@@ -131,12 +140,18 @@ async def group(spec: dict[str, Any]) -> dict[str, Any]:
             if joined == spec["count"]:
                 all_joined.set()
             await all_joined.wait()
-            if by_batch:
-                async for records in member.batches():
-                    took(len(records))
-            else:
-                async for _ in member:
-                    took(1)
+            mine = 0
+            try:
+                if by_batch:
+                    async for records in member.batches():
+                        mine += len(records)
+                        took(len(records))
+                else:
+                    async for _ in member:
+                        mine += 1
+                        took(1)
+            finally:
+                shares[number] = mine
 
     async def read(client: Client) -> None:
         all_joined.set()
@@ -154,6 +169,7 @@ async def group(spec: dict[str, Any]) -> dict[str, Any]:
             read(clients[0])
         ]  # fmt: skip
         tasks = [asyncio.create_task(job) for job in jobs]
+        looking = asyncio.create_task(look())
         await asyncio.wait([asyncio.create_task(all_joined.wait()), *tasks],
                            return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
         began, daemon = time.process_time(), cpu_seconds(spec["daemon"])
@@ -164,12 +180,13 @@ async def group(spec: dict[str, Any]) -> dict[str, Any]:
             "records": done,
             "cpu": (time.process_time() - began) / (spec["count"] or 1),
             "daemon_cpu": cpu_seconds(spec["daemon"]) - daemon,
-            "reading": time.monotonic() - first_at,
+            "seen": [*seen, (time.monotonic(), done)],
         }
-        for task in tasks:
+        for task in (*tasks, looking):
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        return told | {"failures": [repr(one) for one in outcomes if isinstance(one, Exception)]}
+        failures = [repr(one) for one in outcomes if isinstance(one, Exception)]
+        return told | {"shares": shares, "failures": failures}
 
 
 async def group_member(spec: dict[str, Any]) -> dict[str, Any]:

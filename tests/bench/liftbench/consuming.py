@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from support.raw_nats import RawNats
 
 from liftlog.client import connect_sync
@@ -32,6 +33,9 @@ _COMMITTERS = 100
 _GROUPED_RECORDS = 400_000
 _GROUPED_BYTES = 256
 _LIVE_RATE = 100_000
+_LIVE_SECONDS = 4.0
+_LIVE_BEGIN_SECONDS = 1.0
+"""Not counted: connections and caches are new."""
 _MEMBERS = 16
 
 
@@ -256,13 +260,10 @@ def checkpoints(
             progress.say(f"round {number + 1}/{rounds} checkpoints: {rate:,.0f}/s")
 
 
-def groups(
-    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
-) -> None:
+def groups(directory: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
     """A group of 16 members beside one plain reader, both record by record and by batch, by the
     clock of this machine, and from processor time: as if each member, the reader and the daemon had
-    a core of its own; then what takes longest there is the throughput. Then live: while records are
-    published as fast as 100,000/s."""
+    a core of its own; then what takes longest there is the throughput."""
     settings = {"subject": "bench.grouped"}
     stream = {"name": "grouped", "settings": settings, "count": _GROUPED_RECORDS, "per_batch": 250,
               "value_bytes": _GROUPED_BYTES, "keys": 5000, "first_is_clean": False}  # fmt: skip
@@ -287,15 +288,24 @@ def groups(
                     f"({shared[1] * _MEMBERS:.2f} in all), {shared_wall:.2f} us passed; a plain "
                     f"reader: {plain[0]:.2f}, {plain[1]:.2f}, {plain_wall:.2f}"
                 )
-            rates = [
-                _live_rate(system, f"live-{number}-{members}", members, seconds)
+
+
+def live_groups(
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, seconds: float
+) -> None:
+    """A stream is published to at 100,000/s; one plain reader reads it meanwhile. Then the same
+    with a group of 16 members."""
+    with Liftlog(directory / "live") as system:
+        for number in range(rounds):
+            plain, shared = [
+                _live(system, f"live-{number}-{members}", members, max(seconds, _LIVE_SECONDS))
                 for members in (0, _MEMBERS)
             ]
-            measured.add(LIFTLOG, "grouped-live-plain", rates[0])
-            measured.add(LIFTLOG, "grouped-live", rates[1])
+            measured.add(LIFTLOG, "grouped-live-plain", plain.rate)
+            measured.add(LIFTLOG, "grouped-live", shared.rate)
             progress.say(
                 f"round {number + 1}/{rounds} live, {_LIVE_RATE:,}/s offered: {_MEMBERS} members "
-                f"{rates[1]:,.0f}/s, a plain reader {rates[0]:,.0f}/s"
+                f"{shared}; a plain reader {plain}"
             )
 
 
@@ -350,8 +360,29 @@ def _group_wall(system: Liftlog, group: str, members: int, by_batch: bool) -> fl
     return (max([one["ended"] for one in told]) - began) / _GROUPED_RECORDS * 1e6
 
 
-def _live_rate(system: Liftlog, stream: str, members: int, seconds: float) -> float:
-    """Records for each second, from the first that was read until all have been."""
+class _Live(NamedTuple):
+    """What readers of a stream did while it was published to: `rate` is what they read each second,
+    when they had begun and until the last record was published; `unread` what they had not read
+    then, and `after` the seconds until they had. `published` is in records each second."""
+
+    rate: float
+    published: float
+    unread: int
+    after: float
+    least: int
+    most: int
+    daemon_us: float
+
+    def __str__(self) -> str:
+        shares = f" (each member {self.least:,} to {self.most:,} records)" if self.most else ""
+        return (
+            f"{self.rate:,.0f}/s of {self.published:,.0f} published, {self.unread:,} unread at "
+            f"the end, read {self.after * 1e3:.0f} ms later{shares}; the daemon: "
+            f"{self.daemon_us:.2f} us of a core for each record"
+        )
+
+
+def _live(system: Liftlog, stream: str, members: int, seconds: float) -> _Live:
     system.create(stream, f"bench.{stream}.*")
     count = int(_LIVE_RATE * seconds)
     pace = {"port": system.port, "subject": f"bench.{stream}", "rate": _LIVE_RATE,
@@ -368,7 +399,21 @@ def _live_rate(system: Liftlog, stream: str, members: int, seconds: float) -> fl
             raise WorkerFailed(f"not every message was stored: {paced}")
         told = _finished(process, count)
     system.delete(stream)
-    return count / float(told["reading"])
+    times, done = zip(*told["seen"], strict=True)
+    first, last = paced["began"] + _LIVE_BEGIN_SECONDS, paced["ended"]
+    before, until = np.interp([first, last], times, done)
+    shares = told["shares"] or [0]
+    if members and not all(shares):
+        raise WorkerFailed(f"a member read nothing: {shares}")
+    return _Live(
+        (until - before) / (last - first),
+        count / (last - paced["began"]),
+        int(count - until),
+        max(times[-1] - last, 0.0),
+        min(shares),
+        max(shares),
+        told["daemon_cpu"] / count * 1e6,
+    )
 
 
 def group_commits(

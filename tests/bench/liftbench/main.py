@@ -164,6 +164,9 @@ def _measure_cleaning(
         )
 
 
+_GROUPED = {f"grouped{wall}{form}" for wall in ("", "-wall") for form in ("", "-by-batch")}
+
+
 def _measure_consumers(
     options: argparse.Namespace,
     wanted: set[str],
@@ -182,8 +185,10 @@ def _measure_consumers(
         consuming.filtering(directory, measured, progress, rounds=min(rounds, 3))
     if "checkpoints" in wanted:
         consuming.checkpoints(directory, measured, progress, rounds=rounds, seconds=seconds)
-    if "grouped" in wanted:
-        consuming.groups(directory, measured, progress, rounds=min(rounds, 3), seconds=seconds)
+    if wanted & _GROUPED:
+        consuming.groups(directory, measured, progress, rounds=min(rounds, 3))
+    if "grouped-live" in wanted:
+        consuming.live_groups(directory, measured, progress, rounds=rounds, seconds=seconds)
     if wanted & {"group-takeover", "group-delay-near"}:
         rebalancing.rebalancing(directory, measured, progress, rounds=max(rounds, 3))
     if "group-commits" in wanted:

@@ -36,6 +36,8 @@ def publish(spec: dict[str, Any]) -> dict[str, Any]:
     due = np.arange(total) / rate
     waited = acked_at[: run.acked] - due[: run.acked]
     return {
+        "began": run.began,
+        "ended": time.monotonic(),
         "offered": total,
         "acked": run.acked,
         "acked_in_time": int((acked_at[: run.acked] <= seconds).sum()),
@@ -82,9 +84,11 @@ class _Run:
         self.unsent = memoryview(b"")
         self.tail = b""
         self.asked = False  # by PING
+        self.began = 0.0
 
     def go(self, seconds: float, drain_seconds: float) -> None:
         queued = 0
+        self.began = time.monotonic()
         started = time.perf_counter()
         while self.acked < self.total:
             now = time.perf_counter() - started
