@@ -17,6 +17,7 @@ from functools import partial
 from acl.subjects import matches, overlaps
 from liftlog.errors import NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
+from liftlog.server.ingest.echoes import FORGET_SECONDS, Echoes
 from liftlog.server.ingest.overlap import Overlap
 from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunHandler
 from liftlog.stream.acks import published
@@ -44,13 +45,16 @@ class Handover:
         wanted: Sequence[LinkSubscription],
         on_chunk_end: Callable[[], None],
         hurry: asyncio.Event,
+        echoes: Echoes,
     ) -> None:
-        """Once `hurry` is set, the overlap ends as soon as possible."""
+        """Once `hurry` is set, the overlap ends as soon as possible. `echoes` outlives this: they
+        may come during the next one."""
         self._old = old
         self.new = new
         self.wanted = list(wanted)
         self._on_chunk_end = on_chunk_end
         self._hurry = hurry
+        self._echoes = echoes
         self._overlap = Overlap(
             time.monotonic,
             pair_seconds=_PAIR_SECONDS,
@@ -76,6 +80,7 @@ class Handover:
     async def run(self) -> None:
         """Returns when the new connection has taken over. Raises NatsUnavailable if it failed; then
         the old connection works as before."""
+        await self._take_answers()
         shared = [one for one in self.wanted if one in self._old.sids and not one.queue_group]
         for one in shared:
             self._old.set_handler(one, partial(self._from_old, one))
@@ -86,8 +91,7 @@ class Handover:
                 raise NatsUnavailable(f"the new connection has ended: {self.new.ending}")
         except BaseException:
             for one in shared:
-                if one in self._old.sids:
-                    self._old.set_handler(one, one.handler)
+                self._settle(self._old, one)
             raise
         try:
             await self._old.drain(self.wanted, _DRAIN_SECONDS)
@@ -100,11 +104,22 @@ class Handover:
         """Acks left over the old connection: for the new one they come from another client."""
         if not self._echoing:
             return
-        for subject, payload in published(commands):
-            text = subject.decode("ascii", "replace")
+        for answer in published(commands):
+            text = answer[0].decode("ascii", "replace")
             for one, pattern in self._echoing:
                 if matches(pattern, text):
-                    self._overlap.note(one, [(subject, b"", b"", payload)])
+                    self._echoes.sent(one, answer)
+
+    async def _take_answers(self) -> None:
+        """Wait until the old server has taken what was sent before this handover, and is not in
+        `echoes`: it would come back over the new connection. Raises NatsUnavailable."""
+        if not self._echoing:
+            return
+        try:
+            await self._old.confirm(_DRAIN_SECONDS)
+        except NatsUnavailable:
+            if self._old.ending is None:
+                raise
 
     async def _wait(self) -> None:
         """Wait until the cluster knows the new subscriptions."""
@@ -118,7 +133,7 @@ class Handover:
                 done, _ = await asyncio.wait(
                     waiting, timeout=min(left, 0.1), return_when=asyncio.FIRST_COMPLETED
                 )
-                if self._overlap.is_full:
+                if self._overlap.is_full or len(self._echoes) > _MAX_MESSAGES:
                     self.doubt = "too much came while two servers were subscribed to"
                 if done or self.doubt:
                     break
@@ -132,18 +147,27 @@ class Handover:
     # --- messages ---
 
     def _handler_on_new(self, one: LinkSubscription) -> RunHandler:
-        # In a queue group, each message goes to only one member.
-        return one.handler if one.queue_group else partial(self._from_new, one)
+        return partial(self._from_new, one)
 
     def _from_old(self, one: LinkSubscription, run: MessageRun) -> None:
-        self._overlap.from_old(one, run)
-        one.handler(run)
+        left = self._echoes.without(one, run)
+        if left is not None:
+            self._overlap.from_old(one, left)
+            one.handler(left)
 
     def _from_new(self, one: LinkSubscription, run: MessageRun) -> None:
-        self._overlap.from_new(one, run)
+        left = self._echoes.without(one, run)
+        if left is None:
+            return
+        if one.queue_group:  # each message goes to only one member
+            one.handler(left)
+        else:
+            self._overlap.from_new(one, left)
 
     def _late(self, one: LinkSubscription, run: MessageRun) -> None:
-        left = self._overlap.late(one, run)
+        left = self._echoes.without(one, run)
+        if left is not None and not one.queue_group:
+            left = self._overlap.late(one, left)
         if left is not None:
             one.handler(left)
 
@@ -153,12 +177,28 @@ class Handover:
             receiver.handler(run)
         self._on_chunk_end()
         for one in self.wanted:
-            if one in self.new.sids and not one.queue_group:
+            if one in self.new.sids:
                 self.new.set_handler(one, partial(self._late, one))
         asyncio.get_running_loop().call_later(_PAIR_SECONDS, self._end)
 
     def _end(self) -> None:
         """No more copies are expected."""
         for one in self.wanted:
-            if one in self.new.sids:
-                self.new.set_handler(one, one.handler)
+            self._settle(self.new, one)
+        asyncio.get_running_loop().call_later(FORGET_SECONDS, self._echoes.forget_old)
+
+    def _settle(self, connection: NatsConnection, one: LinkSubscription) -> None:
+        """Deliver without a detour, unless echoes may still come."""
+        if one in connection.sids:
+            due = self._echoes.are_due(one)
+            handler = partial(self._without_echoes, connection, one) if due else one.handler
+            connection.set_handler(one, handler)
+
+    def _without_echoes(
+        self, connection: NatsConnection, one: LinkSubscription, run: MessageRun
+    ) -> None:
+        left = self._echoes.without(one, run)
+        if left is not None:
+            one.handler(left)
+        if not self._echoes.are_due(one):
+            connection.set_handler(one, one.handler)

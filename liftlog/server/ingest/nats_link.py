@@ -21,6 +21,7 @@ import nats.errors
 from liftlog.client.publishing.publisher_link import why_not_connected
 from liftlog.errors import NatsRefused, NatsUnavailable
 from liftlog.server.ingest.connection import NatsConnection
+from liftlog.server.ingest.echoes import Echoes
 from liftlog.server.ingest.endings import Cause, Ending, Rejection
 from liftlog.server.ingest.handover import Handover
 from liftlog.server.ingest.jetstream import JetStreamWatch
@@ -88,6 +89,7 @@ class NatsLink:
         self._reading_is_held = reading_is_held
         self._connection: NatsConnection | None = None
         self._handover: Handover | None = None
+        self._echoes = Echoes(time.monotonic)
         self._book = SubscriptionBook()
         self._closing = False
         self._answers = True
@@ -370,7 +372,12 @@ class NatsLink:
         try:
             async with self._lock:
                 handover = Handover(
-                    old, new, self._book.wanted, self._on_chunk_end, hurry=self._stopping
+                    old,
+                    new,
+                    self._book.wanted,
+                    self._on_chunk_end,
+                    hurry=self._stopping,
+                    echoes=self._echoes,
                 )
                 self._handover = handover
                 await handover.run()

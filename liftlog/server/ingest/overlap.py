@@ -71,12 +71,8 @@ class Overlap:
 
     def from_old(self, receiver: Receiver, run: MessageRun) -> None:
         """The run is delivered in any case; its copies will be dropped."""
-        self.note(receiver, _parts(run))
-
-    def note(self, receiver: Receiver, parts: Sequence[_Parts]) -> None:
-        """These were delivered: drop their copies."""
         now = self._now()
-        for one in parts:
+        for one in _parts(run):
             seen = self._seen_of(receiver, one)
             seen.pass_time(now)
             seen.old += 1
