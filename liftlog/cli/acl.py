@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -31,6 +32,8 @@ _OPERATIONS = ("create", "delete", "read", "commit", "admin", "replicate")
 _ALGORITHMS = ("argon2id", "sha256")
 _MAX_SECRET_CHARACTERS = 400
 
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
+
 
 @click.group(cls=Commands, name="acl", short_help="Check an ACL file, explain it, hash tokens.")
 def acl_commands() -> None:
@@ -38,6 +41,46 @@ def acl_commands() -> None:
 
     `liftlog docs reference/acl` describes the file. A running daemon reloads it on SIGHUP.
     """
+
+
+def _which_file(command: Decorated) -> Decorated:
+    command = click.option(
+        "--config",
+        "-c",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        envvar="LIFTLOG_CONFIG",
+        help="The daemon's configuration, which names its ACL file. [env: LIFTLOG_CONFIG]",
+    )(command)
+    return click.option(
+        "--acl",
+        "file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        envvar="LIFTLOG_ACL__FILE",
+        help="The ACL file. [env: LIFTLOG_ACL__FILE]",
+    )(command)
+
+
+def _policy(file: Path | None, config: Path | None) -> Policy:
+    """Raises UsageError if neither says where it is, ConfigError."""
+    from liftlog.settings import load_settings
+    from liftlog.settings.load import load_policy
+
+    if file is None and config is not None:
+        file = load_settings(config, dict(os.environ), ()).acl.file
+        if file is None:
+            raise Problem(
+                f"{printable(str(config))} names no ACL file: every client may do everything",
+                ExitCode.NOT_FOUND,
+            )
+    if file is None:
+        raise click.UsageError(
+            "Name the ACL file with --acl, or the daemon's configuration with -c. The page "
+            "/ui/access of the daemon shows the same.",
+            click.get_current_context(),
+        )
+    return load_policy(file)
 
 
 @acl_commands.command(short_help="Check whether the daemon would accept an ACL file.")
@@ -102,19 +145,16 @@ def _described(policy: Policy, principal: Principal) -> dict[str, Any]:
 @click.argument("operation", type=click.Choice(_OPERATIONS))
 @click.argument("stream")
 @click.argument("subject", required=False)
-@click.option(
-    "--acl",
-    "file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    required=True,
-    envvar="LIFTLOG_ACL__FILE",
-    help="The ACL file. [env: LIFTLOG_ACL__FILE]",
-)
+@_which_file
 @output_option
 @debug_option
 def explain(
-    principal: str, operation: Any, stream: str, subject: str | None, file: Path
+    principal: str,
+    operation: Any,
+    stream: str,
+    subject: str | None,
+    file: Path | None,
+    config: Path | None,
 ) -> ExitCode:
     """Explain whether PRINCIPAL is allowed OPERATION on STREAM, and by which rule.
 
@@ -126,9 +166,7 @@ def explain(
       liftlog acl explain billing read orders --acl acl.yaml
       liftlog acl explain ops create returns 'orders.returned.>' --acl acl.yaml
     """
-    from liftlog.settings.load import load_policy
-
-    policy = load_policy(file)
+    policy = _policy(file, config)
     style = output_format()
     subjects: tuple[str, ...] | None = None
     if operation == "read" and subject is None:
@@ -148,18 +186,10 @@ def explain(
 @acl_commands.command()
 @click.argument("operation", type=click.Choice(_OPERATIONS))
 @click.argument("stream")
-@click.option(
-    "--acl",
-    "file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    required=True,
-    envvar="LIFTLOG_ACL__FILE",
-    help="The ACL file. [env: LIFTLOG_ACL__FILE]",
-)
+@_which_file
 @output_option
 @debug_option
-def who(operation: Any, stream: str, file: Path) -> ExitCode:
+def who(operation: Any, stream: str, file: Path | None, config: Path | None) -> ExitCode:
     """List the principals that are allowed OPERATION on STREAM.
 
     For read, also those that may read some of its subjects only. Exit code 9 if there are none.
@@ -167,11 +197,10 @@ def who(operation: Any, stream: str, file: Path) -> ExitCode:
     \b
     Examples:
       liftlog acl who read payments --acl acl.yaml
+      liftlog acl who read payments -c liftlog.yaml
       liftlog acl who admin orders --acl acl.yaml -q
     """
-    from liftlog.settings.load import load_policy
-
-    policy = load_policy(file)
+    policy = _policy(file, config)
     found: list[dict[str, Any]] = []
     for principal in policy.principals:
         subjects: tuple[str, ...] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ from liftlog.cli.options import (
     server_options,
     wide_wanted,
 )
-from liftlog.cli.problems import Problem, warn
-from liftlog.cli.ranges import HELP, Range, Relative, range_of, resolve
+from liftlog.cli.problems import Problem, note, warn
+from liftlog.cli.ranges import HELP, MAX_OFFSET, Range, Relative, range_of, resolve
 from liftlog.cli.record_lines import Write, record_writer
 from liftlog.cli.suggestions import complete_stream
 from liftlog.errors import ConnectionLost, CorruptRange
@@ -275,6 +276,19 @@ def _filter(
     return Filter(subject=subjects or None, key=raw_keys or None, header=headers or None)
 
 
+def _one_offset(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Users of key-value stores type a key."""
+    if value.isascii() and value.isdigit() and 0 < int(value) <= MAX_OFFSET:
+        return int(value)
+    raise click.BadParameter(
+        f"{value!r} is not an offset, a number from 1 on. The records with a key: "
+        f"liftlog consume {shlex.quote(context.params['stream'])} --until-end "
+        f"--key {shlex.quote(value)}",
+        context,
+        parameter,
+    )
+
+
 @click.command(cls=Command)
 @click.argument("stream", shell_complete=complete_stream)
 @click.option(
@@ -306,32 +320,42 @@ def tail(context: click.Context, stream: str, count: int, follow: bool) -> ExitC
 
 @click.command(cls=Command)
 @click.argument("stream", shell_complete=complete_stream)
-@click.argument("offset", type=click.IntRange(min=1))
+@click.argument("offset", callback=_one_offset)
 @server_options
 @debug_option
-@click.pass_context
-def get(context: click.Context, stream: str, offset: int) -> ExitCode:
+def get(stream: str, offset: int) -> ExitCode:
     """Print the record of STREAM at OFFSET.
 
-    It is `liftlog consume STREAM --from OFFSET:OFFSET+1`, which has more options, and prints
-    nothing if compaction has removed the record.
+    Exit code 5 if there is none: compaction has removed it, or you may not read its subject.
 
     \b
     Examples:
       liftlog get orders 42
       liftlog get orders 42 --template '{{.value}}'
     """
-    with connect_to_server() as client:
-        end = client.describe_stream(stream).high_watermark
-    if offset >= end:  # to read it would be to wait for it
+    style, wide = output_format(), wide_wanted()
+    with connect_to_server() as client, record_writer(style, wide=wide) as write:
+        _check_below_end(client, stream, offset)
+        reading = _Reading(client, stream, offset, 1, write, skip_damaged=False)
+        reading.run(offset + 1)
+    if reading.printed:
+        return ExitCode.OK
+    note(
+        f"{stream} has no record at offset {offset}: compaction has removed it, or you may not "
+        "read its subject."
+    )
+    return ExitCode.NOT_FOUND
+
+
+def _check_below_end(client: SyncClient, stream: str, offset: int) -> None:
+    """Raises Problem: to read at or beyond the end would be to wait for the record."""
+    end = client.describe_stream(stream).high_watermark
+    if offset >= end:
         raise Problem(
             f"{stream} has no record at offset {offset} yet: it ends at {end}",
             ExitCode.OUT_OF_RANGE,
             hint=f"`liftlog tail {stream}` prints the last records",
         )
-    wanted = Range(offset, offset + 1)
-    code: ExitCode = context.invoke(consume, stream=stream, wanted=wanted)
-    return code
 
 
 class _Reading:
@@ -352,6 +376,7 @@ class _Reading:
         grep: re.Pattern[str] | None = None,
     ) -> None:
         self.damaged = False
+        self.printed = 0
         self._client = client
         self._stream = stream
         self._position: Start = start
@@ -397,6 +422,7 @@ class _Reading:
                     following = records[-1].offset + 1
                 self._left -= len(records)
             self._write(records)
+            self.printed += len(records)
             self._position = following
             if self._left == 0:
                 batches.close()

@@ -30,7 +30,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "invalid command line, or a value that the daemon refuses",
     ExitCode.CONFIG: "the configuration is invalid; all findings are listed",
     ExitCode.CANNOT_CONNECT: "no connection to the daemon or to NATS, or the connection was lost",
-    ExitCode.NOT_FOUND: "no such stream, lease, file or directory",
+    ExitCode.NOT_FOUND: "no such stream, record, checkpoint, lease, file or directory",
     ExitCode.CONFLICT: "the stream exists with other settings or was created again, a "
     "checkpoint has moved since, another export was first, or another process has taken the name "
     "of this member",

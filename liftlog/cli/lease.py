@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 _TTL_HELP = "How long the lease lasts unless it is renewed: 90s, 10m, at most 1h."
 
 
-@click.group(cls=Commands, name="lease", aliases={"list": "ls", "rm": "release"})
+@click.group(
+    cls=Commands,
+    name="lease",
+    aliases={"list": "ls", "add": "acquire", "create": "acquire", "rm": "release"},
+)
 @server_options
 @debug_option
 def lease_commands() -> None:

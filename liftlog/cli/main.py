@@ -52,6 +52,9 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_WRONLY if name == "stdin" else os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+    # What the terminal's encoding lacks is escaped, as it is on stderr.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     # With PYTHONUNBUFFERED, Python drops the rest of a text that the kernel took only a part of.
     # What the commands write is flushed anyway.
     if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,10 +31,10 @@ from liftlog.cli.problems import confirmed, note
 from liftlog.cli.ranges import Position, position_of, resolve_position
 from liftlog.cli.suggestions import complete_consumer, complete_stream
 from liftlog.cli.text import plural, printable, show_span, show_time
-from liftlog.errors import LiftlogError
+from liftlog.errors import LiftlogError, StreamNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from liftlog.client import Checkpoint, SyncClient
 
@@ -67,8 +69,9 @@ def offsets_commands() -> None:
 
 
 @offsets_commands.command(name="ls")
+@click.argument("stream", required=False, shell_complete=complete_stream)
 @click.option("--consumer", "-c", metavar="NAME", help="Only checkpoints of this consumer.")
-@click.option("--stream", "-s", metavar="NAME", help="Only checkpoints in this stream.")
+@click.option("--stream", "-s", "wanted", metavar="NAME", help="The same as STREAM.")
 @click.option(
     "--lag",
     type=click.IntRange(min=0),
@@ -78,8 +81,8 @@ def offsets_commands() -> None:
 )
 @server_options
 @debug_option
-def list_offsets(consumer: str | None, stream: str | None, lag: int) -> None:
-    """List checkpoints.
+def list_offsets(stream: str | None, consumer: str | None, wanted: str | None, lag: int) -> None:
+    """List checkpoints, or those in STREAM.
 
     LAG is the number of offsets left to read. PROBLEM is the error that the consumer gets. OWNER is
     the principal that committed the checkpoint, if the daemon has an ACL.
@@ -87,10 +90,12 @@ def list_offsets(consumer: str | None, stream: str | None, lag: int) -> None:
     \b
     Examples:
       liftlog offsets ls
-      liftlog offsets ls --stream orders -o wide
+      liftlog offsets ls orders -o wide
       liftlog offsets ls --lag 1000
     """
-    style = output_format()
+    if stream and wanted and stream != wanted:
+        raise click.UsageError("Name one stream, or none.", click.get_current_context())
+    style, stream = output_format(), stream or wanted
     with connect_to_server() as client:
         known = client.list_checkpoints(consumer=consumer, stream=stream)
     found = [one for one in known if one.lag is None or one.lag >= lag]
@@ -102,19 +107,21 @@ def list_offsets(consumer: str | None, stream: str | None, lag: int) -> None:
         print_table(*table_of(found, wide=wide_wanted()), right=(2, 3))
     elif known:
         note(f"No checkpoint has {plural(lag, 'offset')} left to read.")
-    else:
+    elif stream is None:
         note("There are no checkpoints.")
+    else:
+        note(f"There are no checkpoints in {stream}.")
 
 
 @offsets_commands.command()
 @click.argument("consumer", shell_complete=complete_consumer)
-@click.argument("stream", shell_complete=complete_stream)
+@click.argument("stream", required=False, shell_complete=complete_stream)
 @server_options
 @debug_option
-def get(consumer: str, stream: str) -> ExitCode:
+def get(consumer: str, stream: str | None) -> ExitCode:
     """Show the checkpoint of CONSUMER in STREAM.
 
-    Exit code 5 if there is none.
+    STREAM can be left out if it has a checkpoint in only one. Exit code 5 if there is none.
 
     \b
     Examples:
@@ -124,17 +131,44 @@ def get(consumer: str, stream: str) -> ExitCode:
     style = output_format()
     unread = ""
     with connect_to_server() as client:
-        found = client.fetch_checkpoint(consumer, stream, check=False)
+        if stream is None:
+            found = _only_one(client.list_checkpoints(consumer=consumer))
+        else:
+            with _consumer_first(client, "get", consumer, stream):
+                found = client.fetch_checkpoint(consumer, stream, check=False)
         if found is not None and style == "table":
             unread = _oldest_unread(client, found)
     if found is None:
-        note(f"{printable(consumer)} has no checkpoint in {printable(stream)}.")
+        note(f"{consumer} has no checkpoint{'' if stream is None else f' in {stream}'}.")
         return ExitCode.NOT_FOUND
     if style == "table":
         print_pairs(_facts(found, unread))
     else:
         write_object(found.to_wire(), style)
     return ExitCode.OK
+
+
+def _only_one(found: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Raises UsageError if there are several."""
+    if len(found) > 1:
+        streams = ", ".join(printable(one.stream) for one in found)
+        raise click.UsageError(
+            f"It has checkpoints in {streams}: name the stream.", click.get_current_context()
+        )
+    return found[0] if found else None
+
+
+@contextmanager
+def _consumer_first(client: SyncClient, command: str, consumer: str, stream: str) -> Iterator[None]:
+    """Other tools name the stream first: the error for a stream that does not exist says so."""
+    try:
+        yield
+    except StreamNotFound as error:
+        with suppress(LiftlogError):
+            client.describe_stream(consumer)
+            swapped = f"{shlex.quote(stream)} {shlex.quote(consumer)}"
+            error.hint = f"the consumer comes first: liftlog offsets {command} {swapped}"
+        raise
 
 
 def _oldest_unread(client: SyncClient, found: Checkpoint) -> str:
@@ -181,20 +215,23 @@ def seek(
 
     Stop the consumer first: a running consumer does not read its checkpoint again, and overwrites
     it with its own position. If the checkpoint moves between the preview and the change, the change
-    is refused.
+    is refused. The first checkpoint of a new consumer is stored without asking.
 
     \b
     Examples:
       liftlog offsets seek billing orders start --dry-run
       liftlog offsets seek billing orders @-1h --yes
+      liftlog offsets seek replay orders 1h
       liftlog offsets seek billing orders --yes -- -100
     """
     style = output_format()
     with connect_to_server() as client:
-        present = client.fetch_checkpoint(consumer, stream, check=False)
+        with _consumer_first(client, "seek", consumer, stream):
+            present = client.fetch_checkpoint(consumer, stream, check=False)
         incarnation, epoch, offset, mark = _resolve(client, stream, position)
         preview = _preview(consumer, stream, present, offset, mark)
-        done = not dry_run and _agreed(preview, assume_yes=assume_yes)
+        is_first = preview["before"] is None  # nothing is lost by it
+        done = not dry_run and _agreed(preview, assume_yes=assume_yes or is_first)
         if done:
             client.commit_checkpoint(
                 consumer,

@@ -246,6 +246,11 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def is_coloured() -> bool:
+    """Whether stdout gets colours and bold text."""
+    return is_terminal() and not os.environ.get("NO_COLOR")
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal on stdout; None when it is something else, which has no width."""
     if not is_terminal():

@@ -48,13 +48,15 @@ POSITION_HELP = (
 )
 
 _DAYS = {"today": 0, "yesterday": 1}
+_TIME_WITHOUT_AT = re.compile(r"now$|(?:today|yesterday)(?![a-z])|\d{4}-\d\d-\d\d", re.ASCII)
+"""How a text begins that can only be a time: its @ may be left out."""
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+", re.ASCII)
 _AGO = re.compile(f"-{_SPAN.pattern}", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _MAX_DIGITS = 19  # int() of very many is refused with words of its own
-_MAX_OFFSET = 2**63 - 1
+MAX_OFFSET = 2**63 - 1
 _YEAR_5000 = 95_617_584_000
 
 
@@ -73,11 +75,11 @@ def parse_position(text: str, now: datetime) -> Position:
         return "earliest"
     if word in ("latest", "end"):
         return "latest"
-    if word.startswith("@"):
-        return parse_time(word[1:], now)
+    if word.startswith("@") or _TIME_WITHOUT_AT.match(word):
+        return parse_time(word.removeprefix("@"), now)
     sign, digits = (word[0], word[1:]) if word[:1] in ("-", "+") else ("", word)
     if digits.isascii() and digits.isdigit():
-        if len(digits) > _MAX_DIGITS or int(digits) > _MAX_OFFSET:
+        if len(digits) > _MAX_DIGITS or int(digits) > MAX_OFFSET:
             raise ValueError(f"{word} is larger than any offset")
         return Relative(int(digits), sign == "-") if sign else int(digits)
     if _SPAN.fullmatch(word):  # as in the fields of the web page
@@ -157,8 +159,8 @@ def parse_range(text: str, now: datetime) -> Range:
     word = text.strip()
     if ":" not in word:
         return Range(_position(word, now))
-    if word.startswith("@"):
-        return _time_range(word[1:], now)
+    if word.startswith("@") or _TIME_WITHOUT_AT.match(word):
+        return _time_range(word.removeprefix("@"), now)
     first, _, second = word.partition(":")
     start = _position(first, now) if first else "earliest"
     if not second:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from liftlog.cli.output import is_terminal, object_array, terminal_width, write_lines
+from liftlog.cli.output import is_coloured, object_array, terminal_width, write_lines
 from liftlog.cli.text import printable, shorten, show_bytes, show_time
 from liftlog.records.json_form import record_object
 
@@ -31,8 +32,12 @@ _TIME_WIDTH = 27
 _SHORT_TIME_WIDTH = len("01-31 12:00:00")
 _LIMITS = (40, 24, 40)
 _NARROW_LIMITS = (20, 12, 20)
+_NARROWEST_LIMITS = (12, 8, 0)
 """Of subjects, keys and headers."""
 _NARROW = 110
+_VERY_NARROW = 80
+_LEAST_VALUE_WIDTH = 20
+"""Headers are left out where less than this would be left of the value."""
 _IN_OTHER_COLUMNS = frozenset(("liftlog-key", "liftlog-tombstone"))
 
 
@@ -41,8 +46,8 @@ class RecordLines:
     theirs, and a new heading, with the first record that has some.
 
     `wide` leaves subjects, keys and headers whole, however long; a narrow terminal gets less of
-    them and of the time, so that something of the value is left. What `found` matches in a value is
-    emphasised.
+    them and of the time, and no headers, so that something of the value is left. What `found`
+    matches in a value is emphasised.
     """
 
     def __init__(
@@ -52,9 +57,11 @@ class RecordLines:
         self._narrow = width is not None and width < _NARROW
         self._found = found
         limits = _NARROW_LIMITS if self._narrow else _LIMITS
+        if width is not None and width < _VERY_NARROW:
+            limits = _NARROWEST_LIMITS
         self._limits: tuple[int | None, ...] = (None,) * 3 if wide else limits
         self._widths = [len("SUBJECT"), len("KEY"), 0]
-        self._headed = False
+        self._headed = self._without_headers = False
 
     def lines(self, records: Sequence[Record]) -> list[str]:
         """Lines for one batch; the heading leads the first one."""
@@ -67,18 +74,21 @@ class RecordLines:
             [shorten(text, limit) for text in column]
             for column, limit in zip(columns, self._limits, strict=True)
         ]
-        if self._widths[2] == 0 and any(cut[2]):
+        if self._widths[2] == 0 and any(cut[2]) and not self._without_headers:
             self._widths[2] = len("HEADERS")
             self._headed = False
         self._widths = [
             max(width, *map(len, column)) if width and column else width
             for width, column in zip(self._widths, cut, strict=True)
         ]
+        if self._widths[2] and self._value_width < _LEAST_VALUE_WIDTH:
+            self._without_headers, self._headed = True, False
+            self._widths[2] = 0
         found = []
         if records and not self._headed:
             self._headed = True
             heading = self._line("OFFSET", "TIME", ("SUBJECT", "KEY", "HEADERS"), "VALUE")
-            found.append(click.style(heading, bold=True) if is_terminal() else heading)
+            found.append(click.style(heading, bold=True) if is_coloured() else heading)
         for record, *cells in zip(records, *cut, strict=True):
             moment = show_time(record.timestamp_ns)
             if self._narrow:
@@ -87,15 +97,24 @@ class RecordLines:
             found.append(self._line(str(record.offset), moment, cells, value))
         return found
 
+    @property
+    def _time_width(self) -> int:
+        return _SHORT_TIME_WIDTH if self._narrow else _TIME_WIDTH
+
+    @property
+    def _value_width(self) -> int:
+        """What is left for the value."""
+        others = [_OFFSET_WIDTH, self._time_width, *filter(None, self._widths)]
+        return (self._width or sys.maxsize) - sum(others) - 2 * len(others)
+
     def _line(self, offset: str, moment: str, cells: Sequence[str], value: str) -> str:
-        time_width = _SHORT_TIME_WIDTH if self._narrow else _TIME_WIDTH
-        parts = [f"{offset:>{_OFFSET_WIDTH}}", f"{moment:<{time_width}}"]
+        parts = [f"{offset:>{_OFFSET_WIDTH}}", f"{moment:<{self._time_width}}"]
         parts += [
             cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True) if width
         ]
         head = "  ".join(parts) + "  "
         line = shorten(head + value, self._width)
-        if self._found is None or not is_terminal():
+        if self._found is None or not is_coloured():
             return line
         return line[: len(head)] + self._found.sub(_emphasised, line[len(head) :])
 

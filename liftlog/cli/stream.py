@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from liftlog.cli.setting_options import SettingsCommand
 from liftlog.cli.stream_words import count_of, describe_pass, facts_of, print_streams
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import plural, printable, show_size
+from liftlog.names import is_stream_name
 
 if TYPE_CHECKING:
     from liftlog.client import Removal, StreamInfo, StreamUpdate
@@ -69,6 +71,7 @@ def stream_commands() -> None:
 @click.argument("name")
 @click.option(
     "--subject",
+    "--subjects",
     "-s",
     "subjects",
     multiple=True,
@@ -169,6 +172,8 @@ def list_streams(
         print_streams(wanted)
     elif infos:
         note(f"None of {plural(len(infos), 'stream')} is like that.")
+        if pattern is not None and not is_stream_name(pattern.replace("*", "x")):
+            note(f"The streams that record a subject: liftlog stream for {shlex.quote(pattern)}")
     elif subject is not None:
         note(f"No stream records {printable(subject)}.")
     else:
@@ -490,6 +495,8 @@ def compact(name: str, wait: bool) -> None:
     elif before is not None:
         done = describe_pass(before.compaction, found.compaction)
         say(f"{printable(name)} {printable(done)}")
+    elif reason := found.compaction.get("reason"):
+        say(f"{printable(name)} cannot be compacted now: {printable(reason)}")
     else:
         say(f"{printable(name)} will be compacted next (liftlog stream info {printable(name)})")
 

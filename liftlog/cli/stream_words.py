@@ -90,6 +90,8 @@ def facts_of(found: StreamInfo) -> list[tuple[str, str]]:
         ("state", found.state),
         ("origin", found.origin),
         ("records", records),
+        ("damaged", "\n".join(map(_range, found.quarantined))),
+        ("possible losses", "\n".join(map(_loss, found.possible_losses))),
         ("log start offset", str(found.log_start_offset)),
         ("high watermark", str(found.high_watermark)),
         ("log end offset", str(found.log_end_offset)),
@@ -98,8 +100,6 @@ def facts_of(found: StreamInfo) -> list[tuple[str, str]]:
         ("incarnation", found.incarnation),
         ("compaction", "\n".join(describe_compaction(found.compaction))),
         ("settings", "\n".join(f"{key}: {value}" for key, value in _flat(found.settings))),
-        ("possible losses", "\n".join(map(_loss, found.possible_losses))),
-        ("damaged", "\n".join(map(_range, found.quarantined))),
     ]
     return [(label, printable(text, keep_newlines=True)) for label, text in facts if text]
 

@@ -19,7 +19,7 @@ from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import colour_of, is_terminal, make_console, print_table, write_objects
 from liftlog.cli.text import printable, shorten
-from liftlog.cli.top_view import COLUMNS, END, KEYS_HELP, ORDERS, Row, View, spark
+from liftlog.cli.top_view import COLUMNS, END, ORDERS, Row, View, spark
 from liftlog.errors import Forbidden, StreamUnavailable
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
                 info.size_bytes,
                 slowest.lag if slowest else None,
                 slowest.consumer if slowest else "",
+                bool(info.warnings or info.quarantined),
             )
         )
     return sorted(rows, key=ORDERS[sort])
@@ -154,7 +155,7 @@ def _table(view: View, address: str, width: int, height: int) -> Table:
     moment = time.strftime("%H:%M:%S")
     title = printable(f"{address}  {moment}  {total:,.0f} records/s  {view.described()}")
     table = Table(box=None, title=Text(shorten(title, width)), title_justify="left", expand=True)
-    table.caption, table.caption_justify = Text(shorten(KEYS_HELP, width)), "left"
+    table.caption, table.caption_justify = Text(shorten(view.prompt(), width)), "left"
     columns = [column for column in COLUMNS if width >= column.from_width]
     for column in columns:
         heading = f"{column.heading} v" if column.sort == view.sort else column.heading

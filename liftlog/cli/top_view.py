@@ -12,7 +12,7 @@ from liftlog.cli.text import plural, printable, show_size
 
 TREND = 12
 """How many looks a trend shows."""
-KEYS_HELP = "q: quit  r n s l: sort by rate, name, size, lag  /: filter  arrows, PgUp, PgDn: scroll"
+KEYS_HELP = "q: quit  sort by r: rate, n: name, s: size, l: lag  /: filter  arrows: scroll"
 END = b"\x04"
 """What a terminal sends that was closed."""
 
@@ -30,7 +30,8 @@ _SCROLLS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`lag` and `slowest` are of the consumer that has most left to read; None, "" without one."""
+    """`lag` and `slowest` are of the consumer that has most left to read; None, "" without one.
+    `troubled`: the stream has warnings or damage, which `stream info` tells."""
 
     name: str
     state: str
@@ -40,11 +41,12 @@ class Row:
     size_bytes: int
     lag: int | None
     slowest: str
+    troubled: bool = False
 
     def cells(self) -> tuple[str, ...]:
         return (
             printable(self.name),
-            printable(self.state),
+            printable(self.state) + (" !" if self.troubled else ""),
             f"{self.records_per_second:,.0f}",
             show_size(int(self.bytes_per_second)),
             f"{self.records:,}",
@@ -137,9 +139,11 @@ class View:
         if self._first or self._first + self._height < len(self.rows):
             last = min(self._first + self._height, len(self.rows))
             count = f"{self._first + 1} to {last} of {count}"
-        if self._typing:
-            return f"{count}  filter: {self.wanted}_"
         return f"{count}  filter: {self.wanted}" if self.wanted else count
+
+    def prompt(self) -> str:
+        """The line at the bottom: the filter while it is typed, or what the keys do."""
+        return f"filter: {self.wanted}_" if self._typing else KEYS_HELP
 
     def press(self, keys: bytes) -> bool:
         """Returns whether it is to end."""

@@ -122,12 +122,40 @@ def test_one_record(liftlog: Cli) -> None:
     assert ahead.exit_code == ExitCode.OUT_OF_RANGE, "it does not wait for it"
     assert "it ends at 31" in ahead.stderr
     assert liftlog("get", "orders", "0").exit_code == ExitCode.USAGE
+    key = liftlog("get", "orders", "order 17")
+    assert key.exit_code == ExitCode.USAGE
+    assert "liftlog consume orders --until-end --key 'order 17'" in " ".join(key.stderr.split())
 
 
 def test_words_of_nats_for_a_consumer(liftlog: Cli) -> None:
-    assert liftlog("consumer", "add", "replay", "orders", "1h", "-y").exit_code == 0
+    # Nothing is lost by the first checkpoint, so that nothing is asked.
+    assert liftlog("consumer", "add", "replay", "orders", "1h").exit_code == 0
     assert liftlog.objects("consumer", "info", "replay", "orders")[0]["offset"] == 11
+    assert liftlog.objects("consumer", "info", "replay")[0]["offset"] == 11
+    again = liftlog("consumer", "add", "replay", "orders", "end")
+    assert again.exit_code == ExitCode.USAGE
+    assert "There is no terminal to ask on" in again.stderr
+    swapped = liftlog("consumer", "info", "orders", "replay")
+    assert swapped.exit_code == ExitCode.NOT_FOUND
+    assert "the consumer comes first: liftlog offsets get replay orders" in swapped.stderr
     assert liftlog("consumer", "rm", "replay", "orders", "-f").exit_code == 0
+    assert liftlog("consumer", "info", "replay").exit_code == ExitCode.NOT_FOUND
+
+
+def test_checkpoints_of_a_stream(liftlog: Cli) -> None:
+    assert liftlog.ok("consumer", "ls", "orders", "-q") == "billing orders\n"
+    assert "no checkpoints in Invoices" in liftlog("consumer", "ls", "Invoices").stderr
+    assert liftlog("offsets", "ls", "orders", "-s", "Invoices").exit_code == ExitCode.USAGE
+    liftlog.ok("offsets", "add", "billing", "Invoices", "end")
+    both = liftlog("offsets", "get", "billing")
+    assert both.exit_code == ExitCode.USAGE
+    assert "It has checkpoints in Invoices, orders" in both.stderr
+    liftlog.ok("offsets", "rm", "billing", "Invoices", "-y")
+
+
+def test_a_lease_by_another_word(liftlog: Cli) -> None:
+    held = liftlog.objects("stream", "lease", "add", "orders")[0]
+    assert liftlog("stream", "lease", "rm", "orders", held["lease_id"]).exit_code == 0
 
 
 def test_streams_are_filtered(liftlog: Cli) -> None:
@@ -140,6 +168,7 @@ def test_streams_are_filtered(liftlog: Cli) -> None:
     assert names("--state", "paused") == []
     assert len(names("--state", "paused", "--state", "attached")) == 2
     assert "None of 2 streams" in liftlog("stream", "ls", "--state", "paused").stderr
+    assert "liftlog stream for 'orders.>'" in liftlog("stream", "find", "orders.>").stderr
 
 
 def test_checkpoints_are_filtered_by_lag(liftlog: Cli) -> None:

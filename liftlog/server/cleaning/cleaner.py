@@ -109,7 +109,9 @@ class Cleaner:
         if not self._clock_is_trusted():
             return "the clock has jumped, so ages are not judged until it is trusted again"
         try:
-            return why_idle(host.log, host.settings, state.backlog, now_ns)
+            return why_idle(
+                host.log, host.settings, state.backlog, now_ns, on_demand=state.is_requested
+            )
         except StorageError as error:
             return f"the leases of the stream cannot be read: {error.message}"
 

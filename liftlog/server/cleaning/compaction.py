@@ -111,22 +111,32 @@ def measure_backlog(
     )
 
 
-def why_idle(log: Log, settings: StreamSettings, could_be: CompactionBacklog, now_ns: int) -> str:
+def why_idle(
+    log: Log,
+    settings: StreamSettings,
+    could_be: CompactionBacklog,
+    now_ns: int,
+    *,
+    on_demand: bool = False,
+) -> str:
     """Why the stream is not compacted at the moment; empty when a pass is due, or there is nothing
-    to compact. `could_be` is the result of `measure_backlog`."""
+    to compact. `could_be` is the result of `measure_backlog`. `on_demand`: an operator has asked,
+    so that the dirty ratio does not count."""
     policy = policy_of(settings)
+    ratio = 0.0 if on_demand else policy.min_dirty_ratio
     now = could_be
     held = min(log.leases.live(now_ns), key=lambda lease: lease.high, default=None)
     if held is not None:
         now = measure_backlog(log, settings, now_ns, bound_offset=held.high)
-        if now.dirty_bytes < could_be.dirty_bytes and now.dirty_ratio < policy.min_dirty_ratio:
+        is_due = now.dirty_bytes > 0 and now.dirty_ratio >= ratio
+        if now.dirty_bytes < could_be.dirty_bytes and not is_due:
             seconds = max(0, held.expires_ns - now_ns) // _SECOND_NS
             return (
                 f"a lease of {held.holder or 'an unnamed reader'} holds what was written from "
                 f"offset {held.high:,} on, for {seconds:,} s more unless it is renewed"
             )
     if now.dirty_bytes:
-        if now.dirty_ratio >= policy.min_dirty_ratio:
+        if now.dirty_ratio >= ratio:
             return ""
         return f"less than min_dirty_ratio, {policy.min_dirty_ratio:.0%}, is dirty"
     if now.stopped_by is StoppedBy.PROTECTED:

@@ -194,6 +194,14 @@ def test_who_is_allowed(tmp_path: Path) -> None:
     ]
     assert run("who", "admin", "payments", "--acl", str(file), "-q").output == "b\n"
     assert run("who", "read", "orders", "--acl", str(file), "-q").output == "b\n"
+    config = tmp_path / "liftlog.yaml"
+    config.write_text(f"acl: {{file: {file}}}\n")
+    assert run("who", "read", "orders", "-c", str(config), "-q").output == "b\n"
+    config.write_text("name: x\n")
+    assert run("who", "read", "orders", "-c", str(config)).exit_code == 5
+    unnamed = run("who", "read", "orders")
+    assert unnamed.exit_code == 2
+    assert "Name the ACL file with --acl, or the daemon's configuration with -c" in unnamed.output
     nobody = run("who", "delete", "orders", "--acl", str(file))
     assert nobody.exit_code == 9
     assert "No principal is allowed delete on orders" in nobody.output

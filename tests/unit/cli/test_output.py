@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from typing import Any
 
 import click
@@ -172,6 +173,28 @@ def test_records_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert third.endswith("Trace: 1, Tag: a, tag: b  x\\ny")
     assert again.index("HEADERS") == third.index("Trace: 1")
     assert again.index("VALUE") == third.index("x\\ny")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_a_narrow_terminal_shows_some_of_each_value(width: int) -> None:
+    """Headers go first."""
+    found = record(1, b"v" * 300, subject="orders.eu.new", key=b"order-17", raw_headers=BLOCK)
+    table = RecordLines(width)
+    heading, line = table.lines([found])
+    assert len(heading) <= len(line) == width
+    assert line.count("v") >= 9
+    assert ("HEADERS" in heading) == ("Trace: 1" in line) == (width >= 100)
+    assert table.lines([found]) == [line]
+
+
+def test_no_colour_means_no_bold_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    pattern = re.compile("v")
+    with_colour = RecordLines(80, found=pattern).lines([record(1, b"v")])
+    monkeypatch.setenv("NO_COLOR", "1")
+    without = RecordLines(80, found=pattern).lines([record(1, b"v")])
+    assert all("\x1b[" in line for line in with_colour)
+    assert not any("\x1b[" in line for line in without)
 
 
 HOSTILE = "a\x1b[2J\x7f\x9b1m\u202eb\u2066c\u061c\u200f\u2028\x85é"

@@ -36,6 +36,10 @@ def utc(*parts: int) -> datetime:
         ("@-1h:end", Range(NOW - HOUR, "latest")),
         ("@-3h:+1h30m", Range(NOW - 3 * HOUR, NOW - 1.5 * HOUR)),
         ("@1767225600:1767225700", Range(utc(2026, 1, 1), utc(2026, 1, 1, 0, 1, 40))),
+        # What can only be a time needs no @.
+        ("2026-01-31T12:30:00Z", Range(utc(2026, 1, 31, 12, 30))),
+        ("2026-01-31T12:30:00Z:+1h", Range(utc(2026, 1, 31, 12, 30), utc(2026, 1, 31, 13, 30))),
+        ("yesterday 12:00Z:today 00:30Z", Range(utc(2026, 2, 28, 12), utc(2026, 3, 1, 0, 30))),
         # A time has colons of its own.
         ("@2026-01-31T12:30:00Z", Range(utc(2026, 1, 31, 12, 30))),
         (

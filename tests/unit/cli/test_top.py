@@ -1,12 +1,13 @@
 """liftlog top: what two looks make of it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftlog.cli.top import Sample, _table, rows_of
-from liftlog.cli.top_view import END, TREND, Row, View, spark
+from liftlog.cli.top_view import END, KEYS_HELP, TREND, Row, View, spark
 from liftlog.client import StreamInfo
 
 
@@ -95,8 +96,10 @@ def test_a_filter_is_typed() -> None:
     view = view_of(row("orders"), row("quotes"), row("x", who="billing-orders"))
     assert not view.press(b"/ORDq")
     assert names(view) == []
-    assert "filter: ORDq_" in view.described()
+    assert view.prompt() == "filter: ORDq_"  # in a line of its own: the title may be cut
     assert not view.press(b"\x7f\r")
+    assert view.prompt() == KEYS_HELP
+    assert len(KEYS_HELP) <= 80
     assert names(view) == ["orders", "x"]
     assert view.described() == "2 of 3 streams  filter: ORD"
     assert not view.press(b"\x1b[B")  # an arrow is no escape
@@ -105,6 +108,14 @@ def test_a_filter_is_typed() -> None:
     assert len(names(view)) == 3
     assert not view.press(b"/x\x1b")
     assert (len(names(view)), view.wanted) == (3, "")
+
+
+def test_a_stream_with_damage_is_marked() -> None:
+    damaged = {"first_offset": 1, "next_offset": 3, "reason": "checksum"}
+    found = [replace(stream("a", 9, 9), quarantined=(damaged,)), stream("b", 9, 9)]
+    rows = rows_of(Sample(0, [], []), Sample(1, found, []), "name")
+    cells = [row.cells()[1] for row in rows]
+    assert cells == ["attached !", "attached"]
 
 
 @pytest.mark.parametrize("key", [b"q", b"Q", END, b"\x1b[Aq"])
