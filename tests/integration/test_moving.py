@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.cluster import Cluster, RetryingPublisher, assert_kept
+from support.handover_load import EveryWay
 from support.ingesting import until
 from support.nats_server import NatsServer
 
@@ -62,6 +63,31 @@ def test_a_stream_goes_round_all_nodes_while_it_is_written(
     assert [node["node"] for node in told["nodes"]] == sorted((old, new))
     publisher.finish()
     assert_kept([publisher], cluster.read_all("in", (old, new)))
+
+
+def test_publishers_notice_nothing_of_a_move(cluster: Cluster, server: NatsServer) -> None:
+    """Of a follower's replica, of a new one, and of the leader's own: no publish fails, and each
+    message is stored once, also without a reply subject."""
+    load = EveryWay(server.port, "in", 200.0)
+    load.start()
+    try:
+        leader = cluster.leader("in")
+        [follower] = cluster.followers("in")
+        [third] = {"a", "b", "c"} - {leader, follower}
+        for nodes in (
+            [leader, third],
+            [leader, third, follower],
+            [follower, third],
+            [leader, third],
+        ):
+            acked = len(load.acked)
+            until(lambda acked=acked: len(load.acked) > acked + 40, 60, "acks")  # type: ignore[misc]
+            run(cluster, leader, "move", "in", "--replicas", ",".join(nodes))
+    finally:
+        load.finish()
+    cluster.wait_settled("in", nodes)
+    load.check(cluster, "in", nodes)
+    assert "possible-loss" not in "".join(daemon.log for daemon in cluster.nodes.values())
 
 
 def run(cluster: Cluster, through: str, *words: str) -> Any:

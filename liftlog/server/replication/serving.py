@@ -129,10 +129,9 @@ class _Parked:
 
 
 class ServedStream:
-    """One stream that is led here, in one epoch, and the requests of its followers. Belongs to the
-    event loop.
+    """One stream that is led here, and the requests of its followers. Belongs to the event loop.
 
-    `gate` is the gate of its commits. `ended` hears why this epoch is over here, once.
+    `gate` is the gate of its commits. `ended` hears why the present epoch is over here, once.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class ServedStream:
         self.gate = ReplicatedGate(
             leader,
             log_end=lambda: log.log_end_offset,
-            keep=lambda batches: self._newest.add(batches, leader.high_watermark),
+            keep=lambda batches: self._newest.add(batches, self.leader.high_watermark),
             now=self._loop.time,
             wake=self._answer,
             ended=self._over,
@@ -240,6 +239,14 @@ class ServedStream:
             for node in set(before.isr).difference(record.isr):
                 self.lost(node)
         self._tell_confirmed()
+
+    def lead_on(self, leader: Leader, ended: Callable[[str], None]) -> None:
+        """The next epoch, that of `leader`, has begun in the log, which is as it was. What waits
+        for followers is committed by what they ask for in this epoch."""
+        self._refuse_parked()  # they are of the epoch before
+        self.leader.resign()
+        self.leader = self.gate.leader = leader
+        self._ended = ended
 
     # --- the side state ---
 

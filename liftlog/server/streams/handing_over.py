@@ -149,6 +149,10 @@ class Handovers:
         seconds = self._loop.time() - began
         logger.info("handed-over stream=%s to=%s seconds=%.3f", name, to, seconds)
 
+    def is_giving(self, name: str) -> bool:
+        """Whether a handover of this stream, which this node leads, is under way."""
+        return name in self._giving
+
     async def finished(self, name: str) -> None:
         """Return when no handover of this stream is under way."""
         while (ended := self._giving.get(name)) is not None:

@@ -180,6 +180,8 @@ class Replica:
             if self.led is not None and self.led.leader.epoch == role.epoch:
                 self.isr_changes += set(record.isr) != set(self.led.leader.record.isr)
                 self.led.adopt(record)
+            elif self._may_lead_on(role.epoch):
+                await self._lead_on(record)
             else:
                 await self._lead(record)
         elif (
@@ -302,19 +304,7 @@ class Replica:
         log = await self._log_between_roles(record)
         epoch = record.leader_epoch
         await self._change_log(lambda: log.begin_epoch(epoch))
-        # Every change until the next role is of this epoch.
-        log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
-        leader = Leader(
-            record,
-            self._me,
-            log.epochs,
-            log_end=log.log_end_offset,
-            durable_end=log.durable_end_offset,
-            high_watermark=log.high_watermark,
-            now=asyncio.get_running_loop().time(),
-            lag_max=self._node.lag_max_seconds,
-            side_version=log.leases.side_state.version,
-        )
+        leader = self._leader_of(record, log)
         led = ServedStream(
             leader,
             log,
@@ -333,9 +323,7 @@ class Replica:
         )
         self._log = None
         self._node.led[self.name] = led
-        for other in record.members:
-            if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
-                led.lost(other)
+        self._lose_silent(led, record)
         host.commit_up_to(leader.local(log.durable_end_offset))
         has_all = await self._node.hosts.attach_replica(host)
         self._node.handovers.leads(self.name)
@@ -343,6 +331,67 @@ class Replica:
             self._node.hosts.note_possible_loss(
                 host, f"the stream had no leader before this node took over in epoch {epoch}"
             )
+        logger.info("leading stream=%s epoch=%d", self.name, epoch)
+
+    def _leader_of(self, record: StreamRecord, log: Log) -> Leader:
+        """In the epoch of the record, which has begun in the log."""
+        epoch = record.leader_epoch
+        # Every change until the next role is of this epoch.
+        log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
+        return Leader(
+            record,
+            self._me,
+            log.epochs,
+            log_end=log.log_end_offset,
+            durable_end=log.durable_end_offset,
+            high_watermark=log.high_watermark,
+            now=asyncio.get_running_loop().time(),
+            lag_max=self._node.lag_max_seconds,
+            side_version=log.leases.side_state.version,
+        )
+
+    def _lose_silent(self, led: ServedStream, record: StreamRecord) -> None:
+        for other in record.members:
+            if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
+                led.lost(other)
+
+    def _may_lead_on(self, epoch: int) -> bool:
+        """Whether this node leads in the epoch before, between which and this one there is no
+        other, and goes on to take messages. A handover under way is of that epoch alone."""
+        host = self._node.hosts.hosts.get(self.name)
+        return (
+            self.led is not None
+            and host is not None
+            and host.is_accepting
+            and not self.led.leader.resigned
+            and self.led.leader.epoch + 1 == epoch
+            and not self._node.handovers.is_giving(self.name)
+        )
+
+    async def _lead_on(self, record: StreamRecord) -> None:
+        """Replicas have come or gone, and the leader stays: publishers must not notice. The log,
+        the subscription and all that waits for followers stay as they are."""
+        led, host = self.led, self._node.hosts.hosts[self.name]
+        assert led is not None
+        log, epoch = host.log, record.leader_epoch
+
+        def begin() -> None:
+            if led.leader.resigned:
+                return
+            leader = self._leader_of(record, log)
+            led.lead_on(leader, partial(self._ended, epoch))
+            self._lose_silent(led, record)
+            host.adopt(host.settings)  # batches bear the epoch
+            host.commit_up_to(leader.local(log.durable_end_offset))
+
+        try:
+            await host.exclusively(lambda: log.begin_epoch(epoch), begin)
+        except LiftlogError:
+            self.stop()  # the next look ends the role, and begins another one
+            raise
+        if led.leader.epoch != epoch:  # it stepped down meanwhile
+            await self._lead(record)
+            return
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
     def _ended(self, epoch: int, reason: str) -> None:

@@ -19,14 +19,16 @@ from support.local_broker import Running
 from liftlog.cli.cluster import _state
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience
+from liftlog.cluster.leading import FetchRequest, Kind
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import Entry, StoreUnavailable
-from liftlog.errors import Conflict, NotLeader
+from liftlog.errors import Conflict, NotLeader, StorageError
 from liftlog.log import DataDir, FileSystem
 from liftlog.log.manifest import Manifest
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
+from liftlog.records.header import parse_header
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, to_bytes, value_of
@@ -34,6 +36,7 @@ from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.settings import parse_stream_settings
+from liftlog.stream import MessageRun
 
 PATIENCE_SECONDS = 30.0
 
@@ -574,6 +577,79 @@ async def test_a_change_of_role_keeps_the_log_open(tmp_path: Path, store: Store)
         assert hosts["s"].log is log
     watching.cancel()
     assert all(seen)
+    await node.close()
+
+
+async def test_a_leader_that_stays_leads_on_in_the_next_epoch(tmp_path: Path, store: Store) -> None:
+    """A move ends, or a copy is dropped: publishers keep their stream, and what waits is acked."""
+    node = await started(tmp_path / "a", store)
+    streams, broker = node.streams, node.running.broker
+    sent: list[bytes] = []
+    broker.intake.send = sent.append
+    record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.led)
+    host, led = broker.hosts["s"], streams.led["s"]
+    host.receive(MessageRun([b"s.1"], [b"reply"], [b"waits"], has_cookie=False))
+    host.kick()
+    await wait(lambda: host.log.durable_end_offset == 2)
+    assert host.log.high_watermark == 1, "both followers lack it"
+    moved = transitions.reassign(record, ["a", "b"])
+    assert moved is not None
+    assert (moved.leader_epoch, moved.replicas) == (2, ("a", "b"))
+    await streams.mirror.change("s", lambda present: moved)
+    await wait(lambda: led.leader.epoch == 2)
+    assert (broker.hosts["s"], streams.led["s"]) == (host, led)
+    assert host.is_accepting
+    assert host.log.epochs == ((1, 1), (2, 2))
+    verdict = led.gate.fetched(FetchRequest("b", 1, 1, 2, 1))
+    assert verdict.kind is Kind.FENCED_EPOCH, "what it confirmed in the epoch before is no ack"
+    assert sent == []
+    led.gate.fetched(FetchRequest("b", 1, 2, 2, 1))
+    assert [b'"seq":1' in one for one in sent] == [True]
+    host.receive(MessageRun([b"s.2"], [b""], [b"next"], has_cookie=False))
+    host.kick()
+    await wait(lambda: host.log.durable_end_offset == 3)
+    led.gate.fetched(FetchRequest("b", 1, 2, 3, 2))
+    with host.log.read(2, 1 << 20) as found:
+        assert parse_header(found.pread()).leader_epoch == 2
+    await node.close()
+
+
+@pytest.mark.parametrize("how", ["resigned before", "resigns meanwhile", "hands over", "disk"])
+async def test_a_leader_that_cannot_lead_on_begins_anew(
+    how: str, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await started(tmp_path / "a", store)
+    streams, broker = node.streams, node.running.broker
+    record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.led)
+    host, led = broker.hosts["s"], streams.led["s"]
+    begin_epoch = host.log.begin_epoch
+    loop = asyncio.get_running_loop()
+
+    def begin(epoch: int) -> None:
+        monkeypatch.setattr(host.log, "begin_epoch", begin_epoch)
+        if how == "disk":
+            raise StorageError("on purpose")
+        loop.call_soon_threadsafe(host.step_down, "on purpose")
+        begin_epoch(epoch)
+
+    if how == "resigned before":
+        host.step_down("on purpose")
+    elif how == "hands over":
+        monkeypatch.setattr(streams.handovers, "is_giving", lambda name: True)
+    else:
+        monkeypatch.setattr(host.log, "begin_epoch", begin)
+    moved = transitions.reassign(record, ["a", "b"])
+    assert moved is not None
+    await streams.mirror.change("s", lambda present: moved)
+    await wait(lambda: "s" in streams.led and streams.led["s"].leader.epoch == 2)
+    assert streams.led["s"] is not led
+    assert broker.hosts["s"] is not host
+    assert broker.hosts["s"].is_accepting
+    assert host.is_accepting is False
     await node.close()
 
 
