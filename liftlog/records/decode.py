@@ -114,6 +114,11 @@ class RecordBatch:
         return self.header.length
 
     @property
+    def has_tombstones(self) -> bool:
+        """Whether the stored batch may hold some; without it `values` has no None."""
+        return bool(self.header.attributes & TOMBSTONES)
+
+    @property
     def raw(self) -> memoryview:
         """Header and columns of the whole batch, even if it was trimmed: `stored` itself, or a
         longer copy when the batch is compressed."""

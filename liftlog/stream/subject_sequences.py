@@ -2,18 +2,22 @@
 
 As JetStream judges it: the offset of the newest record of that subject that is still there, 0
 without one. In memory, of bounded size, made from the log by a scan.
+
+Where a tombstone deletes its subject, the subject has no record after it. The tables note that as a
+negative number: minus the offset of the tombstone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
-from operator import itemgetter
 from typing import Any
 
 from liftlog.stream.dedupe import Marks
 
-_BY_OFFSET = itemgetter(1)
+
+def _offset_in(item: tuple[bytes, int]) -> int:
+    return abs(item[1])
 
 
 class Notes(dict[bytes, int]):
@@ -37,10 +41,19 @@ class SubjectSequences:
     """
 
     def __init__(
-        self, max_subjects: int, *, known_from: int, log_start_offset: Callable[[], int]
+        self,
+        max_subjects: int,
+        *,
+        known_from: int,
+        log_start_offset: Callable[[], int],
+        tombstones_delete: bool = False,
     ) -> None:
-        """Every record from offset `known_from` on will be noted; older ones are for a scan."""
+        """Every record from offset `known_from` on will be noted; older ones are for a scan. With
+        `tombstones_delete` a tombstone deletes what its subject has."""
         self.max_subjects = max_subjects
+        self.tombstones_delete = tombstones_delete
+        self.expired_below = 0
+        """Records below this offset count as deleted, though they are still in the log."""
         self.known_from = known_from
         self.marks = Marks()
         self._log_start_offset = log_start_offset
@@ -50,20 +63,25 @@ class SubjectSequences:
         """Whether a scan would make it know more."""
         self._committed: dict[bytes, int] = {}  # in the order of their offsets
         self._pending: dict[bytes, int] = {}
+        self._has_deleted = False  # some of `_committed` are negative
 
     def __len__(self) -> int:
         return len(self._committed)
 
     @property
+    def _start(self) -> int:
+        return max(self._log_start_offset(), self.expired_below)
+
+    @property
     def is_complete(self) -> bool:
         """Whether no subject is unknown."""
-        return self._unknown_below <= self._log_start_offset()
+        return self._unknown_below <= self._start
 
     def last_offset(self, subject: bytes) -> int | None:
         """Of the newest record that is still there, 0 without one; None when it is not known."""
         mark = self.marks.of(subject)
         offset = self._pending.get(mark) or self._committed.get(mark)
-        start = self._log_start_offset()
+        start = self._start
         if offset is not None:
             return offset if offset >= start else 0
         return 0 if self._unknown_below <= start else None
@@ -73,7 +91,10 @@ class SubjectSequences:
         known."""
         if not self.is_complete:
             return None
-        table, start = self._committed, self._log_start_offset()
+        table, start = self._committed, self._start
+        if self._has_deleted:  # where all are known, who is missing has none
+            table = {mark: offset for mark, offset in table.items() if offset > 0}
+            self._committed, self._has_deleted = table, False
         while table and next(iter(table.values())) < start:
             del table[next(iter(table))]
         return len(table)
@@ -81,7 +102,7 @@ class SubjectSequences:
     def last_committed(self, subject: bytes) -> int | None:
         """As `last_offset`, without what is pending."""
         offset = self._committed.get(self.marks.of(subject))
-        start = self._log_start_offset()
+        start = self._start
         if offset is not None:
             return offset if offset >= start else 0
         return 0 if self._unknown_below <= start else None
@@ -95,7 +116,8 @@ class SubjectSequences:
     # --- what is stored ---
 
     def note(self, notes: Notes, subject: bytes, offset: int) -> None:
-        """A record is about to be stored; `notes` are those of its group."""
+        """A record is about to be stored; `notes` are those of its group. `offset` is negative for
+        a tombstone that deletes its subject."""
         mark = self.marks.of(subject)
         notes.pop(mark, None)  # so that they stay in the order of their offsets
         notes[mark] = self._pending[mark] = offset
@@ -115,6 +137,7 @@ class SubjectSequences:
         for mark, offset in notes.items():
             table.pop(mark, None)
             table[mark] = offset
+            self._has_deleted |= offset < 0
             if pending.get(mark) == offset:
                 del pending[mark]
         self._let_go()
@@ -132,13 +155,13 @@ class SubjectSequences:
         table = self._committed
         while len(table) > self.max_subjects:
             mark = next(iter(table))
-            self._unknown_below = max(self._unknown_below, table.pop(mark) + 1)
+            self._unknown_below = max(self._unknown_below, abs(table.pop(mark)) + 1)
 
     def lost_from(self, offset: int, next_offset: int) -> None:
         """Committed records from `offset` on are lost; offsets continue at `next_offset`. A scan
         has to find what is left."""
         table = self._committed
-        while table and next(reversed(table.values())) >= offset:
+        while table and abs(next(reversed(table.values()))) >= offset:
             table.popitem()
         self._unknown_below = self.known_from = next_offset
         self.needs_scan = True
@@ -146,7 +169,7 @@ class SubjectSequences:
     # --- scans ---
 
     def new_scan(self) -> SubjectScan:
-        return SubjectScan(self.marks, self.max_subjects)
+        return SubjectScan(self.marks, self.max_subjects, self.tombstones_delete)
 
     def adopt(self, scan: SubjectScan) -> bool:
         """Believe a scan of all committed records below `scan.end`, and keep what was
@@ -154,11 +177,12 @@ class SubjectSequences:
         if scan.end < self.known_from:
             return False
         found, mine = scan.last, self._committed
-        newer = list(takewhile(lambda item: item[1] >= scan.end, reversed(mine.items())))
+        newer = list(takewhile(lambda item: abs(item[1]) >= scan.end, reversed(mine.items())))
         for mark, offset in reversed(newer):
             found.pop(mark, None)
             found[mark] = offset
         self._committed = found
+        self._has_deleted = self.tombstones_delete
         # What was let go at or above its end the scan cannot know of.
         own = self._unknown_below if self._unknown_below > scan.end else 0
         self._unknown_below = max(scan.unknown_below, own)
@@ -172,18 +196,20 @@ class SubjectSequences:
         """What is committed below offset `end`, as JSON can hold it: `key` of the hash, `last` as
         [mark, offset] in the order of the offsets, `unknown_below`; key and marks in hexadecimal
         digits."""
-        last = [[mark.hex(), offset] for mark, offset in self._committed.items() if offset < end]
+        table = self._committed.items()
+        last = [[mark.hex(), offset] for mark, offset in table if abs(offset) < end]
         return {"key": self.marks.key.hex(), "last": last, "unknown_below": self._unknown_below}
 
     def restore(self, content: Mapping[str, Any], end: int) -> bool:
         """Fill a table that has noted nothing yet with a snapshot of everything below `end`. Raises
         KeyError, TypeError, ValueError."""
         marks = Marks(bytes.fromhex(content["key"]))
-        scan = SubjectScan(marks, self.max_subjects)
+        scan = SubjectScan(marks, self.max_subjects, self.tombstones_delete)
         scan.last = {bytes.fromhex(mark): int(offset) for mark, offset in content["last"]}
         scan.unknown_below = int(content["unknown_below"])
         scan.end = end
-        if list(scan.last.values()) != sorted(scan.last.values()):
+        offsets = [abs(offset) for offset in scan.last.values()]
+        if offsets != sorted(offsets):
             raise ValueError("the offsets do not ascend")
         self.marks = marks
         return self.adopt(scan)
@@ -192,7 +218,8 @@ class SubjectSequences:
 class SubjectScan:
     """What a walk through the log has found so far. Made in a thread, adopted on the event loop."""
 
-    def __init__(self, marks: Marks, max_subjects: int) -> None:
+    def __init__(self, marks: Marks, max_subjects: int, tombstones_delete: bool) -> None:
+        self.tombstones_delete = tombstones_delete
         self.last: dict[bytes, int] = {}
         self.unknown_below = 0
         self.end = 0
@@ -201,7 +228,8 @@ class SubjectScan:
         self._max_subjects = max_subjects
 
     def add(self, subjects: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Records that follow all that were added before."""
+        """Records that follow all that were added before; the offset of a tombstone that deletes
+        its subject is negative."""
         last = self.last
         for subject, offset in last_of_each(subjects, offsets):
             mark = self._marks.of(subject)
@@ -209,7 +237,7 @@ class SubjectScan:
             last[mark] = offset
         while len(last) > self._max_subjects:
             mark = next(iter(last))
-            self.unknown_below = last.pop(mark) + 1
+            self.unknown_below = abs(last.pop(mark)) + 1
 
     def lost_below(self, offset: int) -> None:
         """Records could not be read, and any subject may be among them."""
@@ -218,10 +246,10 @@ class SubjectScan:
 
 
 def last_of_each(subjects: Sequence[bytes], offsets: Sequence[int]) -> Iterable[tuple[bytes, int]]:
-    """Each subject once with its last offset, in the order of these."""
+    """Each subject once with its last offset, in the order of these, whatever their signs."""
     if len(subjects) > 1 and subjects.count(subjects[0]) == len(subjects):
         return [(subjects[-1], offsets[-1])]
     last: Mapping[bytes, int] = dict(zip(subjects, offsets, strict=True))
     if len(last) == len(subjects):
         return last.items()
-    return sorted(last.items(), key=_BY_OFFSET)
+    return sorted(last.items(), key=_offset_in)

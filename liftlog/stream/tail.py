@@ -327,7 +327,9 @@ class Tail:
             group.has_acks = True
         group.ack_replies.append(reply)
         if self.subjects is not None:
-            self.subjects.note(notes_of(group, self.subjects), subject, offset)
+            deletes = value is None and self.subjects.tombstones_delete
+            number = -offset if deletes else offset
+            self.subjects.note(notes_of(group, self.subjects), subject, number)
         self.last_message_id = control.message_id
         self.next_offset = offset + 1
 
@@ -349,11 +351,24 @@ class Tail:
         group.add_stamp(stamp, count)
         group.size_bytes += size_bytes
         if self.subjects is not None:
-            self.subjects.note_run(notes_of(group, self.subjects), part.subjects, first)
+            self._note_subjects(group, part.subjects, part.values)
         group.has_acks |= any(replies)
         group.ack_replies += replies
         self.next_offset = first + count
         self.last_message_id = (part.message_ids and part.message_ids[-1]) or b""
+
+    def _note_subjects(
+        self, group: CommitGroup, subjects: Sequence[bytes], values: Sequence[bytes | None]
+    ) -> None:
+        """Of the records that are about to be stored."""
+        table, first = self.subjects, self.next_offset
+        assert table is not None
+        notes = notes_of(group, table)
+        if not (table.tombstones_delete and None in values):
+            table.note_run(notes, subjects, first)
+            return
+        for offset, (subject, value) in enumerate(zip(subjects, values, strict=True), first):
+            table.note(notes, subject, -offset if value is None else offset)
 
     def _checked(self, reply: bytes) -> bytes:
         """The reply subject, or b"" when no ack may be sent there."""

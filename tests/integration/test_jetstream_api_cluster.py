@@ -133,8 +133,35 @@ def test_a_new_leader_answers(cluster: Cluster, server: NatsServer) -> None:
         cluster.start(leader)
         cluster.wait_isr("js")
         assert asked_again(raw, "STREAM.PURGE.js")["success"] is True
+        _purge_through_a_failover(cluster, raw)
         assert asked_again(raw, "STREAM.DELETE.js")["success"] is True
         assert asked_again(raw, "STREAM.INFO.js")["error"]["err_code"] == 10059
+
+
+def _purge_through_a_failover(cluster: Cluster, raw: RawNats) -> None:
+    """What was purged of a subject is purged at the next leader, too."""
+    config = {
+        "name": "KV_b",
+        "subjects": ["$KV.b.>"],
+        "num_replicas": 3,
+        "max_msgs_per_subject": 1,
+        "allow_rollup_hdrs": True,
+    }
+    until(lambda: asked(raw, "STREAM.CREATE.KV_b", config).get("error", {}).get("code") != 503)
+    for key in "ab":
+        publish_until_acked(raw, f"$KV.b.{key}", b"1", f"{key}1")
+    assert asked_again(raw, "STREAM.PURGE.KV_b", {"filter": "$KV.b.a"})["purged"] == 1
+    leader = cluster.leader("KV_b")
+    cluster.kill(leader)
+    publish_until_acked(raw, "$KV.b.c", b"1", "c1")
+    assert cluster.leader("KV_b") != leader
+    found = asked_again(raw, "STREAM.INFO.KV_b", {"subjects_filter": ">"})["state"]["subjects"]
+    assert found == {"$KV.b.b": 1, "$KV.b.c": 1}
+    headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
+    publish_until_acked(raw, "$KV.b.a", b"2", "a2", **headers)
+    cluster.start(leader)
+    cluster.wait_isr("KV_b")
+    assert asked_again(raw, "STREAM.DELETE.KV_b")["success"] is True
 
 
 def test_every_node_knows_at_once_what_was_created_and_deleted(

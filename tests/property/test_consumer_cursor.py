@@ -117,8 +117,12 @@ class CursorMachine(RuleBasedStateMachine):
         self._close()
         start, end = self.log.log_start_offset, self.log.high_watermark
         offset = start + int(where * (end - start))
-        host: Any = SimpleNamespace(log=self.log)
-        self.cursor = Cursor(self.services, host, filters, None, "member", self.budgets)
+        shown: Any = SimpleNamespace(
+            host=SimpleNamespace(log=self.log),
+            history=newest,
+            first_offset=self.log.log_start_offset,
+        )
+        self.cursor = Cursor(self.services, shown, filters, None, "member", self.budgets)
         self.runner.run(self.cursor.begin(offset, newest))
         self.filters, self.from_offset, self.is_exact = filters, offset, True
         self.chosen_end = end if newest is not None else 0

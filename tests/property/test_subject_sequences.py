@@ -15,7 +15,8 @@ STEPS = st.lists(
     st.one_of(
         RUNS,
         RUNS,
-        st.sampled_from(["commit", "commit", "fail", "retain", "lose"]),
+        st.sampled_from(["commit", "commit", "fail", "retain", "expire", "lose"]),
+        st.tuples(st.just("delete"), st.sampled_from(SUBJECTS)),
         st.tuples(st.just("fail_at"), st.integers(0, 3)),
         st.tuples(st.just("scan"), st.sets(st.integers(1, 60)), st.integers(0, 3)),
     ),
@@ -34,8 +35,12 @@ class World:
         self.written = len({subject for _, subject in self.committed})
         self.scanned = known_from == 1
         self.table = SubjectSequences(
-            max_subjects, known_from=known_from, log_start_offset=lambda: self.log_start
+            max_subjects,
+            known_from=known_from,
+            log_start_offset=lambda: self.log_start,
+            tombstones_delete=True,
         )
+        self.tombstones: set[int] = set()
 
     def run(self, subjects: list[bytes]) -> None:
         notes = Notes(self.table)
@@ -43,6 +48,13 @@ class World:
         stored = list(enumerate(subjects, self.next_offset))
         self.groups.append((stored, notes))
         self.next_offset += len(subjects)
+
+    def delete(self, subject: bytes) -> None:
+        notes = Notes(self.table)
+        self.table.note(notes, subject, -self.next_offset)
+        self.tombstones.add(self.next_offset)
+        self.groups.append(([(self.next_offset, subject)], notes))
+        self.next_offset += 1
 
     def commit(self) -> None:
         if self.groups:
@@ -54,6 +66,7 @@ class World:
         if self.groups:
             self.next_offset = self.groups[0][0][0][0]
             self.groups.clear()
+            self._taken_back()
             self.table.undone(self.next_offset)
 
     def fail_at(self, at: int) -> None:
@@ -61,7 +74,16 @@ class World:
         if at < len(self.groups):
             self.next_offset = self.groups[at][0][0][0]
             del self.groups[at:]
+            self._taken_back()
             self.table.undone(self.next_offset, [notes for _, notes in self.groups])
+
+    def _taken_back(self) -> None:
+        self.tombstones = {offset for offset in self.tombstones if offset < self.next_offset}
+
+    def expire(self) -> None:
+        """Records count as deleted that are still in the log."""
+        if self.committed:
+            self.table.expired_below = self.committed[len(self.committed) // 2][0]
 
     def retain(self) -> None:
         if self.committed:
@@ -87,7 +109,7 @@ class World:
         scan.end = max(1, end - behind)
         for offset, subject in self.committed:
             if offset < scan.end:
-                scan.add([subject], [offset])
+                scan.add([subject], [-offset if offset in self.tombstones else offset])
         if self.table.adopt(scan):
             self.scanned = True
         else:
@@ -98,6 +120,8 @@ class World:
         live = {subject for _, subject in everything}
         for subject in SUBJECTS:
             last = max((offset for offset, name in everything if name == subject), default=0)
+            if last in self.tombstones or last < self.table.expired_below:
+                last = 0
             said = self.table.last_offset(subject)
             assert said in (None, last), (subject, said, last)
             if self.scanned and self.table.max_subjects >= len(SUBJECTS):
@@ -108,8 +132,14 @@ class World:
         # What was written last is known.
         for offset, subject in self.committed[-1:]:
             if self.scanned and not self.groups:
-                assert self.table.last_offset(subject) == offset
+                is_gone = offset in self.tombstones or offset < self.table.expired_below
+                assert self.table.last_offset(subject) == (0 if is_gone else offset)
         assert live <= set(SUBJECTS)
+        if (count := self.table.count()) is not None:
+            newest = {name: offset for offset, name in sorted(self.committed)}
+            gone = self.tombstones
+            start = self.table.expired_below
+            assert count == sum(one not in gone and one >= start for one in newest.values())
 
 
 @settings(max_examples=300)

@@ -45,8 +45,12 @@ def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSeq
     wanted = settings.subject_sequences
     if wanted is None:
         return None
+    own = settings.jetstream
     return SubjectSequences(
-        wanted.max_subjects, known_from=known_from, log_start_offset=lambda: log.log_start_offset
+        wanted.max_subjects,
+        known_from=known_from,
+        log_start_offset=lambda: log.log_start_offset,
+        tombstones_delete=own is not None and own.max_msgs_per_subject is not None,
     )
 
 
@@ -120,7 +124,11 @@ def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -
             header = parse_header(raw, position)
             place.take(header)
             batch = decode_batch(raw, position).trim(offset, end)
-            scan.add(batch.raw_subjects(), batch.offsets())
+            offsets = batch.offsets()
+            if scan.tombstones_delete and batch.has_tombstones:
+                pairs = zip(offsets, batch.values(), strict=True)
+                offsets = [-offset if value is None else offset for offset, value in pairs]
+            scan.add(batch.raw_subjects(), offsets)
         except CorruptBatch:
             break
         position += header.length
@@ -153,13 +161,18 @@ class SubjectUpkeep:
         message on."""
         if not self._is_leading:
             return
-        sequencer, wanted = self._sequencer, settings.subject_sequences
+        sequencer = self._sequencer
         table = sequencer.subjects
-        if table is not None and wanted is not None:
-            if table.max_subjects != wanted.max_subjects:
-                table.resize(wanted.max_subjects)
+        fresh = new_table(settings, self._log, sequencer.next_offset)
+        if (
+            table is not None
+            and fresh is not None
+            and table.tombstones_delete == fresh.tombstones_delete
+        ):
+            if table.max_subjects != fresh.max_subjects:
+                table.resize(fresh.max_subjects)
         else:
-            sequencer.subjects = new_table(settings, self._log, sequencer.next_offset)
+            sequencer.subjects = fresh
         if sequencer.subjects is not None and sequencer.subjects.needs_scan:
             self.request()
 

@@ -13,6 +13,7 @@ from liftlog.server.jetstream_api.consumer import Consumer
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, refused
 from liftlog.server.jetstream_api.cursor import Budgets, Cursor
 from liftlog.server.jetstream_api.leaf import LeafLink
+from liftlog.server.jetstream_api.shown import Ages, Shown
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 
@@ -34,8 +35,11 @@ NO_LEAF = (
 class Consumers:
     """Belongs to the event loop."""
 
-    def __init__(self, broker: Broker, services: PullServices, leaf: LeafLink | None) -> None:
+    def __init__(
+        self, broker: Broker, services: PullServices, ages: Ages, leaf: LeafLink | None
+    ) -> None:
         self._broker = broker
+        self._ages = ages
         self._services = services
         self._leaf = leaf
         self._all: dict[tuple[str, str], Consumer] = {}
@@ -112,12 +116,13 @@ class Consumers:
         if leaf is None:
             raise refused(NO_LEAF)
         key = (host.name, spec.name)
-        cursor = Cursor(self._services, host, spec.filters, readable, spec.name, self._budgets)
+        shown = Shown(host, self._ages)
+        cursor = Cursor(self._services, shown, spec.filters, readable, spec.name, self._budgets)
         self._being_made[party] += 1
         try:
             await self._make_room(host, party)
             await leaf.wait_connected()
-            await _place(cursor, spec, host)
+            await _place(cursor, spec, shown)
             if self.find(*key) is not None:
                 raise JetStreamError(400, 10148, "consumer already exists")
         except BaseException:
@@ -166,12 +171,12 @@ class Consumers:
             del self._all[key]
 
 
-async def _place(cursor: Cursor, spec: ConsumerSpec, host: StreamHost) -> None:
+async def _place(cursor: Cursor, spec: ConsumerSpec, shown: Shown) -> None:
     """Move the cursor to where this consumer begins."""
-    limit = newest_per_subject(host)
+    limit = shown.history
     match spec.policy:
         case "new":
-            await cursor.begin(host.log.high_watermark, None)
+            await cursor.begin(shown.host.log.high_watermark, None)
         case "last":
             await cursor.begin_at_last()
         case "last_per_subject":
@@ -182,9 +187,3 @@ async def _place(cursor: Cursor, spec: ConsumerSpec, host: StreamHost) -> None:
             await cursor.begin_at_time(spec.start_time_ns, limit)
         case _:
             await cursor.begin(0, limit)
-
-
-def newest_per_subject(host: StreamHost) -> int | None:
-    """How many records of each subject clients of JetStream see; None: all."""
-    own = host.settings.jetstream
-    return None if own is None else own.max_msgs_per_subject

@@ -11,19 +11,19 @@ import logging
 import time
 from array import array
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
 from liftlog.log import Log
 from liftlog.records.decode import iter_batches
-from liftlog.records.message_headers import ROLLUP
-from liftlog.records.selection import HEADERS, OFFSET, SUBJECT, Selection
-from liftlog.server.commits.host import StreamHost
+from liftlog.records.selection import OFFSET, Selection
 from liftlog.server.jetstream_api.budget import Budget, Part
+from liftlog.server.jetstream_api.newest import newest_of
+from liftlog.server.jetstream_api.shown import Shown
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.services import PullServices
 
@@ -37,9 +37,6 @@ _CLOSE = 512
 """Wanted records that are not further apart are read in one piece."""
 _LONGEST_RUN = 4096
 """Records of one piece: to look for its end takes the event loop no longer than that."""
-
-_ROLLUP = b"\r\n%b:" % ROLLUP.encode()
-"""A record with this header stands for all before it of its subject."""
 
 Result = TypeVar("Result")
 
@@ -67,19 +64,21 @@ class Cursor:
     def __init__(
         self,
         services: PullServices,
-        host: StreamHost,
+        shown: Shown,
         filters: tuple[str, ...],
         readable: tuple[str, ...] | None,
         member: Hashable,
         budgets: Budgets,
     ) -> None:
-        self.log: Log = host.log
-        self.next_offset = self.log.log_start_offset
+        self._shown = shown
+        self.log: Log = shown.host.log
+        self.next_offset = shown.first_offset
         """Everything below was looked at."""
         self.left = 0
         """How many wanted records there are from `next_offset` on, as far as they were counted."""
         self._selection = Selection(subjects=filters or None, readable=readable)
         self._is_all = not filters and readable is None
+        self._keeps_tombstones = shown.history is None
         self._threads = services.scanners.of("(nats)", member)
         self._cold = services.cold_readers
         self._noted = budgets.noted
@@ -93,7 +92,7 @@ class Cursor:
     async def begin(self, offset: int, newest: int | None) -> None:
         """Begin there. `newest`: of each subject only so many of the records that there are now.
         Raises LimitExceeded if that takes too long to find out."""
-        self.next_offset = max(offset, self.log.log_start_offset)
+        self.next_offset = max(offset, self._shown.first_offset)
         if newest is None:
             await self.count()
             return
@@ -113,7 +112,7 @@ class Cursor:
 
     async def begin_at_last(self) -> None:
         """Begin with the last record."""
-        if self._is_all:
+        if self._is_all and self._keeps_tombstones:
             await self.begin(self.log.high_watermark - 1, None)
             return
         found = await self._newest(1, self.log.high_watermark)
@@ -126,7 +125,8 @@ class Cursor:
         at = max(self.next_offset, self._counted_to)
         if at >= end:
             return
-        if self._is_all and log.record_count == end - log.log_start_offset:
+        keeps = self._keeps_tombstones
+        if self._is_all and keeps and log.record_count == end - log.log_start_offset:
             self.left += end - max(at, log.log_start_offset)
         else:
             only_offsets = replace(self._selection, columns=frozenset((OFFSET,)))
@@ -134,7 +134,7 @@ class Cursor:
             while at < end and time.monotonic() < deadline:
                 counts: list[int] = []
                 scan = Scan(at, end, MAX_ANSWER_BYTES, only_offsets)
-                scanned = await self._scan(scan, partial(_note_count, counts, end))
+                scanned = await self._scan(scan, partial(_note_count, counts, end, keeps))
                 self.left += sum(counts)
                 at = max(scanned.next_offset, at + 1)
             self.left += max(0, end - at)
@@ -142,11 +142,10 @@ class Cursor:
 
     async def _newest(self, count: int, end: int) -> array[int]:
         """The offsets of the newest `count` records of each subject below `end`, ascending."""
-        columns = (OFFSET, SUBJECT) if count == 1 else (OFFSET, SUBJECT, HEADERS)
-        selection = replace(self._selection, columns=frozenset(columns))
-        newest: _LastOf | _NewestOf = _LastOf(end) if count == 1 else _NewestOf(count, end)
+        newest = newest_of(self._shown.history, end, count=count)
+        selection = replace(self._selection, columns=newest.columns)
         noted = self._noted.part()
-        at, deadline = self.log.log_start_offset, time.monotonic() + _SEARCH_SECONDS
+        at, deadline = self._shown.first_offset, time.monotonic() + _SEARCH_SECONDS
         try:
             while at < end:
                 if time.monotonic() > deadline or not noted.resize(newest.size):
@@ -172,7 +171,9 @@ class Cursor:
                 at, stop = self._chosen[place], _end_of_run(self._chosen, place)
         rows: list[Row] = []
         scan = Scan(at, stop, PIECE_BYTES, self._selection)
-        scanned = await self._scan(scan, lambda body: rows.extend(_rows(body)))
+        scanned = await self._scan(
+            scan, lambda body: rows.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
+        )
         end = max(scanned.next_offset, at)
         if stop is not None:
             end = min(end, stop)  # a piece may end behind the stop only where nothing is chosen
@@ -230,65 +231,29 @@ def _scan_and_take(log: Log, scan: Scan, take: Callable[[bytes], None]) -> Scann
     return scanned
 
 
-def _rows(body: bytes) -> Iterable[Row]:
+def _rows(body: bytes, *, keeps_tombstones: bool) -> Iterable[Row]:
     for batch in iter_batches(body, verify=False):
-        yield from map(
+        values = batch.values()
+        rows = map(
             Row,
             batch.offsets(),
             batch.timestamps_ns(),
             batch.raw_subjects(),
             batch.headers(),
-            [value or b"" for value in batch.values()],
+            [value or b"" for value in values],
         )
+        if keeps_tombstones or not batch.has_tombstones:
+            yield from rows
+        else:
+            yield from compress(rows, [value is not None for value in values])
 
 
-def _note_count(counts: list[int], end: int, body: bytes) -> None:
-    batches = iter_batches(body, verify=False)
-    counts.extend([len(batch.trim(batch.base_offset, end)) for batch in batches])
-
-
-class _LastOf:
-    """The last offset of each subject below `end`."""
-
-    def __init__(self, end: int) -> None:
-        self._end = end
-        self._last: dict[bytes, int] = {}
-
-    @property
-    def size(self) -> int:
-        return len(self._last)
-
-    def note(self, body: bytes) -> None:
-        for whole in iter_batches(body, verify=False):
-            batch = whole.trim(whole.base_offset, self._end)  # a piece may end behind the stop
-            self._last.update(zip(batch.raw_subjects(), batch.offsets(), strict=True))
-
-    def offsets(self) -> Iterable[int]:
-        return self._last.values()
-
-
-class _NewestOf:
-    """The last `count` offsets of each subject below `end`, none before its last roll-up."""
-
-    def __init__(self, count: int, end: int) -> None:
-        self._count, self._end = count, end
-        self._found: dict[bytes, deque[int]] = {}
-        self.size = 0
-
-    def note(self, body: bytes) -> None:
-        for whole in iter_batches(body, verify=False):
-            batch = whole.trim(whole.base_offset, self._end)
-            columns = (batch.raw_subjects(), batch.offsets(), batch.headers())
-            for subject, offset, headers in zip(*columns, strict=True):
-                some = self._found.get(subject)
-                if some is None or _ROLLUP in headers:
-                    self.size -= len(some or ())
-                    some = self._found[subject] = deque(maxlen=self._count)
-                self.size += len(some) < self._count
-                some.append(offset)
-
-    def offsets(self) -> Iterable[int]:
-        return [offset for some in self._found.values() for offset in some]
+def _note_count(counts: list[int], end: int, keeps_tombstones: bool, body: bytes) -> None:
+    for whole in iter_batches(body, verify=False):
+        batch = whole.trim(whole.base_offset, end)
+        counts.append(len(batch))
+        if batch.has_tombstones and not keeps_tombstones:
+            counts.append(-batch.values().count(None))
 
 
 def _too_many() -> LimitExceeded:

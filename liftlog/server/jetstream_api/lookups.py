@@ -22,6 +22,8 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.http.failures import NoRecord
 from liftlog.server.http.one_record import read_record
 from liftlog.server.jetstream_api.methods import Request, party_of
+from liftlog.server.jetstream_api.newest import Newest, newest_of
+from liftlog.server.jetstream_api.shown import Shown
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, scan_log
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.walking import Backward, Damage, Span
@@ -30,6 +32,7 @@ _SEARCH_SECONDS = 4.0
 """Clients wait for 5 s."""
 MAX_RESULTS = 1024
 MAX_HOLES = 50_000
+MAX_SUBJECTS = 250_000
 _KNOWN_SUBJECTS = frozenset((OFFSET, SUBJECT))
 
 Result = TypeVar("Result")
@@ -53,13 +56,14 @@ class Lookup:
     def __init__(
         self,
         services: PullServices,
-        host: StreamHost,
+        shown: Shown,
         readable: tuple[str, ...] | None,
         party: Hashable,
     ) -> None:
         """Records on subjects that are not `readable` (None: all are) are not found."""
-        self._log: Log = host.log
-        self._subjects = host.sequencer.subjects
+        self._shown = shown
+        self._log: Log = shown.host.log
+        self._subjects = shown.host.sequencer.subjects
         self._readable = readable
         self._threads = services.scanners.of(party)
         self._cold = services.cold_readers
@@ -70,7 +74,7 @@ class Lookup:
             record, block = await self._run(read_record, self._log, offset, cold=True)
         except (NoRecord, OffsetOutOfRange):
             return None
-        if not self._may_read(record.subject):
+        if not self._may_read(record.subject) or not self._shown.shows(record):
             return None
         return Found(record, block)
 
@@ -83,12 +87,16 @@ class Lookup:
         known = self._known_last(pattern)
         if known is not None:
             return await self.at(known) if known else None
-        span = Span(self._log.log_start_offset, self._log.high_watermark)
+        span = Span(self._shown.first_offset, self._log.high_watermark)
         walk = Backward(self._log, span, self._selection((pattern,)))
+        deleted: set[str] = set()
         while not walk.at_end:
             for item in await self._step(walk.step, 1):
-                if not isinstance(item, Damage):
+                if isinstance(item, Damage) or item.subject in deleted:
+                    continue
+                if item.value is not None or self._shown.history is None:
                     return await self.at(item.offset)
+                deleted.add(item.subject)
         return None
 
     def _known_last(self, pattern: str) -> int | None:
@@ -105,18 +113,21 @@ class Lookup:
         continue at: the end, if there are no more. At most `limit`, and about `max_bytes`, but
         at least one if there is one."""
         log, selection = self._log, self._selection(subjects)
-        at = max(offset, log.log_start_offset)
+        at = max(offset, self._shown.first_offset)
         while at < log.high_watermark:
             scan = Scan(at, None, max_bytes, selection)
             found, at = await self._step(_found_by, log, scan, limit)
-            if found:
+            if found := [one for one in found if self._shown.shows(one.record)]:
                 return found, at
         return [], max(at, log.high_watermark)
 
     async def count(self, offset: int, subjects: Sequence[str]) -> int:
         """The records from `offset` on, on any of the subjects (none: all)."""
+        if self._shown.history is not None:
+            newest = await self._newest(subjects, self._log.high_watermark)
+            return sum(one >= offset for one in newest.offsets())
         log, end = self._log, self._log.high_watermark
-        at = max(offset, log.log_start_offset)
+        at = max(offset, self._shown.first_offset)
         has_holes = log.record_count != end - log.log_start_offset
         if not subjects and self._readable is None and not has_holes:
             return max(0, end - at)
@@ -134,22 +145,45 @@ class Lookup:
         if end >= log.high_watermark and all(self._known_last(one) is not None for one in patterns):
             known = {self._known_last(one) or 0 for one in patterns}
             return sorted(one for one in known if one and one >= first)
-        selection = self._selection(patterns, columns=_KNOWN_SUBJECTS)
-        last: dict[bytes, int] = {}
-        at = max(log.log_start_offset, 1)
+        last = await self._newest(patterns, end, count=1, most=64 * MAX_RESULTS)
+        return sorted(one for one in last.offsets() if one >= first)
+
+    async def _newest(
+        self,
+        patterns: Sequence[str],
+        end: int,
+        *,
+        count: int | None = None,
+        most: int = MAX_SUBJECTS,
+    ) -> Newest:
+        """The last `count` records below `end` of each subject that matches; those that are shown
+        by default. Raises TooManyResults for more than `most`."""
+        newest = newest_of(self._shown.history, end, count=count)
+        selection = self._selection(patterns, columns=newest.columns)
+        at = max(self._shown.first_offset, 1)
         while at < end:
             scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
-            at = await self._step(_note_last, log, scan, last)
-            if len(last) > 64 * MAX_RESULTS:
+            at = await self._step(_note_newest, self._log, scan, newest)
+            if newest.size > most:
                 raise TooManyResults
-        return sorted(one for one in last.values() if one >= first)
+        return newest
+
+    async def of_subjects(self, pattern: str) -> dict[bytes, Sequence[int]]:
+        """The offsets that are shown of each subject that matches, ascending. For a stream with a
+        history. Raises TooManyResults."""
+        return (await self._newest((pattern,), self._log.high_watermark)).by_subject()
 
     async def holes(self, most: int) -> list[int]:
         """The offsets between log start and high watermark that no record has any more. Raises
         TooManyResults."""
-        log, end = self._log, self._log.high_watermark
+        log, end, first = self._log, self._log.high_watermark, self._shown.first_offset
+        if self._shown.history == 1:  # superseded records are deleted later
+            kept = set((await self._newest((), end)).offsets())
+            if end - first - len(kept) > most:
+                raise TooManyResults
+            return [offset for offset in range(first, end) if offset not in kept]
         selection = self._selection((), columns=(OFFSET,))
-        at, expected = log.log_start_offset, log.log_start_offset
+        at, expected = first, first
         found: list[int] = []
         while at < end:
             scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
@@ -160,10 +194,13 @@ class Lookup:
 
     async def subjects(self, pattern: str, most: int) -> dict[bytes, int]:
         """How many records each subject that matches has. Raises TooManyResults."""
+        if self._shown.history is not None:
+            found = await self._newest((pattern,), self._log.high_watermark, most=most)
+            return {subject: len(some) for subject, some in found.by_subject().items()}
         log, end = self._log, self._log.high_watermark
         selection = self._selection((pattern,), columns=_KNOWN_SUBJECTS)
         counts: dict[bytes, int] = {}
-        at = log.log_start_offset
+        at = self._shown.first_offset
         while at < end:
             scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
             at = await self._step(_count_subjects, log, scan, counts)
@@ -207,7 +244,15 @@ def open_lookup(request: Request) -> tuple[StreamHost, Lookup]:
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
     host = request.led_stream()
     party = (OVER_NATS, party_of(request.reply))
-    return host, Lookup(request.parts.services, host, readable, party)
+    shown = Shown(host, request.parts.ages)
+    return host, Lookup(request.parts.services, shown, readable, party)
+
+
+def open_whole_lookup(request: Request) -> tuple[StreamHost, Lookup]:
+    """As `open_lookup`, of all subjects, whoever may read them. Raises LiftlogError."""
+    host = request.led_stream()
+    shown = Shown(host, request.parts.ages)
+    return host, Lookup(request.parts.services, shown, None, ("(purge)", party_of(request.reply)))
 
 
 # --- in threads: each looks at one bounded piece, and returns where to continue ---
@@ -248,10 +293,9 @@ def _counted(log: Log, scan: Scan) -> tuple[int, int]:
     return sum(len(batch) for batch in iter_batches(body)), following
 
 
-def _note_last(log: Log, scan: Scan, last: dict[bytes, int]) -> int:
+def _note_newest(log: Log, scan: Scan, newest: Newest) -> int:
     body, following = _piece(log, scan)
-    for batch in iter_batches(body):
-        last.update(zip(batch.raw_subjects(), map(int, batch.offsets()), strict=True))
+    newest.note(body)
     return following
 
 

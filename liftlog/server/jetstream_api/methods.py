@@ -19,6 +19,7 @@ from liftlog.server.jetstream_api.answers import (
     is_utf8,
 )
 from liftlog.server.jetstream_api.consumer_table import Consumers
+from liftlog.server.jetstream_api.shown import Ages
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -66,6 +67,7 @@ class Parts:
     max_payload_bytes: Callable[[], int]
     """Of one message; 0 if not known."""
     consumers: Consumers
+    ages: Ages
     counters: ApiCounters
 
     @property

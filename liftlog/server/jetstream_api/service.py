@@ -21,7 +21,7 @@ from liftlog.errors import InternalError, LiftlogError, NatsRefused, NatsUnavail
 from liftlog.names import is_stream_name
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
-from liftlog.server.jetstream_api import consumers, messages, streams
+from liftlog.server.jetstream_api import consumers, messages, purging, streams
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     answer_text,
@@ -50,6 +50,7 @@ from liftlog.server.jetstream_api.methods import (
 )
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
+from liftlog.server.jetstream_api.shown import Ages
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -77,7 +78,7 @@ _Message = tuple[bytes, bytes, bytes, float]
 this node."""
 
 __all__ = ["JetStreamApi"]
-_REGISTERED = (consumers, messages, streams)  # imported for what they register
+_REGISTERED = (consumers, messages, purging, streams)  # imported for what they register
 
 
 class Waiting:
@@ -175,7 +176,8 @@ class JetStreamApi:
             reading_is_held=self._reading.is_held,
         )
         self._services = services
-        self._consumers = Consumers(broker, services, _leaf_link(broker))
+        self._ages = Ages(broker, services.cold_readers)
+        self._consumers = Consumers(broker, services, self._ages, _leaf_link(broker))
         self._parts = Parts(
             broker,
             services,
@@ -183,6 +185,7 @@ class JetStreamApi:
             self.send,
             lambda: link.max_payload_bytes,
             self._consumers,
+            self._ages,
             self.counters,
         )
         self._waiting = Waiting()
@@ -203,7 +206,7 @@ class JetStreamApi:
         self._presence = Presence(self.link, self._mark)
         self.link.on_connected.append(self._look_again)
         self._consumers.start()
-        tasks = {"look": self._keep_looking()}
+        tasks = {"look": self._keep_looking(), "ages": self._ages.keep()}
         tasks |= {f"{number}": self._work() for number in range(WORKERS)}
         self._tasks = [
             asyncio.create_task(one, name=f"jetstream-api-{name}") for name, one in tasks.items()

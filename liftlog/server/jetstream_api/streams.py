@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import liftlog
-from acl.subjects import is_subset, overlap_any, why_invalid
+from acl.subjects import overlap_any, why_invalid
 from liftlog.errors import (
     Conflict,
     InternalError,
-    LiftlogError,
     NatsRefused,
     NatsUnavailable,
     StreamNotFound,
 )
-from liftlog.log import Log
-from liftlog.protocol.administration import TruncateStream, Updated, UpdateStream
+from liftlog.protocol.administration import Updated, UpdateStream
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import (
     CreateStream,
@@ -31,7 +29,6 @@ from liftlog.protocol.messages import (
     StreamAnswer,
     StreamsAnswer,
 )
-from liftlog.records.decode import decode_batch
 from liftlog.server.ingest.jetstream import MARK
 from liftlog.server.jetstream_api.answers import (
     ZERO_TIME,
@@ -42,8 +39,14 @@ from liftlog.server.jetstream_api.answers import (
     time_text,
     to_text,
 )
-from liftlog.server.jetstream_api.lookups import MAX_HOLES, TooManyResults, open_lookup
+from liftlog.server.jetstream_api.lookups import (
+    MAX_HOLES,
+    MAX_SUBJECTS,
+    TooManyResults,
+    open_lookup,
+)
 from liftlog.server.jetstream_api.methods import Answer, Request, answers, flag, text, whole
+from liftlog.server.jetstream_api.shown import timestamp_at
 from liftlog.server.jetstream_api.stream_config import (
     changes_from,
     check_unchangeable,
@@ -58,9 +61,8 @@ _NAMES_LIMIT, _LIST_LIMIT = 1024, 256
 _PAGE_SHARE = 0.9
 """Of the largest message, what a page of descriptions may take."""
 _DEFAULT_PAYLOAD = 2**20
-_MAX_SUBJECTS = 250_000
-"""Counted for one description; a page of them has as many as JetStream's."""
 _SUBJECTS_LIMIT = 100_000
+"""Of one page, as in JetStream."""
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
 """Takes as many bytes in JSON as it has."""
 
@@ -108,7 +110,7 @@ async def _stream_info(request: Request) -> Answer:
     pattern, wants_holes = text(body, "subjects_filter"), flag(body, "deleted_details")
     if pattern and why_invalid(pattern) is not None:
         raise bad_request("invalid subject")
-    described = await _described(request, await _description(request))
+    described = await _described(request, await description(request))
     try:
         if wants_holes and described["state"]["num_deleted"]:
             described["state"]["deleted"] = await open_lookup(request)[1].holes(MAX_HOLES)
@@ -125,7 +127,7 @@ async def _subjects_page(
 ) -> dict[str, Any]:
     """Adds to `state` how many messages each subject has, as many subjects as fit; returns the
     fields of the page."""
-    counts = await open_lookup(request)[1].subjects(pattern, _MAX_SUBJECTS)
+    counts = await open_lookup(request)[1].subjects(pattern, MAX_SUBJECTS)
     names = sorted(counts)
     offset = max(0, min(offset, len(names)))
     left = _PAGE_SHARE * (request.parts.max_payload_bytes() or _DEFAULT_PAYLOAD) - len(
@@ -143,11 +145,11 @@ async def _subjects_page(
     return _page(len(names), offset, _SUBJECTS_LIMIT)
 
 
-async def _description(request: Request) -> StreamInfo:
-    return (await _asked(request, DescribeStream(request.stream), StreamAnswer)).info
+async def description(request: Request) -> StreamInfo:
+    return (await asked(request, DescribeStream(request.stream), StreamAnswer)).info
 
 
-async def _asked(request: Request, message: Message, kind: type[Kind]) -> Kind:
+async def asked(request: Request, message: Message, kind: type[Kind]) -> Kind:
     """The answer of the node that knows, to a request that is authorized."""
     answer = await carry_out(request.caller, message)
     if not isinstance(answer, kind):
@@ -160,11 +162,14 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     host = request.broker.hosts.get(info.name)
     if host is not None and host.log.incarnation != info.incarnation:
         host = None
-    settings = host.settings if host is not None and info.settings else _settings_of(info)
+    settings = host.settings if host is not None and info.settings else settings_of(info)
     own, log = settings.jetstream, host.log if host is not None else None
     has_records = log is not None and info.high_watermark > info.log_start_offset
-    first_ns = await asyncio.to_thread(_first_timestamp, log) if log and has_records else 0
-    state = _state(info, first_ns, log.max_timestamp_ns if log is not None else 0)
+    first, first_ns = info.log_start_offset, 0
+    if host is not None and has_records:
+        first = max(first, request.parts.ages.first_offset(host))
+        first_ns = await asyncio.to_thread(timestamp_at, host.log, first)
+    state = _state(info, first, first_ns, log.max_timestamp_ns if log is not None else 0)
     state["consumer_count"] = len(request.parts.consumers.of(info.name))
     known = host.sequencer.subjects if host is not None else None
     subjects = known.count() if known is not None else None
@@ -183,15 +188,15 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
     }
 
 
-def _settings_of(info: StreamInfo) -> StreamSettings:
+def settings_of(info: StreamInfo) -> StreamSettings:
     if not info.settings:
         raise JetStreamError(500, 10194, f"stream is offline: {'; '.join(info.warnings)}")
     return parse_stream_settings(info.settings, exists=True)
 
 
-def _state(info: StreamInfo, first_ns: int, last_ns: int) -> dict[str, Any]:
-    """Sequences are offsets."""
-    start, end = info.log_start_offset, info.high_watermark
+def _state(info: StreamInfo, start: int, first_ns: int, last_ns: int) -> dict[str, Any]:
+    """Sequences are offsets; `start` is the first one that is shown."""
+    end = info.high_watermark
     count = min(info.record_count or 0, end - start)
     is_new = start == end == 1
     return {
@@ -204,22 +209,6 @@ def _state(info: StreamInfo, first_ns: int, last_ns: int) -> dict[str, Any]:
         "num_deleted": end - start - count,
         "consumer_count": 0,
     }
-
-
-def _first_timestamp(log: Log) -> int:
-    """Of the first record that can be read; 0 if it cannot be told. Blocking."""
-    try:
-        piece = log.read(log.log_start_offset, 1, 1)
-        if piece is None:
-            return 0
-        try:
-            batch = decode_batch(piece.pread())
-        finally:
-            piece.release()
-    except (LiftlogError, OSError):
-        return 0  # damaged, or removed meanwhile: a description does not fail for it
-    stamps = batch.trim(log.log_start_offset, batch.next_offset).timestamps_ns()
-    return stamps[0] if stamps else 0
 
 
 # --- lists ---
@@ -261,7 +250,7 @@ def _page(total: int, offset: int, limit: int) -> dict[str, Any]:
 async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
     """The streams that may be read, those of a failed disk too; by name."""
     subject = _subject_in(body)
-    answer = await _asked(request, ListStreams(), StreamsAnswer)
+    answer = await asked(request, ListStreams(), StreamsAnswer)
     found = [StreamInfo.from_wire(one) for one in answer.streams]
     return [one for one in found if not subject or overlap_any(one.recorded_subjects, (subject,))]
 
@@ -299,10 +288,10 @@ async def _create(request: Request) -> Answer:
         raise JetStreamError(500, 10074, "replicas > 1 not supported in non-clustered mode")
     settings["jetstream"]["created"] = time_text(time.time_ns())
     try:
-        answer = await _asked(request, CreateStream(request.stream, settings), StreamAnswer)
+        answer = await asked(request, CreateStream(request.stream, settings), StreamAnswer)
     except Conflict:
         # Another client has created it meanwhile.
-        return await _same(request, await _description(request), wanted)
+        return await _same(request, await description(request), wanted)
     except (NatsRefused, NatsUnavailable) as error:
         raise JetStreamError(500, 10049, str(error)) from None
     return await _described(request, answer.info) | {"did_create": True}
@@ -320,19 +309,19 @@ def _wanted(request: Request) -> dict[str, Any]:
 async def _existing(request: Request) -> StreamInfo | None:
     try:
         request.check_exists()
-        return await _description(request)
+        return await description(request)
     except StreamNotFound:
         return None
 
 
 async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) -> Answer:
     """The answer to a second creation with the same configuration."""
-    if config_of(existing.name, _settings_of(existing)) != wanted:
+    if config_of(existing.name, settings_of(existing)) != wanted:
         raise JetStreamError(
             400, 10058, "stream name already in use with a different configuration"
         )
     if not request.may_read(existing.name):
-        return {"config": wanted, "created": ZERO_TIME, "state": _state(StreamInfo(), 0, 0)}
+        return {"config": wanted, "created": ZERO_TIME, "state": _state(StreamInfo(), 0, 0, 0)}
     return await _described(request, existing)
 
 
@@ -366,8 +355,8 @@ async def _recorded(request: Request, name: str) -> tuple[Sequence[str], str]:
 async def _update(request: Request) -> Answer:
     settings = _wanted(request)
     request.authorize("create", subjects=settings["subject"])
-    existing = await _description(request)
-    have = config_of(existing.name, _settings_of(existing))
+    existing = await description(request)
+    have = config_of(existing.name, settings_of(existing))
     want = config_of(request.stream, parse_stream_settings(settings))
     check_unchangeable(have, want)
     if have["subjects"] != want["subjects"]:
@@ -375,7 +364,7 @@ async def _update(request: Request) -> Answer:
     changes = changes_from(settings, have, want)
     message = UpdateStream(request.stream, changes, allow_deletion=True)
     try:
-        answer = await _asked(request, message, Updated)
+        answer = await asked(request, message, Updated)
     except (Conflict, NatsRefused) as error:
         raise JetStreamError(500, 10069, str(error)) from None
     return await _described(request, StreamInfo.from_wire(answer.stream))
@@ -398,57 +387,11 @@ def _expect_empty(request: Request) -> None:
         raise JetStreamError(400, 10038, "expected an empty request payload")
 
 
-@answers("STREAM.PURGE", "stream_purge", arguments=(1, 1), at_leader=True)
-async def _purge(request: Request) -> Answer:
-    request.authorize("delete")
-    body = request.body()
-    keep, seq = whole(body, "keep"), whole(body, "seq")
-    subject = text(body, "filter")
-    if keep and seq:
-        raise bad_request("keep and seq exclude each other")
-    info = await _description(request)
-    settings = _settings_of(info)
-    if settings.jetstream is not None and settings.jetstream.deny_purge:
-        raise _not_purged("stream purge not permitted")
-    if settings.read_only:
-        raise JetStreamError(400, 10109, "invalid operation on sealed stream")
-    if subject and not all(is_subset(one, subject) for one in info.recorded_subjects):
-        raise _not_purged(
-            "messages of one subject cannot be purged, only the oldest of a stream; compaction "
-            "deletes by key"
-        )
-    offset = _purge_below(info, keep, seq)
-    if offset <= info.log_start_offset:
-        return {"success": True, "purged": 0}
-    message = TruncateStream(request.stream, offset, info.incarnation)
-    try:
-        answer = await _asked(request, message, StreamAnswer)
-    except Conflict as error:
-        raise _not_purged(str(error)) from None
-    purged = (info.record_count or 0) - (answer.info.record_count or 0)
-    purged += answer.info.high_watermark - info.high_watermark
-    return {"success": True, "purged": max(0, purged)}
-
-
-def _purge_below(info: StreamInfo, keep: int, seq: int) -> int:
-    """The offset of the first record that stays."""
-    end = info.high_watermark
-    if keep:
-        if end - info.log_start_offset != info.record_count:
-            raise _not_purged("keep is not supported where messages are missing; use seq")
-        return max(info.log_start_offset, end - keep)
-    return min(seq, end) if seq else end
-
-
-def _not_purged(why: str) -> JetStreamError:
-    return JetStreamError(500, 10110, why)
-
-
 @answers("STREAM.MSG.DELETE", "stream_msg_delete", arguments=(1, 1), at_leader=True)
 async def _delete_message(request: Request) -> Answer:
     request.authorize("delete")
     whole(request.body(), "seq")
-    own = _settings_of(await _description(request)).jetstream
+    own = settings_of(await description(request)).jetstream
     if own is not None and own.deny_delete:
         raise JetStreamError(500, 10057, "message delete not permitted")
     raise JetStreamError(

@@ -1,0 +1,102 @@
+"""Which records of a stream are the newest of their subjects: what JetStream would have kept.
+
+`note` runs in a thread, on pieces of the log in their order; the rest where it is asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from liftlog.records.decode import RecordBatch, iter_batches
+from liftlog.records.message_headers import ROLLUP
+from liftlog.records.selection import HEADERS, OFFSET, SUBJECT
+
+_ROLLUP = b"\r\n%b:" % ROLLUP.encode()
+"""A record with this header stands for all before it of its subject."""
+
+
+class LastOf:
+    """The last offset of each subject below `end`, of those whose last record is no tombstone, if
+    `tombstones_delete`."""
+
+    columns = frozenset((OFFSET, SUBJECT))
+
+    def __init__(self, end: int, *, tombstones_delete: bool) -> None:
+        self._end, self._tombstones_delete = end, tombstones_delete
+        self._last: dict[bytes, int] = {}
+
+    @property
+    def size(self) -> int:
+        """The offsets that are noted."""
+        return len(self._last)
+
+    def note(self, body: bytes) -> None:
+        for batch in _below(body, self._end):
+            subjects, offsets = batch.raw_subjects(), batch.offsets()
+            self._last.update(zip(subjects, offsets, strict=True))
+            if self._tombstones_delete and batch.has_tombstones:
+                self._delete(batch)
+
+    def _delete(self, batch: RecordBatch) -> None:
+        last = self._last
+        rows = zip(batch.raw_subjects(), batch.offsets(), batch.values(), strict=True)
+        for subject, offset, value in rows:
+            if value is None and last.get(subject) == offset:
+                del last[subject]
+
+    def by_subject(self) -> dict[bytes, Sequence[int]]:
+        return {subject: (offset,) for subject, offset in self._last.items()}
+
+    def offsets(self) -> Iterable[int]:
+        return self._last.values()
+
+
+class NewestOf:
+    """The last `count` offsets of each subject below `end`, none before its last roll-up, and none
+    up to its last tombstone."""
+
+    columns = frozenset((OFFSET, SUBJECT, HEADERS))
+
+    def __init__(self, count: int, end: int) -> None:
+        self._count, self._end = count, end
+        self._found: dict[bytes, deque[int]] = {}
+        self.size = 0
+
+    def note(self, body: bytes) -> None:
+        for batch in _below(body, self._end):
+            columns = (batch.raw_subjects(), batch.offsets(), batch.headers(), batch.values())
+            for subject, offset, headers, value in zip(*columns, strict=True):
+                if value is None:
+                    self.size -= len(self._found.pop(subject, ()))
+                    continue
+                some = self._found.get(subject)
+                if some is None or _ROLLUP in headers:
+                    self.size -= len(some or ())
+                    some = self._found[subject] = deque(maxlen=self._count)
+                self.size += len(some) < self._count
+                some.append(offset)
+
+    def by_subject(self) -> dict[bytes, Sequence[int]]:
+        return dict(self._found)
+
+    def offsets(self) -> Iterable[int]:
+        return [offset for some in self._found.values() for offset in some]
+
+
+Newest = LastOf | NewestOf
+
+
+def newest_of(history: int | None, end: int, *, count: int | None = None) -> Newest:
+    """What to note of a stream that shows `history` records of each subject (None: all) in order
+    to find the last `count`."""
+    wanted = count or history or 1
+    if wanted == 1:
+        return LastOf(end, tombstones_delete=history is not None)
+    return NewestOf(wanted, end)
+
+
+def _below(body: bytes, end: int) -> Iterable[RecordBatch]:
+    """A piece may end behind the offset at which a search stops."""
+    for batch in iter_batches(body, verify=False):
+        yield batch.trim(batch.base_offset, end)

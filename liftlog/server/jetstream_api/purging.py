@@ -1,0 +1,153 @@
+"""STREAM.PURGE: the oldest messages of a stream, or what there is of some subjects.
+
+Records never change. The oldest are deleted by moving the start of the log. A subject of a stream
+with `max_msgs_per_subject` is deleted by a tombstone: a record like any other, so it is durable and
+on all replicas before the answer, and readers find nothing before it. Compaction deletes the bytes
+later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from acl.subjects import is_subset, why_invalid
+from liftlog.errors import Conflict, LiftlogError, NotReady, RequestTimeout
+from liftlog.protocol.administration import TruncateStream
+from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.messages import StreamAnswer
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.answers import JetStreamError, bad_request
+from liftlog.server.jetstream_api.lookups import TooManyResults, open_whole_lookup
+from liftlog.server.jetstream_api.methods import Answer, Request, answers, text, whole
+from liftlog.server.jetstream_api.streams import asked, description, settings_of
+
+_AT_ONCE = 500
+"""Tombstones that are written before others have a turn."""
+_COMMIT_SECONDS = 4.0
+"""Clients wait for 5 s."""
+
+
+@answers("STREAM.PURGE", "stream_purge", arguments=(1, 1), at_leader=True)
+async def _purge(request: Request) -> Answer:
+    request.authorize("delete")
+    body = request.body()
+    keep, seq = whole(body, "keep"), whole(body, "seq")
+    subject = text(body, "filter")
+    if keep and seq:
+        raise bad_request("keep and seq exclude each other")
+    if subject and why_invalid(subject) is not None:
+        raise bad_request("invalid subject")
+    info = await description(request)
+    settings = settings_of(info)
+    if settings.jetstream is not None and settings.jetstream.deny_purge:
+        raise _not_purged("stream purge not permitted")
+    if settings.read_only:
+        raise JetStreamError(400, 10109, "invalid operation on sealed stream")
+    if not subject or all(is_subset(one, subject) for one in info.recorded_subjects):
+        return {"success": True, "purged": await _purge_oldest(request, info, keep, seq)}
+    return {"success": True, "purged": await _purge_subjects(request, subject, keep, seq)}
+
+
+def _not_purged(why: str) -> JetStreamError:
+    return JetStreamError(500, 10110, why)
+
+
+# --- the oldest ---
+
+
+async def _purge_oldest(request: Request, info: StreamInfo, keep: int, seq: int) -> int:
+    offset = _purge_below(info, keep, seq)
+    if offset <= info.log_start_offset:
+        return 0
+    message = TruncateStream(request.stream, offset, info.incarnation)
+    try:
+        answer = await asked(request, message, StreamAnswer)
+    except Conflict as error:
+        raise _not_purged(str(error)) from None
+    purged = (info.record_count or 0) - (answer.info.record_count or 0)
+    purged += answer.info.high_watermark - info.high_watermark
+    return max(0, purged)
+
+
+def _purge_below(info: StreamInfo, keep: int, seq: int) -> int:
+    """The offset of the first record that stays."""
+    end = info.high_watermark
+    if keep:
+        if end - info.log_start_offset != info.record_count:
+            raise _not_purged("keep is not supported where messages are missing; use seq")
+        return max(info.log_start_offset, end - keep)
+    return min(seq, end) if seq else end
+
+
+# --- some subjects ---
+
+
+async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -> int:
+    host, lookup = open_whole_lookup(request)
+    own = host.settings.jetstream
+    if own is None or own.max_msgs_per_subject is None:
+        raise _not_purged(
+            "messages of one subject can be purged only from a stream that was created with "
+            "max_msgs_per_subject; of others the oldest messages"
+        )
+    try:
+        found = await lookup.of_subjects(pattern)
+    except TooManyResults:
+        raise _not_purged("too many subjects match: purge fewer at a time") from None
+    request.authorize("delete")  # the ACL may have changed meanwhile
+    going = {subject: offsets for subject, offsets in found.items() if _goes(offsets, keep, seq)}
+    names, purged = list(going), 0
+    for start in range(0, len(names), _AT_ONCE):
+        if request.led_stream() is not host:
+            raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
+        deleted = await _delete(host, names[start : start + _AT_ONCE], seq)
+        purged += sum(len(going[subject]) for subject in deleted)
+    return purged
+
+
+def _goes(offsets: Sequence[int], keep: int, seq: int) -> bool:
+    """Whether all that a subject has is to be deleted. Raises JetStreamError if a part of it is."""
+    doomed = len(offsets) - min(keep, len(offsets))
+    if seq:
+        doomed = sum(offset < seq for offset in offsets)
+    if 0 < doomed < len(offsets):
+        raise _not_purged(
+            "keep and seq would delete a part of the history of a subject: a tombstone deletes all "
+            "of it; purge without them, or publish Nats-Rollup: sub"
+        )
+    return doomed > 0
+
+
+async def _delete(host: StreamHost, subjects: Sequence[bytes], seq: int) -> Sequence[bytes]:
+    """Returns those that were deleted, when that is committed. What was written meanwhile at or
+    above `seq` stays, with all of its subject. Raises LiftlogError."""
+    if seq:  # no await between this look and the tombstones
+        subjects = [one for one in subjects if _last_offset(host, one) < seq]
+    if not subjects:
+        return ()
+    committed: asyncio.Future[LiftlogError | None] = asyncio.get_running_loop().create_future()
+
+    def told(error: LiftlogError | None) -> None:
+        if not committed.done():
+            committed.set_result(error)
+
+    host.store(subjects, subjects, [None] * len(subjects), told)
+    try:
+        async with asyncio.timeout(_COMMIT_SECONDS):
+            error = await committed
+    except TimeoutError:
+        raise RequestTimeout(
+            "the purge is not committed yet, and may be later", hint="ask again"
+        ) from None
+    if error is not None:
+        raise error
+    return subjects
+
+
+def _last_offset(host: StreamHost, subject: bytes) -> int:
+    table = host.sequencer.subjects
+    last = None if table is None else table.last_offset(subject)
+    if last is None:
+        raise _not_purged("seq needs subject_sequences, which do not know this subject now")
+    return last

@@ -1,0 +1,223 @@
+"""What JetStream would have deleted is not shown: what was purged, and what is too old. It stays so
+when the daemon is killed, and clients can create it anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import KeyNotFoundError, NoKeysError
+from nats.js.kv import KeyValue
+from support.daemon import Daemon
+from support.ingesting import assert_no_traceback, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+from liftlog.client import connect_sync
+
+pytestmark = pytest.mark.integration
+
+MAX_AGE_SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def daemon(server: NatsServer) -> Iterator[Daemon]:
+    leafnode = re.search(r"for leafnode connections on (\S+)", server.log)
+    assert leafnode is not None, server.log
+    settings = {"nats": {"jetstream_api": True, "leafnode": leafnode[1]}}
+    with Daemon(server.url, settings) as daemon:
+        answers(server)
+        yield daemon
+        assert_no_traceback(daemon)
+
+
+def answers(server: NatsServer) -> None:
+    with RawNats(server.port) as raw:
+        until(lambda: raw.request("$JS.API.INFO", b"").payload != b"")
+
+
+@pytest.fixture
+async def js(server: NatsServer, daemon: Daemon) -> AsyncIterator[JetStreamContext]:
+    client = await nats.connect(server.url)
+    try:
+        yield client.jetstream(timeout=60)
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+def raw(server: NatsServer, daemon: Daemon) -> Iterator[RawNats]:
+    with RawNats(server.port) as raw:
+        yield raw
+
+
+async def new_bucket(js: JetStreamContext, **config: Any) -> KeyValue:
+    return await js.create_key_value(bucket=f"b{secrets.token_hex(4)}", **config)
+
+
+def asked(raw: RawNats, method: str, **body: Any) -> Any:
+    return raw.request(f"$JS.API.{method}", json.dumps(body).encode()).json()
+
+
+def purged(raw: RawNats, bucket: KeyValue, pattern: str, **more: int) -> Any:
+    found = asked(raw, f"STREAM.PURGE.{bucket._stream}", filter=f"{bucket._pre}{pattern}", **more)
+    return found.get("purged", found.get("error"))
+
+
+async def shown(bucket: KeyValue) -> dict[str, bytes]:
+    """What a watcher gets at its begin: the markers of deleted keys, too."""
+    watcher = await bucket.watchall()
+    found = {}
+    while (update := await watcher.updates(timeout=60)) is not None:
+        found[update.key] = update.value or b""
+    await watcher.stop()
+    return found
+
+
+async def is_gone(bucket: KeyValue, key: str) -> bool:
+    try:
+        await bucket.get(key)
+    except KeyNotFoundError as error:
+        return error.entry is None  # not even its marker is there
+    return False
+
+
+@pytest.mark.parametrize("history", [1, 5])
+async def test_a_subject_is_purged_and_stays_so(
+    js: JetStreamContext, raw: RawNats, server: NatsServer, daemon: Daemon, history: int
+) -> None:
+    bucket = await new_bucket(js, history=history)
+    for key in ("a.x", "a.y", "b"):
+        for value in (b"1", b"2"):
+            await bucket.put(key, value)
+    assert purged(raw, bucket, "a.*") == 2 * min(history, 2)
+    assert purged(raw, bucket, "a.*") == 0
+    assert await shown(bucket) == {"b": b"2"}
+    assert await is_gone(bucket, "a.x")
+
+    daemon.kill()
+    daemon.start()
+    answers(server)
+    assert await shown(bucket) == {"b": b"2"}
+    assert await is_gone(bucket, "a.y")
+    found = asked(raw, f"STREAM.INFO.{bucket._stream}", subjects_filter=">", deleted_details=True)[
+        "state"
+    ]
+    assert found["subjects"] == {f"{bucket._pre}b": min(history, 2)}
+    assert found["num_subjects"] == 1
+    if history == 1:
+        assert found["messages"] == 1
+        assert found["deleted"] == [1, 2, 3, 4, 5, 7, 8]
+    await bucket.create("a.x", b"anew")
+    assert await shown(bucket) == {"b": b"2", "a.x": b"anew"}
+
+
+async def test_revisions_that_jetstream_would_not_have_are_not_found(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    bucket = await new_bucket(js, history=1)
+    revisions = [await bucket.put("a", b"%d" % number) for number in range(3)]
+    with pytest.raises(KeyNotFoundError):
+        await bucket.get("a", revision=revisions[0])
+    assert (await bucket.get("a", revision=revisions[2])).value == b"2"
+    assert purged(raw, bucket, "a") == 1
+    with pytest.raises(KeyNotFoundError):
+        await bucket.get("a", revision=revisions[2])
+
+
+async def test_purge_by_sequence_and_all_but_some(js: JetStreamContext, raw: RawNats) -> None:
+    bucket = await new_bucket(js, history=3)
+    revisions = [await bucket.put("a", b"%d" % number) for number in range(4)]
+    assert purged(raw, bucket, "a", keep=3) == 0
+    assert purged(raw, bucket, "a", seq=revisions[1]) == 0, "only three are shown"
+    for part in ({"keep": 1}, {"seq": revisions[3]}):
+        assert "a part of the history" in purged(raw, bucket, "a", **part)["description"]
+    assert len(await bucket.history("a")) == 3
+    assert purged(raw, bucket, "a", seq=revisions[3] + 1) == 3
+    with pytest.raises(NoKeysError):
+        await bucket.history("a")
+
+
+async def test_where_subjects_are_no_keys_one_cannot_be_purged(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    name = f"s{secrets.token_hex(4)}"
+    await js.add_stream(name=name, subjects=[f"{name}.>"])
+    await js.publish(f"{name}.a", b"1")
+    error = asked(raw, f"STREAM.PURGE.{name}", filter=f"{name}.a")["error"]
+    assert error["err_code"] == 10110
+    assert "max_msgs_per_subject" in error["description"]
+
+
+async def test_markers_of_deleted_keys_are_purged(js: JetStreamContext) -> None:
+    bucket = await new_bucket(js, history=1)
+    for key in "abc":
+        await bucket.put(key, b"x")
+    await bucket.delete("a")
+    await bucket.purge("b")
+    assert await shown(bucket) == {"a": b"", "b": b"", "c": b"x"}
+    await bucket.purge_deletes(olderthan=0)
+    assert await shown(bucket) == {"c": b"x"}
+
+
+async def test_a_watcher_waits_for_changes_after_a_purge(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    """What is purged last is not among what a watcher is told to wait for."""
+    bucket = await new_bucket(js, history=1)
+    await bucket.put("a", b"1")
+    await bucket.put("b", b"1")
+    watcher = await bucket.watchall()
+    begin = [await watcher.updates(timeout=60) for _ in range(3)]
+    assert [one and one.key for one in begin] == ["a", "b", None]
+    assert purged(raw, bucket, "b") == 1
+    await bucket.put("c", b"1")
+    change = await watcher.updates(timeout=60)
+    assert change is not None
+    assert change.key == "c"
+    await watcher.stop()
+    assert await shown(bucket) == {"a": b"1", "c": b"1"}
+
+
+async def test_readers_of_the_log_see_tombstones(
+    js: JetStreamContext, raw: RawNats, daemon: Daemon
+) -> None:
+    bucket = await new_bucket(js, history=1)
+    await bucket.put("a", b"1")
+    purged(raw, bucket, "a")
+    with connect_sync(daemon.pull_address) as client:
+        found = list(client.read(bucket._stream, start="earliest", until="end"))
+    key = f"{bucket._pre}a"
+    assert [(one.subject, one.key, one.value) for one in found] == [
+        (key, key.encode(), b"1"),
+        (key, key.encode(), None),
+    ]
+
+
+async def test_what_is_too_old_is_not_there(js: JetStreamContext, raw: RawNats) -> None:
+    bucket = await new_bucket(js, history=1, ttl=MAX_AGE_SECONDS)
+    first = await bucket.put("a", b"1")
+    await bucket.put("b", b"1")
+    async with asyncio.timeout(60):
+        while not await is_gone(bucket, "a"):
+            await bucket.put("b", b"2")
+    await bucket.create("a", b"anew")
+    with pytest.raises(KeyNotFoundError):
+        await bucket.get("a", revision=first)
+    assert await shown(bucket) == {"a": b"anew", "b": b"2"}
+    state = asked(raw, f"STREAM.INFO.{bucket._stream}")["state"]
+    assert state["messages"] == 2
+    assert state["first_seq"] > first
