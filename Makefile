@@ -67,12 +67,7 @@ demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with 
 	$(BIN)/liftlog demo-spark --chart build/orders.png
 
 test: setup ## Run all tests; those that fail beside others run once more, alone
-	@$(BIN)/python -m pytest $(PARALLEL) --ignore tests/spark --ignore tests/install $(ARGS); status=$$?; \
-	if [ $$status -eq 1 ] && [ -z "$(ARGS)" ]; then \
-	  echo "Failed beside others; once more, alone. What passes now is a race of the test or of the code: mend it."; \
-	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --ignore tests/spark --ignore tests/install; \
-	else exit $$status; fi
-	$(if $(ARGS),,$(BIN)/python -m pytest tests/spark --ignore tests/spark/test_cluster.py)  # a JVM wants the cores for itself
+	@$(BIN)/python -m $(if $(ARGS),pytest --ignore tests/spark --ignore tests/install,tools.run_tests) $(PARALLEL) $(ARGS)
 
 test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)
 	$(BIN)/python -m pytest tests/spark/test_cluster.py $(ARGS)

@@ -2,5 +2,6 @@
 
 pages/           the reference pages that are made from code (`make pages`)
 spark_jar        the Spark connector, compiled from spark-connector/ (`make jar`)
+run_tests        all tests (`make test`)
 blocking_client  the blocking client's shell, made from the asyncio one (`make blocking`)
 """
