@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from liftlog.cluster import side_state
 from liftlog.cluster.epochs import NO_EPOCH, EpochTable, end_of_epoch, last_epoch
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import Mark, StreamRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Fetch:
     offset: int
     last_epoch: int
     side_version: int
+    mark: Mark
+    """Of the record that this node knows."""
     damaged: bool = False
     """The last answer could not be used: the leader should check what it has there."""
 
@@ -129,6 +131,7 @@ class Follower:
     ) -> None:
         self.node = node
         self.record = record
+        self._mark = record.mark
         self.epochs = epochs
         self.log_end = log_end
         self.high_watermark = high_watermark
@@ -152,14 +155,14 @@ class Follower:
     # --- events ------------------------------------------------------------------
 
     def assigned(self, record: StreamRecord) -> Effect | None:
-        """A newer record; an older one changes nothing. A request to a former leader is forgotten,
-        with whatever is answered to it."""
+        """A newer record; an older one changes nothing. The request that is out is forgotten, with
+        whatever is answered to it, and made again: the leader may have changed, or wait to hear
+        that the record is known here."""
         if record.version <= self.record.version:
             return None
-        ended = record.leader_epoch != self.record.leader_epoch or record.leader is None
         self.record = record
-        if ended:
-            self.outstanding = None
+        self._mark = record.mark
+        self.outstanding = None
         return self.resumed()
 
     def resumed(self, *, damaged: bool = False) -> Effect | None:
@@ -177,6 +180,7 @@ class Follower:
             self.log_end,
             self.last_epoch,
             self.side_version,
+            self._mark,
             damaged,
         )
         return self.outstanding

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from liftlog.cluster import side_state, transitions
 from liftlog.cluster.epochs import NO_EPOCH, EpochTable, begin_epoch, between, end_of_epoch
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import Mark, StreamRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,9 @@ class FetchRequest:
     """The epoch of its last record; NO_EPOCH if its log is empty."""
     side_version: int = 0
     """The side state that it has stored."""
+    mark: Mark | None = None
+    """Of the record that it knows, durably. None from a node of a version that does not tell: its
+    confirmations count all the same."""
 
 
 class Kind(enum.Enum):
@@ -83,6 +86,9 @@ class FollowerState:
     offset: int = -1
     """Everything below is durable there; -1 before it has confirmed anything in this epoch."""
     side_version: int = 0
+    mark: Mark | None = None
+    agrees: bool = True
+    """Whether it knows the in-sync set that acks are given by."""
     heard: float = 0.0
     """When it last asked."""
     caught_up: float = 0.0
@@ -140,6 +146,7 @@ class Leader:
         """Nothing is to be proposed before a follower or the record is heard of: most streams are
         idle most of the time, and it is asked ten times a second."""
         # Of the record, for what is asked with each request.
+        self._agreed_from = record.version
         self._can_commit = False
         self._others: frozenset[str] = frozenset()
         self._waits_for: tuple[str, ...] = ()
@@ -199,6 +206,9 @@ class Leader:
             follower = FollowerState(request.node, request.start, caught_up=self._began)
             self._followers[request.node] = follower
         self.is_settled = False
+        if request.mark != follower.mark:
+            follower.mark = request.mark
+            follower.agrees = self._agrees(request.mark)
         asked_before, leader_end_before = follower.heard, follower.leader_end
         follower.heard, follower.leader_end = now, self.log_end
         follower.lost = follower.parked = False
@@ -207,7 +217,9 @@ class Leader:
             return diverging
         follower.offset = request.offset
         follower.side_version = side_state.confirmed(self.epoch, request.side_version)
-        if request.offset >= self.log_end:
+        if not follower.agrees:
+            pass  # acks wait for it to hear of the record, but not for ever
+        elif request.offset >= self.log_end:
             follower.caught_up = now
         elif request.offset >= leader_end_before:
             # It has all that there was when it asked before: under load it is never quite level.
@@ -305,6 +317,8 @@ class Leader:
         has resigned. Returns the high watermark."""
         if record.version > self.record.version:
             self.pending = None
+            if not _whole(self.record) <= _whole(record):
+                self._agreed_from = record.version
             if record.leader != self.node or record.leader_epoch != self.epoch:
                 self.resign()
             self._see(record)
@@ -350,8 +364,10 @@ class Leader:
             end, side = self.durable_end, self.side_version
             for node in self._waits_for:
                 follower = self._followers.get(node)
-                end = min(end, follower.offset if follower else -1)
-                side = min(side, follower.side_version if follower else 0)
+                if follower is None or not follower.agrees:
+                    return self.high_watermark
+                end = min(end, follower.offset)
+                side = min(side, follower.side_version)
             self.high_watermark = max(self.high_watermark, end)
             self.side_confirmed = max(self.side_confirmed, side)
         return self.high_watermark
@@ -368,6 +384,17 @@ class Leader:
         for node, follower in list(self._followers.items()):
             if follower.start < record.starts.get(node, 0) or node not in self._others:
                 del self._followers[node]
+            else:
+                follower.agrees = self._agrees(follower.mark)
+
+    def _agrees(self, mark: Mark | None) -> bool:
+        """Whether who knows this record knows that those are gone who have left the in-sync set.
+
+        What is acked without them must not be forgotten with the metadata store. If all that ack
+        it know that, none of them acts by an older record again. So it takes nodes that have not
+        acked it to go on from there, and those are too few to ack anything.
+        """
+        return mark is None or (mark[0] >= self._agreed_from and self.record.has(mark))
 
     def _must_keep(self, node: str) -> bool:
         """Whether the follower may have the last copy of something that is committed."""
@@ -382,7 +409,7 @@ class Leader:
         follower = self._followers.get(node)
         if follower is None:
             return now - self._began > self._lag_max
-        if follower.parked and follower.offset >= self.log_end:
+        if follower.parked and follower.agrees and follower.offset >= self.log_end:
             return False
         return follower.lost or now - follower.caught_up > self._lag_max
 
@@ -392,7 +419,8 @@ class Leader:
         followers = (self._followers.get(node) for node in self._waits_for)
         is_moving = self.record.adding or self.record.removing
         return not is_moving and all(
-            one is not None and one.parked and one.offset >= self.log_end for one in followers
+            one is not None and one.parked and one.agrees and one.offset >= self.log_end
+            for one in followers
         )
 
     def _expanded(self, stopping: Collection[str]) -> StreamRecord | None:
@@ -413,6 +441,7 @@ class Leader:
         state. It must have said so in this epoch, in the life that the record knows."""
         return (
             not follower.lost
+            and follower.agrees
             and follower.start == self.record.starts.get(follower.node)
             and follower.offset >= max(self.high_watermark, self.begin_offset)
             and follower.side_version >= max(self.side_confirmed, self._begin_side_version)
@@ -425,7 +454,13 @@ class Leader:
         for follower in self._followers.values():
             if follower.parked and wants(follower):
                 follower.parked = self.is_settled = False
-                follower.caught_up = now  # up to here it had everything
+                if follower.agrees:
+                    follower.caught_up = now  # up to here it had everything
                 follower.told = self.high_watermark
                 woken.append(follower.node)
         return woken
+
+
+def _whole(record: StreamRecord) -> set[str]:
+    """Those who have everything that was acked by this record, or before it."""
+    return {*record.isr, *record.eligible}

@@ -23,6 +23,9 @@ from liftlog.errors import CorruptMetadata, UnsupportedFormat
 
 FORMAT_VERSION = 1
 _TRAIL = 64
+Mark = tuple[int, int]
+"""The version of a record, and its checksum."""
+
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -115,6 +118,18 @@ class StreamRecord:
         """Those of `nodes` that are replicas, in the order of `replicas`."""
         wanted = frozenset(nodes)
         return tuple(node for node in self.replicas if node in wanted)
+
+    @property
+    def mark(self) -> Mark:
+        """What tells this version from every other one, also of another history."""
+        return self.version, self.checksum
+
+    def has(self, mark: Mark) -> bool:
+        """Whether `mark` is of this version, or of one before it that the trail goes back to."""
+        if mark[0] >= self.version:
+            return mark == self.mark
+        versions = self.trail[::2]
+        return mark[0] in versions and self.trail[2 * versions.index(mark[0]) + 1] == mark[1]
 
     @property
     def checksum(self) -> int:

@@ -58,7 +58,8 @@ class Replicate(Message):
 
     `last_epoch` is the leader epoch of its last batch, 0 when its log is empty. `side_version` is
     the version of the side state that it has stored. `corrupt`: the last answer held bytes that
-    fail their checksum.
+    fail their checksum. `record` has the version and the checksum of the stream's record that the
+    node knows, and will know after a start.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -70,6 +71,7 @@ class Replicate(Message):
     max_bytes: int = key("m", uint())
     side_version: int = key("v", uint(), default=0)
     corrupt: bool = key("c", BOOL, default=False)
+    record: list[int] | None = key("r", array_of(uint(), 2), default=None)
 
 
 @dataclass(frozen=True, slots=True)

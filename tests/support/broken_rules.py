@@ -10,7 +10,7 @@ from support.replica_world import Faults, Rules, World
 
 from liftlog.cluster.following import Answer, Effect, Follower, Resync
 from liftlog.cluster.leading import FetchRequest, FollowerState, Leader, Verdict
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import Mark, StreamRecord
 
 
 class AnyEpochServed(Leader):
@@ -60,6 +60,11 @@ class AnyStartServed(Leader):
 
     def fetched(self, request: FetchRequest, now: float) -> Verdict:
         return super().fetched(replace(request, start=self._newest_start(request.node)), now)
+
+
+class AckedByAnIsrThatOnlyTheLeaderKnows(Leader):
+    def _agrees(self, mark: Mark | None) -> bool:
+        return True
 
 
 class LateAnswersUsed(Follower):
@@ -183,6 +188,9 @@ BROKEN: dict[str, Broken] = {
     "R15 dropping a log that is needed": Broken(Rules(follower=DropsInsteadOfCutting)),
     "R15 a copy is dropped in the epoch in which it counted": Broken(
         Rules(mutations=frozenset({"R15"})), Faults(discards=1)
+    ),
+    "R16 acked by an ISR that only the leader knows": Broken(
+        Rules(leader=AckedByAnIsrThatOnlyTheLeaderKnows), Faults(set_backs=1, lost_disks=0), 538
     ),
     "side state confirmed before it is stored": Broken(Rules(mutations=frozenset({"side state"}))),
     "side state of two leaders under one version": Broken(

@@ -400,6 +400,7 @@ class Node:
                 effect.offset,
                 effect.last_epoch,
                 effect.side_version,
+                effect.mark,
             )
             self.world.send(Frame(self.name, effect.leader, 0, request=request))
         elif isinstance(effect, Append):

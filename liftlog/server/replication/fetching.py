@@ -85,6 +85,7 @@ class FollowedStream:
         self._exchange: Exchange | None = None
         self._body: memoryview | None = None
         self._told: Replica | None = None  # the newest answer
+        self._newest_told = 0  # version of the record, which was read for it
         self._pause = _FIRST_PAUSE_SECONDS
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -151,6 +152,7 @@ class FollowedStream:
             _MAX_BYTES,
             fetch.side_version,
             corrupt=fetch.damaged,
+            record=[*fetch.mark],
         )
         self._exchange = Exchange(on_done=self._answered)
         self._link_to(fetch.leader).request(message, self._exchange)
@@ -180,6 +182,7 @@ class FollowedStream:
         if self.follower.high_watermark > before:
             self.host.commit_up_to(self.follower.high_watermark)
         self._follow_log_start(answer.log_start_offset)
+        self._note_version(answer.record_version)
         if effect is None and self.follower.working is None:
             if self.follower.outstanding is asked:
                 self.follower.lost()  # it does not fit the request, and there is no other answer
@@ -187,6 +190,13 @@ class FollowedStream:
                 self._tell_record_is_old()
             self._ask_later()
         self._do(effect)
+
+    def _note_version(self, version: int) -> None:
+        """The leader may not count what this node has before it knows the newer record, of which a
+        notice can come late."""
+        if version > max(self.follower.record.version, self._newest_told):
+            self._newest_told = version
+            self._tell_record_is_old()
 
     def _refused(self, error: LiftlogError) -> None:
         self.follower.lost()

@@ -175,8 +175,15 @@ class ServedStream:
         if request.incarnation != self._log.incarnation:
             reply.refuse(StaleIncarnation(f"stream {request.stream} was created again"))
             return
+        mark = request.record
         asked = FetchRequest(
-            node, start, request.epoch, request.offset, request.last_epoch, request.side_version
+            node,
+            start,
+            request.epoch,
+            request.offset,
+            request.last_epoch,
+            request.side_version,
+            (mark[0], mark[1]) if mark is not None and len(mark) == 2 else None,
         )
         if node in self._parked:
             self._drop_parked(node)
@@ -236,8 +243,11 @@ class ServedStream:
         self.gate.adopt(record)
         if record.version > before.version and not self.leader.resigned:
             # A node that stops has left, and asks no more: it must not be taken in again.
-            for node in set(before.isr).difference(record.isr):
+            left = set(before.isr).difference(record.isr)
+            for node in left:
                 self.lost(node)
+            if left:
+                self.hear_again()  # acks wait until the others have heard of it
         self._tell_confirmed()
 
     def lead_on(self, leader: Leader, ended: Callable[[str], None]) -> None:

@@ -51,7 +51,7 @@ class Replica:
         self.isr_changes = 0
         """Changes of the in-sync set while this node led."""
         self._remembered: tuple[object, ...] = ()
-        """Leader and replicas, as they are on this node's disk."""
+        """Leader, replicas and in-sync set, as they are on this node's disk."""
         self._settings: tuple[Mapping[str, object], StreamSettings] | None = None
         """Those of the record that was seen last, and what they mean."""
         self._resigned_epoch = 0
@@ -200,9 +200,12 @@ class Replica:
         return False
 
     async def _remember(self, record: StreamRecord) -> None:
-        """Before this node acts on another leader or other replicas: if the metadata store forgets
-        them, this node does not, also after a start."""
-        place = (record.incarnation, record.leader_epoch, record.leader, record.replicas)
+        """Before this node acts on another leader, other replicas or another in-sync set: if the
+        metadata store forgets them, this node does not, also after a start."""
+        place = (
+            *(record.incarnation, record.leader_epoch, record.leader, record.replicas),
+            *(record.isr, record.eligible),
+        )
         if place != self._remembered:
             await self._node.mirror.remembered()
             self._remembered = place

@@ -38,6 +38,52 @@ def grown(one: Leader, end: int) -> None:
     one.local(end)
 
 
+# --- who knows of it ---------------------------------------------------------------
+
+
+def test_without_a_follower_nothing_is_acked_before_the_others_know_that_it_has_left() -> None:
+    """If the metadata store forgets it, none of those that have acked it go on by what is left."""
+    one = leader(log_end=20, durable_end=20)
+    ask(one, "b", 15, mark=RECORD.mark)
+    ask(one, "c", 12, mark=RECORD.mark)
+    assert one.high_watermark == 12
+    left = made(t.fence(RECORD, {"c"}))
+    assert one.adopt(left) == 12, "b has 15, and may not know"
+    ask(one, "b", 16, mark=RECORD.mark)
+    assert one.high_watermark == 12
+    fork = made(t.register(RECORD, "c", 2, clean=True))
+    assert fork.version == left.version
+    ask(one, "b", 17, mark=fork.mark)
+    assert one.high_watermark == 12, "the store was set back in between"
+    ask(one, "b", 17, mark=left.mark)
+    assert one.high_watermark == 17
+    again = made(t.register(left, "c", 2, clean=True))
+    one.adopt(again)
+    ask(one, "b", 18, mark=left.mark)
+    assert one.high_watermark == 18, "no one has left since"
+    later = made(t.register(again, "b", 2, clean=True))
+    ask(one, "b", 19, mark=later.mark, start=2)
+    assert one.high_watermark == 18, "what the leader does not know yet may be of another history"
+    assert one.adopt(later) == 19
+
+
+def test_who_does_not_hear_of_the_in_sync_set_leaves_it() -> None:
+    one = leader(made(t.fence(RECORD, {"c"})))
+    ask(one, "b", 10, mark=RECORD.mark, now=105.0)
+    assert one.propose(109.0) is None
+    ask(one, "b", 10, mark=RECORD.mark, now=110.0)
+    change = one.propose(110.5)
+    assert change is not None
+    assert change.after.isr == ("a",)
+
+
+def test_a_node_of_a_version_that_does_not_tell_what_it_knows_counts() -> None:
+    one = leader(log_end=20, durable_end=20)
+    one.adopt(made(t.fence(RECORD, {"c"})))
+    ask(one, "b", 16)
+    assert one.high_watermark == 16
+
+
 # --- what is committed -----------------------------------------------------------
 
 

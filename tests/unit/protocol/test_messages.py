@@ -69,7 +69,7 @@ EXAMPLES: list[Message] = [
     g.GroupAnswer({"group": "billing", "stream": "s"}),
     g.GroupsAnswer([{"group": "billing", "stream": "s"}], "billing/s"),
     r.Peer("b", 3, "c0ffee", ["x"]),
-    r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True),
+    r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True, record=[9, 123]),
     r.DescribeCluster(),
     r.Forward(b"\x80", "billing"),
     r.Forward(b"\x80"),

@@ -128,6 +128,18 @@ async def test_a_replica_that_is_not_in_sync_gets_a_bounded_rate(
     assert len(again.refusals) == 1
 
 
+async def test_who_waits_for_records_hears_at_once_that_another_has_left(
+    led: ServedStream, log: Log
+) -> None:
+    """Nothing is acked before it knows."""
+    waiting = ask(led, log, "b", 1)
+    left = transitions.fence(led.leader.record, {"c"})
+    assert left is not None
+    led.adopt(left)
+    [answer] = waiting.replicas
+    assert answer.record_version == left.version
+
+
 def write(led: ServedStream, log: Log, *sizes: int) -> list[EncodedBatch]:
     """One group, as the commit path appends it."""
     promises, offset = Promises(), log.log_end_offset
