@@ -55,14 +55,16 @@ async def test_the_account_has_streams(js: JetStreamContext) -> None:
     assert info.limits.max_streams == -1
 
 
+def requests(daemon: Daemon, method: str, result: str) -> float:
+    try:
+        return daemon.metric("liftlog_jetstream_api_requests_total", method=method, result=result)
+    except KeyError:
+        return 0
+
+
 async def test_requests_are_counted(js: JetStreamContext, daemon: Daemon) -> None:
     def count(method: str, result: str) -> float:
-        try:
-            return daemon.metric(
-                "liftlog_jetstream_api_requests_total", method=method, result=result
-            )
-        except KeyError:
-            return 0
+        return requests(daemon, method, result)
 
     before = (await js.account_info()).api
     known, missing = count("STREAM.INFO", "ok"), count("STREAM.INFO", "refused")
@@ -159,6 +161,18 @@ async def test_single_messages_are_not_deleted(js: JetStreamContext) -> None:
     with pytest.raises(ServerError) as refusal:
         await js.delete_msg("configured", 1)
     assert refusal.value.err_code == 10057
+
+
+async def test_each_new_stream_asks_once_who_else_acks_its_subject(
+    js: JetStreamContext, daemon: Daemon
+) -> None:
+    """Not once for each stream that is there: the daemon itself answers, or no one."""
+    before, count = requests(daemon, "STREAM.NAMES", "ok"), 30
+    for number in range(count):
+        await js.add_stream(name=f"asks-{number}", subjects=[f"asks.{number}"])
+    for number in range(count):
+        await js.delete_stream(f"asks-{number}")
+    assert requests(daemon, "STREAM.NAMES", "ok") - before <= 2 * count
 
 
 def test_a_list_that_is_too_long_for_one_message_has_pages() -> None:

@@ -6,6 +6,7 @@ A publisher takes the first ack that arrives, so it would take JetStream's ack f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -87,45 +88,68 @@ class _Look:
         self._lock = lock
         self._inbox = f"_INBOX.{secrets.token_hex(8)}"
         self._answers: dict[int, list[str]] = {}
+        self._first = self._asked = 0
+        """The numbers of the questions that are asked now, from the first to before the next."""
         self._missing = 0
+        self._is_there = False
+        """Someone who is not liftlog has answered."""
         self._done = asyncio.Event()
         self._subscription = LinkSubscription((f"{self._inbox}.*",), None, self._receive)
         self.is_refused = False
         """NATS does not let the daemon ask, so asking again is useless."""
 
     async def ask(self, wanted: Sequence[LinkSubscription]) -> None:
-        """Set `jetstream_streams` of each to the streams of JetStream that overlap with it."""
-        connection = self.connection
+        """Set `jetstream_streams` of each to the streams of JetStream that overlap with it.
+
+        The first question is asked alone. If JetStream does not answer it, it answers none: with
+        thousands of streams this look is as short as with one.
+        """
+        questions = [(one, subject) for one in wanted for subject in one.subjects]
         try:
-            questions: list[tuple[LinkSubscription, str]] = []
-            if self._subscription not in connection.sids:
-                async with self._lock:
-                    self.is_refused = bool(await connection.subscribe([self._subscription]))
-                if self.is_refused:
-                    return
-            self._answers.clear()
-            self._done.clear()
-            questions += [(one, subject) for one in wanted for subject in one.subjects]
-            self._missing = len(questions)
-            commands = []
-            for number, (_, subject) in enumerate(questions):
-                question = json.dumps({"subject": subject}).encode()
-                head = f"PUB {_NAMES} {self._inbox}.{number} {len(question)}\r\n".encode()
-                commands.append(head + question + b"\r\n")
-            connection.send(b"".join(commands))
-            await connection.confirm()
-            if self.is_refused or not wanted:
+            if not await self._listens():
                 return
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await self._done.wait()
-        except (NatsUnavailable, TimeoutError):
-            pass  # keep what is known so far
-        logger.debug("jetstream-looked asked=%d answers=%d", len(questions), len(self._answers))
-        found: dict[LinkSubscription, set[str]] = {}
-        for number, names in self._answers.items():
-            found.setdefault(questions[number][0], set()).update(names)
-        for one, streams in found.items():
+            self._is_there = False
+            found = await self._answered([subject for _, subject in questions[:1]])
+            if self._is_there:
+                found += await self._answered([subject for _, subject in questions[1:]])
+            elif found != [None]:
+                found = [[] for _ in questions]
+        except NatsUnavailable:
+            return  # keep what is known so far
+        logger.debug("jetstream-looked asked=%d there=%s", len(questions), self._is_there)
+        told: dict[LinkSubscription, set[str]] = {}
+        for (one, _), names in zip(questions, found, strict=False):
+            if names is not None:
+                told.setdefault(one, set()).update(names)
+        for one, streams in told.items():
             self._tell(one, sorted(streams))
+
+    async def _listens(self) -> bool:
+        """Whether NATS lets the daemon hear answers."""
+        if self._subscription not in self.connection.sids:
+            async with self._lock:
+                self.is_refused = bool(await self.connection.subscribe([self._subscription]))
+        return not self.is_refused
+
+    async def _answered(self, subjects: Sequence[str]) -> list[list[str] | None]:
+        """The streams on each subject; None without an answer. Raises NatsUnavailable."""
+        first = self._first = self._asked
+        self._asked += len(subjects)
+        self._answers = {}
+        self._missing = len(subjects)
+        self._done.clear()
+        commands = []
+        for number, subject in enumerate(subjects, first):
+            question = json.dumps({"subject": subject}).encode()
+            head = f"PUB {_NAMES} {self._inbox}.{number} {len(question)}\r\n".encode()
+            commands.append(head + question + b"\r\n")
+        self.connection.send(b"".join(commands))
+        await self.connection.confirm()
+        if subjects and not self.is_refused:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await self._done.wait()
+        return [self._answers.get(number) for number in range(first, self._asked)]
 
     def _tell(self, one: LinkSubscription, names: list[str]) -> None:
         if names and names != one.jetstream_streams:
@@ -144,9 +168,13 @@ class _Look:
                 # Without JetStream, NATS answers "no responders" with an empty payload.
                 found = json.loads(payload) if payload else {}
                 # Another node of the cluster may answer in the place of JetStream.
-                names = [] if MARK in found else found.get("streams") or []
+                is_ours = not found or MARK in found
+                names = [] if is_ours else found.get("streams") or []
             except (ValueError, AttributeError):
                 continue
+            if number < self._first:
+                continue  # too late
+            self._is_there |= not is_ours
             if isinstance(names, list):
                 self._answers[number] = list(map(str, names))
             self._missing -= 1
