@@ -70,11 +70,17 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
             involved=((*at, "jetstream", "max_msgs_per_subject"), (*at, "subject_sequences")),
         )
 
-    if stream.retention.discard == "new" and stream.compaction is not None:
+    is_bucket = own is not None and own.max_msgs_per_subject == 1
+    if (
+        stream.retention.discard == "new"
+        and stream.compaction is not None
+        and not (is_bucket and stream.retention.max_messages is None)
+    ):
         # A key's new value would be refused although it makes another one superfluous.
         yield Finding(
             (*at, "retention", "discard"),
-            "'new': expected old with compaction",
+            "'new': expected old with compaction, except for max_bytes with "
+            "jetstream.max_msgs_per_subject: 1",
             involved=((*at, "compaction"),),
         )
     yield from _check_replicas(stream, at)

@@ -1,5 +1,6 @@
-"""What JetStream would have deleted is not shown: what was purged, and what is too old. It stays so
-when the daemon is killed, and clients can create it anew."""
+"""What JetStream would have deleted is not shown, and does not count: what was purged, what is too
+old, what a newer value supersedes. It stays so when the daemon is killed, and clients can create it
+anew."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.errors import KeyNotFoundError, NoKeysError
+from nats.js.errors import APIError, KeyNotFoundError, NoKeysError
 from nats.js.kv import KeyValue
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
@@ -221,3 +222,55 @@ async def test_what_is_too_old_is_not_there(js: JetStreamContext, raw: RawNats) 
     state = asked(raw, f"STREAM.INFO.{bucket._stream}")["state"]
     assert state["messages"] == 2
     assert state["first_seq"] > first
+
+
+async def test_a_bucket_is_full_of_its_newest_values_only(
+    js: JetStreamContext, raw: RawNats, server: NatsServer, daemon: Daemon
+) -> None:
+    """Values that newer ones supersede are on the disk, many times as much as the bucket may
+    have."""
+    most, value = 200_000, b"x" * 10_000
+    bucket = await new_bucket(js, history=1, max_bytes=most)
+
+    async def overwritten(times: int) -> None:
+        for number in range(times):
+            async with asyncio.timeout(60):
+                while not await is_put(bucket, f"k.{number % 5}", value):
+                    await asyncio.sleep(0.05)  # it is counted some times a second
+
+    await overwritten(60)
+    assert await fill(bucket, value) in range(9, 15), "beside 5 values of 10 kB"
+    assert not await is_put(bucket, "another", value)
+    daemon.kill()
+    daemon.start()
+    answers(server)
+    async with asyncio.timeout(60):
+        while await is_put(bucket, f"after-{secrets.token_hex(4)}", value):
+            pass
+    assert (await bucket.get("k.1")).value == value
+    assert purged(raw, bucket, "k.*") == 5
+    async with asyncio.timeout(60):
+        while not await is_put(bucket, "another", value):
+            await asyncio.sleep(0.05)
+
+
+async def is_put(bucket: KeyValue, key: str, value: bytes) -> bool:
+    try:
+        await bucket.put(key, value)
+    except APIError as error:
+        if error.err_code != 10077:
+            raise
+        return False
+    return True
+
+
+async def fill(bucket: KeyValue, value: bytes) -> int:
+    """How many values it takes until it is full for longer than a count takes."""
+    count, refused = 0, 0
+    while refused < 10:
+        if await is_put(bucket, f"more-{count}", value):
+            count, refused = count + 1, 0
+        else:
+            refused += 1
+            await asyncio.sleep(0.1)
+    return count

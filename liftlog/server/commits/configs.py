@@ -23,16 +23,53 @@ def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConf
     )
 
 
-def room_of(settings: StreamSettings, log: Log) -> Room | None:
+class NewestBytes:
+    """The size of a log without what newer records of a subject supersede, as far as someone has
+    counted it; if no one can, all of it counts."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._counted: int | None = None
+        self._at_bytes = 0
+
+    def expect_count(self) -> None:
+        """It will be counted in a moment; until then only what comes counts, so that a value is not
+        refused for those that it and others have superseded."""
+        self.count(0, self._log.size_bytes)
+
+    def count(self, size_bytes: int | None, at_bytes: int = 0) -> None:
+        """That was the size of the newest records when the whole log had `at_bytes`, or a little
+        later; None: not known."""
+        self._counted, self._at_bytes = size_bytes, at_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """What came since it was counted counts as new subjects."""
+        size_bytes = self._log.size_bytes
+        if self._counted is None:
+            return size_bytes
+        return self._counted + max(0, size_bytes - self._at_bytes)
+
+
+def counts_newest(settings: StreamSettings) -> bool:
+    """Whether a limit of bytes is one of the newest records of each subject."""
+    own, limits = settings.jetstream, settings.retention
+    is_bucket = own is not None and own.max_msgs_per_subject == 1
+    return is_bucket and limits.discard == "new" and limits.max_bytes is not None
+
+
+def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | None:
     """None if old records give way to new ones, or nothing limits them."""
     limits = settings.retention
     if limits.discard == "old" or (limits.max_messages is None and limits.max_bytes is None):
         return None
-    return Room(
-        limits.max_messages,
-        limits.max_bytes,
-        lambda: Stored(log.log_start_offset, log.log_end_offset, log.size_bytes),
-    )
+    is_bucket = counts_newest(settings)
+
+    def stored() -> Stored:
+        size_bytes = newest.size_bytes if is_bucket else log.size_bytes
+        return Stored(log.log_start_offset, log.log_end_offset, size_bytes)
+
+    return Room(limits.max_messages, limits.max_bytes, stored)
 
 
 def window_ns(settings: StreamSettings) -> int:

@@ -18,7 +18,13 @@ from liftlog.errors import DiskFull
 from liftlog.log import Log
 from liftlog.log.leases import MAX_POSSIBLE_LOSSES
 from liftlog.server.commits.committing import CommitResources, GroupCommits
-from liftlog.server.commits.configs import log_config, room_of, sequencer_config, window_ns
+from liftlog.server.commits.configs import (
+    NewestBytes,
+    log_config,
+    room_of,
+    sequencer_config,
+    window_ns,
+)
 from liftlog.server.commits.gate import CommitGate, LocalGate
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.commits.subjects import SubjectUpkeep
@@ -102,7 +108,8 @@ class StreamHost:
             name, committers.pool, begin_next=self.kick, after_exclusive=self._after_exclusive
         )
         self._shared = committers
-        sequencer.room = room_of(settings, log)
+        self.newest = NewestBytes(log)
+        sequencer.room = room_of(settings, log, self.newest)
         self._refuse_with = _standing_refusal(settings) if is_leading else NOT_LEADING
         self._waiters = WatermarkWaiters()
         self.subjects = SubjectUpkeep(log, sequencer, self._waiters, is_leading=is_leading)
@@ -322,7 +329,7 @@ class StreamHost:
             settings.dedupe.max_ids,
         )
         self.subjects.adopt(settings)
-        self.sequencer.room = room_of(settings, self.log)
+        self.sequencer.room = room_of(settings, self.log, self.newest)
         self.log.config = log_config(settings, replicated=self.log.config.replicated)
         # Only the standing refusals follow the settings: a stream that has failed, or whose daemon
         # is stopping, keeps refusing.

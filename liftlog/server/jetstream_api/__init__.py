@@ -7,6 +7,10 @@ methods        which function answers which request, and what a request is
 streams        INFO and STREAM.*: streams described, created, changed, deleted
 messages       STREAM.MSG.GET and DIRECT.GET: single records, and batches of them
 lookups        finds records by offset, subject and time
+newest         which records of a stream are the newest of their subjects
+shown          what JetStream would still have, by age and subject
+sizes          how large the newest records of a bucket are
+purging        STREAM.PURGE: the oldest messages, or some subjects
 stream_config  JetStream's configuration of a stream, from our settings and into them
 consumers      CONSUMER.*: ordered reading
 consumer_table, consumer   all consumers; one of them, which delivers to its client

@@ -51,6 +51,7 @@ from liftlog.server.jetstream_api.methods import (
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.jetstream_api.shown import Ages
+from liftlog.server.jetstream_api.sizes import Sizes
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -177,6 +178,7 @@ class JetStreamApi:
         )
         self._services = services
         self._ages = Ages(broker, services.cold_readers)
+        self._sizes = Sizes(broker, services.cold_readers, self._ages)
         self._consumers = Consumers(broker, services, self._ages, _leaf_link(broker))
         self._parts = Parts(
             broker,
@@ -206,7 +208,11 @@ class JetStreamApi:
         self._presence = Presence(self.link, self._mark)
         self.link.on_connected.append(self._look_again)
         self._consumers.start()
-        tasks = {"look": self._keep_looking(), "ages": self._ages.keep()}
+        tasks = {
+            "look": self._keep_looking(),
+            "ages": self._ages.keep(),
+            "sizes": self._sizes.keep(),
+        }
         tasks |= {f"{number}": self._work() for number in range(WORKERS)}
         self._tasks = [
             asyncio.create_task(one, name=f"jetstream-api-{name}") for name, one in tasks.items()

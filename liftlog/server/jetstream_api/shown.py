@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from weakref import WeakKeyDictionary
 
@@ -41,15 +42,7 @@ class Ages:
         return start if age is None else max(start, age.first_offset)
 
     async def keep(self) -> None:
-        while True:
-            began = time.monotonic()
-            for host in list(self._broker.hosts.values()):
-                try:
-                    await self._look(host)
-                except (LiftlogError, OSError) as error:
-                    logger.warning("age-unknown stream=%s error=%s", host.name, error)
-            took = time.monotonic() - began
-            await asyncio.sleep(max(_LOOK_SECONDS, took / _MOST_OF_TIME))
+        await look_often(self._broker, self._look)
 
     async def _look(self, host: StreamHost) -> None:
         settings = host.settings
@@ -58,7 +51,7 @@ class Ages:
             if self._known.pop(host, None) is not None and host.sequencer.subjects is not None:
                 host.sequencer.subjects.expired_below = 0
             return
-        max_age_ns, now_ns = int(seconds * _NS), time.time_ns()
+        max_age_ns, now_ns = int(seconds * _NS), self._broker.now_ns()
         age = self._known.get(host)
         if age is None or age.max_age_ns != max_age_ns or age.until_ns <= now_ns:
             age = await asyncio.wrap_future(
@@ -67,6 +60,19 @@ class Ages:
             self._known[host] = age
         if host.sequencer.subjects is not None:  # perhaps another table than before
             host.sequencer.subjects.expired_below = age.first_offset
+
+
+async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None]]) -> None:
+    """At each stream, for ever."""
+    while True:
+        began = time.monotonic()
+        for host in list(broker.hosts.values()):
+            try:
+                await look(host)
+            except (LiftlogError, OSError) as error:
+                logger.warning("not-looked-at stream=%s error=%s", host.name, error)
+        took = time.monotonic() - began
+        await asyncio.sleep(max(_LOOK_SECONDS, took / _MOST_OF_TIME))
 
 
 class _Age:

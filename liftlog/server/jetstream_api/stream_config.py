@@ -168,11 +168,9 @@ class _Reader(ConfigFields):
         own["discard_new_per_subject"] = self._discard_new_per_subject(
             discard, own["max_msgs_per_subject"], no_ack=no_ack
         )
-        if has_limits and discard == "new" and own["max_msgs_per_subject"] is not None:
-            raise invalid_config(
-                "discard: new is not supported with max_msgs or max_bytes beside "
-                "max_msgs_per_subject: older messages of a subject still take room"
-            )
+        history = own["max_msgs_per_subject"]
+        if has_limits and discard == "new" and history is not None:
+            self._check_bucket_limits(history, max_messages)
         settings: dict[str, Any] = {
             "subject": self._subjects(),
             "acks": "off" if no_ack else "on",
@@ -298,6 +296,18 @@ class _Reader(ConfigFields):
                 "allow_rollup_hdrs: roll-ups are supported only with max_msgs_per_subject"
             )
         return limit
+
+    def _check_bucket_limits(self, history: int, max_messages: int | None) -> None:
+        if max_messages is not None:
+            raise invalid_config(
+                "discard: new is not supported with max_msgs beside max_msgs_per_subject: the "
+                "newest messages of each subject are counted by bytes only"
+            )
+        if history > 1:
+            raise invalid_config(
+                "max_bytes with discard: new is supported with max_msgs_per_subject: 1 only: of a "
+                "longer history nothing deletes what no longer counts; limit it by max_age"
+            )
 
     def _discard_new_per_subject(self, discard: str, history: int | None, *, no_ack: bool) -> bool:
         if not self._flag("discard_new_per_subject"):

@@ -257,6 +257,8 @@ class StreamMaker:
             gate=gate,
             is_leading=is_leading,
         )
+        if self._settings.nats.jetstream_api:
+            host.newest.expect_count()
         self._hosts[name] = host
         if before is not None:
             before.close()  # its readers find the new one

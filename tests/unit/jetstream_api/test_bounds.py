@@ -14,7 +14,7 @@ from liftlog.server.jetstream_api import consumer_table
 from liftlog.server.jetstream_api.answers import JetStreamError
 from liftlog.server.jetstream_api.budget import Budget
 from liftlog.server.jetstream_api.consumer_table import IDLE_SECONDS, MAX_CONSUMERS, Consumers
-from liftlog.server.jetstream_api.cursor import _NewestOf
+from liftlog.server.jetstream_api.newest import NewestOf
 
 ROLLUP = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n"
 
@@ -45,7 +45,7 @@ def test_what_a_search_has_noted_is_what_it_counts() -> None:
         for at, subject in enumerate(("a", "b", "a"))
     ]
     add(log, batches)
-    newest = _NewestOf(4, log.high_watermark)
+    newest = NewestOf(4, log.high_watermark)
     offset, sizes = 1, set()
     while (piece := log.read(offset, 100)) is not None:
         with piece:
