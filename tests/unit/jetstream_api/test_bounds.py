@@ -81,7 +81,7 @@ HOST = cast(StreamHost, SimpleNamespace(name="s", settings=SimpleNamespace(jetst
 
 def full_table(monkeypatch: pytest.MonkeyPatch, idle: list[float]) -> tuple[Any, list[Idle]]:
     monkeypatch.setattr(consumer_table.Consumer, "idle_seconds", Idle.idle_seconds)
-    table: Any = Consumers(cast(Any, None), cast(Any, None), None)
+    table: Any = Consumers(cast(Any, None), cast(Any, None), cast(Any, None), None)
     all_of_them = [
         Idle(number, idle[number % len(idle)], b"_INBOX.%d" % (number % 8))
         for number in range(MAX_CONSUMERS)
