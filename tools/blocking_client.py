@@ -22,13 +22,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "liftlog/client/aio"
 TARGET = ROOT / "liftlog/client/blocking"
-MODULES = ("calls.py", "client.py", "consumer.py", "group.py", "routing.py")
+MODULES = ("calls.py", "client.py", "consumer.py", "dead_letters.py", "group.py", "routing.py")
 
 NAMES = {
     "aio": "blocking",
     "Calls": "SyncCalls",
     "Client": "SyncClient",
     "Consumer": "SyncConsumer",
+    "DeadLetters": "SyncDeadLetters",
+    "Work": "SyncWork",
+    "Publisher": "SyncPublisher",
     "GroupConsumer": "SyncGroupConsumer",
     "Beating": "SyncBeating",
     "Opening": "SyncOpening",
@@ -58,6 +61,7 @@ PHRASES = {
     "Async iterator": "Iterator",
     "async with": "with",
     "Made by `connect`": "Made by `connect_sync`",
+    "client.publisher import": "client.sync_publisher import",
     """\
     Belongs to one event loop and is not thread-safe; any number of its tasks may use it at the
     same time. Cancelling a call cancels the request and leaves the client usable.
@@ -81,7 +85,7 @@ PHRASES = {
     iterator: open another consumer then, or let the handler only set a flag.
 """,
 }
-"""In docstrings and comments. A phrase may run over several lines of one of them."""
+"""In docstrings, comments and imports. A phrase may run over several lines of one of them."""
 
 _NAMES_IN_TEXT = re.compile(rf"`({'|'.join(NAMES)})\b")
 
@@ -172,7 +176,9 @@ def _formatted(text: str, path: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     rendered = render_all()
-    stale = [path for path, text in rendered.items() if path.read_text() != text]
+    stale = [
+        path for path, text in rendered.items() if not (path.exists() and path.read_text() == text)
+    ]
     if arguments == ["--check"]:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is not what its source makes: run `make blocking`")

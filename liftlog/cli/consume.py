@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +15,7 @@ from click.core import ParameterSource
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Command
+from liftlog.cli.nats_server import nats_options
 from liftlog.cli.options import (
     connect_to_server,
     debug_option,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 _FEW_RECORDS = 1000
 _FEW_RECORDS_FETCH_BYTES = 64 * 1024
+_ONLY_IN_A_GROUP = ("member", "session", "command")
+_ONLY_WITH_EXEC = ("dead_letter",)
+_ONLY_WITH_DEAD_LETTER = ("retries", "nats_url", "creds")
 _NOT_IN_A_GROUP = ("until_end", "subjects", "keys", "headers", "grep", "prefer")
 
 
@@ -132,6 +138,30 @@ def _pattern(
     help="With --group: after so long without a sign of life others get its slots. Default: 10.",
 )
 @click.option(
+    "--exec",
+    "command",
+    metavar="COMMAND",
+    help="With --group: run COMMAND by /bin/sh for each record instead of printing it; the record "
+    "counts when it ends with status 0. It reads the value on its standard input, with -o json the "
+    "record as one line of JSON, and has the variables RECORD_OFFSET, RECORD_SUBJECT, RECORD_KEY, "
+    "RECORD_STREAM and RECORD_TOMBSTONE.",
+)
+@click.option(
+    "--dead-letter",
+    metavar="SUBJECT",
+    help="With --exec: publish a record whose command fails on this NATS subject, and go on when a "
+    "stream has acked it. Default: the first such record ends this worker.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=3,
+    metavar="N",
+    help="With --dead-letter: how often to run the command again before that, after 0.5 s and "
+    "twice as long each time, at most 30 s. Default: 3.",
+)
+@nats_options
+@click.option(
     "--reconnect-for",
     type=click.FloatRange(min=0),
     default=60.0,
@@ -155,6 +185,11 @@ def consume(
     group: str | None,
     member: str | None,
     session: float,
+    command: str | None,
+    dead_letter: str | None,
+    retries: int,
+    nats_url: str | None,
+    creds: Path | None,
     reconnect_for: float,
 ) -> ExitCode:
     """Print the records of STREAM, and wait for more until Ctrl-C.
@@ -173,24 +208,32 @@ def consume(
     begins. Ctrl-C commits and leaves the group; a second one ends at once. After SIGTERM a
     --member keeps its slots for --session, so that it can be restarted without moving anything.
 
+    Status 75 of an --exec COMMAND means that it can do nothing now, whatever the record: this
+    worker ends, as it does if the shell cannot run the command, and the record comes again.
+
     \b
     Examples:
       liftlog consume orders --from -10 --until-end        the last ten
       liftlog consume orders --from @-1h:-5m -o jsonl      an hour ago to five minutes ago
       liftlog consume orders --from end --subject 'orders.eu.>'
       liftlog consume orders --group billing --member w1   a worker; start as many as you like
+      liftlog consume orders --group billing --exec ./bill.sh --dead-letter dead.orders
       liftlog consume orders --grep 'customer": 17\\b' --until-end
       liftlog consume orders --fields offset,timestamp,value.customer,headers.trace -f
       liftlog consume orders --until-end --template '{{.key}} {{.value.total}}'
     """
     if group is None:
-        _refuse("needs --group.", ("member", "session"))
+        _refuse("needs --group.", _ONLY_IN_A_GROUP)
     else:
         _refuse("cannot be combined with --group.", _NOT_IN_A_GROUP)
         if wanted.stop is not None:
             raise click.UsageError(
                 "--from cannot have an end with --group.", click.get_current_context()
             )
+    if command is None:
+        _refuse("needs --exec.", _ONLY_WITH_EXEC)
+    if dead_letter is None:
+        _refuse("needs --dead-letter.", _ONLY_WITH_DEAD_LETTER)
     if until_end:
         if wanted.stop is not None:
             raise click.UsageError(
@@ -200,16 +243,25 @@ def consume(
         wanted = Range(wanted.start, "latest")
     style, wide = output_format(), wide_wanted()
     connected = connect_to_server(reconnect_for=reconnect_for)
-    with connected as client, record_writer(style, wide=wide, found=grep) as write:
+    printing: AbstractContextManager[Write] = record_writer(style, wide=wide, found=grep)
+    if command is not None:
+        printing = nullcontext(lambda _: None)  # what is printed is the command's
+    with connected as client, printing as write:
         if group is None and not is_stream_name(stream, may_be_system=True):
             stream, subjects = _stream_of(client, stream), (*subjects, stream)
         start, until = resolve(client, stream, wanted)
         if group is not None:
             from liftlog.cli.consume_group import Membership
 
-            return Membership(
+            worker = Membership(
                 group, stream, member, session, start, limit, on_reset, skip_damaged
-            ).run(client, write)
+            )
+            if command is not None:
+                from liftlog.cli.consume_exec import Exec
+
+                as_json = style in ("json", "jsonl")
+                worker.command = Exec(command, as_json, dead_letter, retries, nats_url, creds)
+            return worker.run(client, write)
         reading = _Reading(
             client,
             stream,

@@ -1,7 +1,8 @@
-"""The work of `liftlog consume --group`: print the records of a member's slots, then commit them.
+"""The work of `liftlog consume --group`: print the records of a member's slots, or run a command
+for each, then commit them.
 
-SIGINT and SIGTERM end it between two batches, so exactly what was printed is committed. A second
-one kills it.
+SIGINT and SIGTERM end it between two batches, or commands, so exactly what was printed is
+committed. A second one kills it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from liftlog.cli.consume_exec import Exec, Handle, Stopping
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.problems import note, warn
 from liftlog.cli.record_lines import Write
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from liftlog.client.read_options import Start
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_STOPPING = b"Stopping: what is printed is being committed. Ctrl-C again ends at once.\n"
+_STOPPING = b"Stopping: what is done is being committed. Ctrl-C again ends at once.\n"
 
 
 @dataclass(slots=True)
 class Membership:
-    """One `consume --group`. `start` is for a group that does not exist yet."""
+    """One `consume --group`. `start` is for a group that does not exist yet. With `command`, that
+    is run for each record, and nothing is printed."""
 
     group: str
     stream: str
@@ -41,6 +43,7 @@ class Membership:
     limit: int | None
     on_reset: OnReset
     skip_damaged: bool
+    command: Exec | None = None
     slots: int = 0
     damaged: bool = False
     stopped_by: list[int] = field(default_factory=list)
@@ -61,8 +64,11 @@ class Membership:
             **options,
         )
         try:
-            with self._signals_stop(records), records:
-                self._print(records, write)
+            with self._handling(client) as handle, self._signals_stop(records), records:
+                if handle is None:
+                    self._print(records, write)
+                else:
+                    self._work(records, handle)
                 if signal.SIGINT in self.stopped_by:
                     records.leave()
         except GroupFenced as error:
@@ -83,10 +89,24 @@ class Membership:
             for batch in records.batches():
                 write(batch)
             return
-        for record in islice(records, self.limit):
+        for count, record in enumerate(records, 1):
             write([record])
-        if not self.stopped_by:
-            records.commit()  # the last one counts, too
+            if count == self.limit:
+                records.commit()  # the last one counts, too
+                return
+
+    def _handling(self, client: SyncClient) -> AbstractContextManager[Handle | None]:
+        if self.command is None:
+            return nullcontext()
+        return self.command.handling(client, lambda: bool(self.stopped_by))
+
+    def _work(self, records: SyncGroupConsumer, handle: Handle) -> None:
+        with suppress(Stopping):
+            for count, record in enumerate(records, 1):
+                handle(records, record)
+                if count == self.limit:
+                    records.commit()
+                    return
 
     @contextmanager
     def _signals_stop(self, records: SyncGroupConsumer) -> Iterator[None]:
@@ -108,15 +128,15 @@ class Membership:
 
     def _gain(self, slots: Sequence[int]) -> None:
         self.slots += len(slots)
-        self._tell_share(f"{plural(len(slots), 'slot')} more")
+        self._tell_share(f", {len(slots)} more" if self.slots > len(slots) else "")
 
     def _lose(self, slots: Sequence[int]) -> None:
         self.slots -= len(slots)
-        self._tell_share(f"{len(slots)} less")
+        self._tell_share(f", {len(slots)} less")
 
     def _tell_share(self, change: str) -> None:
         who = self.member or "this member"
-        note(f"{printable(who)} has {plural(self.slots, 'slot')} now, {change}")
+        note(f"{printable(who)} has {plural(self.slots, 'slot')} now{change}")
 
     def _skip(self, error: CorruptRange) -> None:
         warn(error.message)

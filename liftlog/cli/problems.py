@@ -174,6 +174,14 @@ def confirmed(question: str) -> bool:
     return click.confirm(question, err=True)
 
 
+_GROUP_EVENTS = {
+    "group-join-failed": "cannot join group {0} of {1}: {2}; trying again",
+    "group-commit-failed": "cannot commit what is done: {3}",
+    "group-member-lost": "{2} has lost its {3} slots, and what it had not committed: {4}",
+    "dead-letter": "offset {2} of {1} failed {3} times, and becomes a dead letter: {4}",
+}
+
+
 class ClientEvents(logging.Handler):
     """Handler of the client's logger: prints a sentence on stderr for each event."""
 
@@ -191,6 +199,8 @@ class ClientEvents(logging.Handler):
             )
         elif event == "connected-again":
             note(f"connected again after {arguments[1]:.1f} s")
+        elif event in _GROUP_EVENTS:
+            warn(_GROUP_EVENTS[event].format(*arguments))
         elif record.levelno >= logging.WARNING:
             warn(record.getMessage())
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -205,7 +205,7 @@ class Job(NamedTuple):
         try:
             return await publisher.open()
         except NatsUnavailable as error:
-            raise _not_connected(mask(", ".join(self.servers)), error) from error
+            raise not_connected(self.servers, error) from error
 
     async def _send(self) -> int:
         """Returns how many were sent."""
@@ -345,7 +345,9 @@ def load_nats(servers: Iterable[str]) -> None:
         del sys.modules["aiohttp"]
 
 
-def _not_connected(where: str, error: NatsUnavailable) -> Problem:
+def not_connected(servers: Sequence[str], error: NatsUnavailable) -> Problem:
+    """What to say when there is no connection to any of these."""
+    where = mask(", ".join(servers))
     if "authorization" in error.message.lower() or "authentication" in error.message.lower():
         return Problem(
             f"NATS at {where} refused the login: {error.message}",

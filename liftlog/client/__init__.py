@@ -16,8 +16,8 @@ Importing this package loads no server dependency.
     read_ahead, batches, buffers, batch_reader    a read: what to ask for, checked batches
     consuming                  what of a consumer's records counts, and when to store it
     group_member, grouping, beating    a member of a group: its slots, its records, its beats
-    publisher, publishing      publishing over NATS with acks
-    dead_letters               what becomes of records whose processing fails
+    publisher, sync_publisher, publishing    publishing over NATS with acks
+    dead_letters, dead_lettering    what becomes of records whose processing fails
     companions                 `envelope` and nkeys, in either distribution
 """
 

@@ -127,6 +127,7 @@ class GroupReading:
         Does nothing else, so the handler of a signal and other threads may call it.
         """
         self._stopped = True
+        self._run_until = 0.0  # nothing more at once
 
     # --- where it stands ---
 
@@ -319,7 +320,7 @@ class GroupReading:
         one = self._settings
         if one.every is not None:
             self._run_end = min(self._run_end, arrived.index + one.every - self._uncounted)
-        until = min(self._state.deadline, now + _LONGEST_RUN_SECONDS)
+        until = 0.0 if self._stopped else min(self._state.deadline, now + _LONGEST_RUN_SECONDS)
         self._run_until = until if self._commit_at is None else min(until, self._commit_at)
 
     def _settle(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
 
+from liftlog.cli import consume_exec
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.client import GroupInfo, connect_sync
 
@@ -173,6 +176,9 @@ def test_a_limit_commits_exactly_what_was_printed(liftlog: Cli) -> None:
         (("--member", "w1"), ExitCode.USAGE, "--member needs --group"),
         (("--group", "g", "--until-end"), ExitCode.USAGE, "--until-end cannot be combined"),
         (("--group", "g", "--key", "k"), ExitCode.USAGE, "--key cannot be combined"),
+        (("--exec", "true"), ExitCode.USAGE, "--exec needs --group"),
+        (("--group", "g", "--dead-letter", "d"), ExitCode.USAGE, "--dead-letter needs --exec"),
+        (("--group", "g", "--retries", "1"), ExitCode.USAGE, "--retries needs --dead-letter"),
         (("--group", "g", "--from", ":end"), ExitCode.USAGE, "--from cannot have an end"),
         (("--group", "no spaces"), ExitCode.USAGE, "no spaces"),
         (("--group", "g", "--member", "a/b"), ExitCode.USAGE, "a/b"),
@@ -193,3 +199,118 @@ def test_a_name_that_is_taken_ends_the_older_one(liftlog: Cli) -> None:
         liftlog.ok("consume", "orders", "--group", "taken", "--member", "w1", "-n", "1")
         assert older.wait() == ExitCode.CONFLICT
     assert "another client has joined" in "".join(older.said)
+
+
+# --- a command for each record ---------------------------------------------------------
+
+BILL = 'read -r value; echo "$value" >> {file}; [ "$value" != 2 ] || exit 3'
+"""It cannot bill the second record."""
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_a_command_for_each_record(liftlog: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "done"
+    variables = "$RECORD_STREAM $RECORD_OFFSET $RECORD_SUBJECT $RECORD_KEY"
+    command = f'cat >> {file}; echo " {variables}" >> {file}'
+    arguments = ("consume", "orders", "--group", "each", "--exec", command)
+    assert liftlog.ok(*arguments, "-n", "2") == ""
+    assert lines(file) == ["1 orders 1 orders.x k1", "2 orders 2 orders.x k2"]
+    assert liftlog.ok(*arguments[:-1], f"cat > {file}", "-n", "1", "-o", "json") == ""
+    assert json.loads(file.read_text())["key"] == "k3"
+    assert set(described(liftlog, "each").offsets) == {4}
+
+
+def test_a_command_that_fails_ends_the_worker_and_the_record_comes_again(
+    liftlog: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "done"
+    arguments = ("consume", "orders", "--group", "fails", "--exec", BILL.format(file=file))
+    for _ in range(2):
+        result = liftlog(*arguments)
+        assert result.exit_code == ExitCode.FAILED
+        assert "the command failed for offset 2 of orders: exit status 3" in result.stderr
+        assert "--dead-letter" in result.stderr
+    assert lines(file) == ["1", "2", "2"]
+
+
+@pytest.fixture(scope="module")
+def dead(liftlog: Cli) -> Cli:
+    liftlog.ok("stream", "create", "dead", "--subject", "dead.>")
+    return liftlog
+
+
+def dead_letters(liftlog: Cli, group: str) -> list[dict[str, Any]]:
+    found = liftlog.objects("consume", "dead", "--until-end")
+    return [one for one in found if one["headers"]["Liftlog-Dead-Group"] == group]
+
+
+def test_a_record_whose_command_fails_becomes_a_dead_letter(dead: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "done"
+    more = ("--dead-letter", "dead.orders", "--retries", "1", "-n", "4", "-o", "table")
+    with Worker(dead, "aside", "--exec", BILL.format(file=file), *more) as worker:
+        assert worker.wait() == 0
+    said = "".join(worker.said)
+    assert "offset 2 of orders failed 2 times, and becomes a dead letter" in said
+    assert worker.records == []
+    assert lines(file) == ["1", "2", "2", "3", "4"]
+    (letter,) = dead_letters(dead, "aside")
+    assert (letter["subject"], letter["key"], letter["value"]) == ("dead.orders", "k2", "2")
+    assert letter["headers"]["Liftlog-Dead-Error"] == "CommandFailed: exit status 3"
+    assert letter["headers"]["Liftlog-Dead-Attempts"] == "2"
+    assert set(described(dead, "aside").offsets) == {5}
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("exit 75", ExitCode.TRY_AGAIN, "it asks to be run again later"),
+        ("no-such-command", ExitCode.FAILED, "the shell does not find it"),
+    ],
+)
+def test_what_is_not_the_record_s_fault(dead: Cli, command: str, code: int, words: str) -> None:
+    """A database that is down must not turn each record into a dead letter."""
+    more = ("--dead-letter", "dead.orders") if code == ExitCode.TRY_AGAIN else ()
+    result = dead("consume", "orders", "--group", "later", "--exec", command, *more)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert dead_letters(dead, "later") == []
+    assert max(described(dead, "later").offsets) <= 1
+
+
+def test_ctrl_c_lets_the_command_of_the_record_in_hand_end(liftlog: Cli, tmp_path: Path) -> None:
+    file, go_on = tmp_path / "done", tmp_path / "go-on"
+    os.mkfifo(go_on)
+    command = f"echo begun >> {file}; read -r _ < {go_on}; echo done >> {file}"
+    with Worker(liftlog, "waits", "--exec", command) as worker:
+        until(lambda: lines(file) == ["begun"], PATIENCE, "it works")
+        os.killpg(worker.process.pid, signal.SIGINT)  # as a terminal does
+        until(lambda: "Stopping" in "".join(worker.said), PATIENCE, "it was told")
+        go_on.write_text("go on\n")  # for one command
+        assert worker.wait() == ExitCode.INTERRUPTED
+    assert lines(file) == ["begun", "done"]
+    end = described(liftlog, "waits")
+    assert (end.members, set(end.offsets)) == ([], {2})
+
+
+def test_ctrl_c_ends_the_attempts_and_the_record_is_not_done(dead: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "tried"
+    more = ("--dead-letter", "dead.orders", "--retries", "1000")
+    with Worker(dead, "tries", "--exec", f"echo >> {file}; exit 1", *more) as worker:
+        until(lambda: len(lines(file)) > 1, PATIENCE, "it tries again")
+        assert worker.end(signal.SIGINT) == ExitCode.INTERRUPTED
+    assert dead_letters(dead, "tries") == []
+    end = described(dead, "tries")
+    assert end.members == []
+    assert max(end.offsets) <= 1
+
+
+def test_dead_letters_need_nats_and_a_stream(liftlog: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_exec, "_CONNECT_SECONDS", 0.2)
+    arguments = ("consume", "orders", "--exec", "false", "--dead-letter", "nowhere")
+    result = liftlog(*arguments, "--group", "away", "--nats", "nats://127.0.0.1:1")
+    assert result.exit_code == ExitCode.CANNOT_CONNECT
+    assert "no stream that this login may read records nowhere" in result.stderr
+    assert described(liftlog, "away") == GroupInfo(), "it became a member before"

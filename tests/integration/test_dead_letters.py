@@ -11,9 +11,10 @@ from support.daemon import Daemon
 from support.ingesting import assert_no_traceback
 from support.nats_server import NatsServer
 
-from liftlog.client import Client, Record, connect
-from liftlog.client.dead_letters import DeadLetters
+from liftlog.client import Client, Record, connect, connect_sync
+from liftlog.client.dead_letters import DeadLetters, SyncDeadLetters
 from liftlog.client.publisher import NotPublished, Publisher
+from liftlog.client.sync_publisher import SyncPublisher
 from liftlog.errors import GroupFenced, InvalidArgument
 
 pytestmark = pytest.mark.integration
@@ -187,6 +188,43 @@ async def test_a_consumer_with_a_checkpoint_and_a_dead_letter_of_its_own(
     assert bill.attempts == [1, 2]
     found = [record async for record in client.read("orders", "earliest", "end")]
     assert [one.subject for one in found] == ["orders.x", "orders.dead"]
+
+
+def test_the_blocking_twin(daemon: Daemon, server: NatsServer) -> None:
+    done: list[int] = []
+    attempts: list[int] = []
+
+    def bill(record: Record) -> None:
+        if record.value == b"bad":
+            attempts.append(record.offset)
+            raise BadRecord("no such customer")
+        done.append(record.offset)
+        if record.offset == 3:
+            records.stop()
+
+    with (
+        SyncPublisher(server.url) as publisher,
+        connect_sync(daemon.pull_address) as client,
+    ):
+        for value in (b"1", b"bad", b"3"):
+            publisher.publish("orders.x", value, key="a", expect=["orders"])
+        nowhere = SyncDeadLetters(publisher, "nowhere", retries=0, errors=(ZeroDivisionError,))
+        with pytest.raises(BadRecord), client.group("billing", "orders", session=600) as records:
+            nowhere.run(records, bill)
+        sorter = SyncDeadLetters(
+            publisher, "dead.orders", expect=["dead"], retries=2, pause=0.001, errors=(BadRecord,)
+        )
+        with client.group("billing", "orders", session=600) as records:
+            sorter.run(records, bill)
+        assert (done, attempts) == ([1, 3], [2, 2, 2, 2])
+        assert sorter.published == 1
+        (letter,) = client.read("dead", "earliest", "end")
+        assert (letter.key, letter.value) == (b"a", b"bad")
+        assert letter.headers["Liftlog-Dead-Error"] == "BadRecord: no such customer"
+        assert letter.headers["Liftlog-Dead-Attempts"] == "3"
+        info = client.describe_group("billing", "orders")
+        assert info is not None
+        assert (info.lag, info.members) == (0, [])
 
 
 async def test_what_cannot_be(publisher: Publisher) -> None:

@@ -110,7 +110,7 @@ def test_consume(tmp_path: Path) -> None:
 def test_dead_letters(tmp_path: Path) -> None:
     streams = {"orders": {"subject": "orders.>"}, "dead": {"subject": "dead.>"}}
     with NatsServer() as server, Daemon(server.url, {"streams": streams}) as daemon:
-        worker, again = examples("dead-letters.md")
+        worker, blocking, again = examples("dead-letters.md")
         publish = Cli(daemon, server).ok
         for value in ("1", "x", "3"):
             publish("pub", "orders.new", value, "--key", "k")
@@ -129,7 +129,16 @@ def test_dead_letters(tmp_path: Path) -> None:
                 found = [
                     (one.subject, one.key, one.value) for one in client.read("orders", 4, "end")
                 ]
-    assert found == [("orders.new", b"k", b"x")]
+        assert found == [("orders.new", b"k", b"x")]
+        publish("pub", "orders.new", "5", "--key", "k")
+        blocking = blocking.replace("(ValueError,)", "(ValueError,), retries=0")
+        with started(blocking, (server, daemon), tmp_path) as process:
+            with connect_sync(daemon.pull_address) as client:
+                until(lambda: (client.describe_group("billing", "orders") or GroupInfo()).lag == 0)
+            process.terminate()
+            printed, said = process.communicate(timeout=60)
+            assert (process.returncode, printed) == (0, "billed 5\n")
+            assert "dead-letter group=billing stream=orders offset=4 attempts=1" in said
 
 
 def test_exactly_once_with_kills_in_the_middle(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """The asyncio client.
 
-client    `Client`: reading, and the consumer that it opens
-calls     its calls that are one request and one answer
-consumer  `Consumer`: a stream read from a stored checkpoint on
-group     the members of a consumer group share a stream
-routing   a session for each node of a cluster that is asked something
-session   the way to a daemon: one connection, and another one when it is lost
-link      one connection, over a socket of its own
+client        `Client`: reading, and the consumer that it opens
+calls         its calls that are one request and one answer
+consumer      `Consumer`: a stream read from a stored checkpoint on
+group         the members of a consumer group share a stream
+dead_letters  records that could not be processed are published elsewhere
+routing       a session for each node of a cluster that is asked something
+session       the way to a daemon: one connection, and another one when it is lost
+link          one connection, over a socket of its own
 """

@@ -1,5 +1,6 @@
 """The blocking client, without threads.
 
-client, calls, consumer, group, routing   made from those of `liftlog.client.aio` by `make blocking`
-session, link                             by hand: the way to the daemon, and one connection
+client, calls, consumer, group, dead_letters, routing
+               made from those of `liftlog.client.aio` by `make blocking`
+session, link  by hand: the way to the daemon, and one connection
 """

@@ -499,6 +499,17 @@ async def test_stop_ends_the_iteration_and_everything_returned_counts(
     assert (info.offsets, info.members) == ([101] * 64, [])
 
 
+async def test_stop_ends_the_iteration_although_more_records_have_come(client: Opened) -> None:
+    """Also within the time in which records are returned without a look at anything else."""
+    group = client.client.group("billing", "orders", session=60)
+    assert [one.offset for one in await client.take(group, 2)] == [1, 2]
+    group.stop()
+    assert await client.take(group, 1) == []
+    await client.of(group, "close")
+    info = await client.call("describe_group", "billing", "orders")
+    assert max(info.offsets) == 3
+
+
 async def test_a_member_that_is_stopped_before_it_begins_does_not_join(client: Opened) -> None:
     group = client.client.group("billing", "orders")
     group.stop()

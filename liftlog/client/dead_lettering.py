@@ -1,0 +1,117 @@
+"""The part of dead letters that does not wait, shared by both kinds: what a record's failure costs,
+and what is published then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from liftlog.client.publishing.message import fits_header_line
+from liftlog.errors import InvalidArgument
+from liftlog.records.decode import Record
+from liftlog.records.message_headers import KEY, TOMBSTONE
+
+STREAM = "Liftlog-Dead-Stream"
+OFFSET = "Liftlog-Dead-Offset"
+SUBJECT = "Liftlog-Dead-Subject"
+GROUP = "Liftlog-Dead-Group"
+ERROR = "Liftlog-Dead-Error"
+ATTEMPTS = "Liftlog-Dead-Attempts"
+WAS_TOMBSTONE = "Liftlog-Dead-Tombstone"
+LEFT_OUT = "Liftlog-Dead-Left-Out"
+"""What of the record the dead letter does not hold, because it fits no message."""
+
+_NOT_KEPT = ("nats-", "liftlog-dead-")
+"""Headers that begin so were for the server that stored it, or are of an earlier dead letter."""
+_MAX_ERROR_CHARACTERS = 500
+_MAX_PAUSE_SECONDS = 30.0
+
+logger = logging.getLogger("liftlog.client")
+
+Work = Callable[[Record], Awaitable[object]]
+SyncWork = Callable[[Record], object]
+
+
+class Lettering:
+    """How often to try, and the letter of a record that failed for the last time. The two kinds of
+    DeadLetters add what waits."""
+
+    def __init__(
+        self,
+        subject: str,
+        expect: Sequence[str],
+        retries: int,
+        pause: float,
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        """Raises InvalidArgument."""
+        if retries < 0 or not 0 <= pause <= _MAX_PAUSE_SECONDS:
+            raise InvalidArgument(f"retries={retries!r} or pause={pause!r} is out of range")
+        self.published = 0
+        """Dead letters that were acked."""
+        self._subject = subject
+        self._expect = expect or None
+        self._retries = retries
+        self._pause = pause
+        self._errors = errors
+
+    def _pause_after(self, attempt: int, record: Record, error: Exception) -> float:
+        """Seconds until the next one."""
+        logger.info("attempt-failed offset=%d error=%r", record.offset, error)
+        doublings = min(attempt - 1, 64)
+        return float(min(self._pause * 2**doublings, _MAX_PAUSE_SECONDS))
+
+    def _letters(
+        self, name: str, stream: str, record: Record, error: Exception, attempts: int
+    ) -> Iterator[dict[str, Any]]:
+        """What to publish: whole, and then with less and less of the record, for what takes no
+        more. Nothing for a record that is a dead letter of the same subject: another one of it
+        would come back, too."""
+        reason = _one_line(f"{type(error).__name__}: {error}")
+        logger.warning(
+            "dead-letter group=%s stream=%s offset=%d attempts=%d error=%s",
+            name,
+            stream,
+            record.offset,
+            attempts,
+            reason,
+        )
+        if record.subject == self._subject:
+            return
+        headers = {
+            STREAM: stream,
+            OFFSET: str(record.offset),
+            SUBJECT: record.subject,
+            GROUP: name,
+            ERROR: reason,
+            ATTEMPTS: str(attempts),
+        }
+        if record.value is None:
+            headers[WAS_TOMBSTONE] = "true"
+        headers = {field: text for field, text in headers.items() if fits_header_line(field, text)}
+        message_id = f"{name}/{stream}/{record.offset}/{record.timestamp_ns}"
+        for form in _forms(record, headers):
+            yield form | {"message_id": message_id, "expect": self._expect}
+
+
+def _forms(record: Record, headers: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The dead letter, whole, and then with less and less of its record."""
+    value = record.value or b""
+    own = {
+        name: text
+        for name, text in record.headers.items()
+        if not name.lower().startswith(_NOT_KEPT)
+        and name not in (KEY, TOMBSTONE)
+        and fits_header_line(name, text)
+    }
+    yield {"value": value, "key": record.key, "headers": own | headers}
+    yield {"value": value, "headers": own | headers | {LEFT_OUT: "key"}}
+    yield {"value": value, "headers": headers | {LEFT_OUT: "key, headers"}}
+    yield {"value": b"", "headers": headers | {LEFT_OUT: "key, headers, value"}}
+
+
+def _one_line(text: str) -> str:
+    """Without what a header or a terminal would act on."""
+    shown = "".join([one if one.isprintable() else " " for one in text[:_MAX_ERROR_CHARACTERS]])
+    return shown.strip()
