@@ -106,6 +106,7 @@ test-upgrade: setup ## Upgrade a cluster of an older version node by node under 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \
 	  tests/property tests/unit/log/test_crash_points.py $(ARGS)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 -m hypothesis tests/unit $(ARGS)
 
 simulate: setup ## Replication under random schedules (RUNS=n STEPS=n SEED=n; 10,000 runs take an hour)
 	SIMULATE_RUNS=$(or $(RUNS),10000) SIMULATE_STEPS=$(or $(STEPS),4000) SIMULATE_SEED=$(or $(SEED),0) \

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rounds import examples
 from support.values import binary
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
@@ -90,7 +91,7 @@ def again(columns: Any, base: int, last: int) -> RecordBatch:
     return decode_batch(raw)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(rows, shape)
 def test_a_batch_comes_back_as_it_was(rows: list[Row], shape: dict[str, bool]) -> None:
     batch = batch_of(rows, **shape)
@@ -102,7 +103,7 @@ def test_a_batch_comes_back_as_it_was(rows: list[Row], shape: dict[str, bool]) -
     assert len(copy.raw) <= len(batch.raw)  # columns that say nothing are left out
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(rows, shape, st.data())
 def test_taking_leaves_the_chosen_records(
     rows: list[Row], shape: dict[str, bool], data: st.DataObject
@@ -120,7 +121,7 @@ def test_taking_leaves_the_chosen_records(
     assert content(again(decode_columns(copy), below, batch.header.last_offset)) == expected
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples())
 @given(rows, shape, st.sampled_from(["none", "lz4", "zstd"]), st.data())
 def test_a_batch_cut_in_front_holds_what_is_left(
     rows: list[Row], shape: dict[str, bool], codec: str, data: st.DataObject
@@ -142,7 +143,7 @@ def test_a_batch_cut_in_front_holds_what_is_left(
         cut_front(batch, batch.next_offset)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(0.4))
 @given(st.lists(st.tuples(rows, shape), min_size=1, max_size=4), st.data())
 def test_joined_batches_hold_the_records_of_all(
     groups: list[tuple[list[Row], dict[str, bool]]], data: st.DataObject
@@ -159,7 +160,7 @@ def test_joined_batches_hold_the_records_of_all(
     assert content(again(joined, 7, base - 1)) == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(rows, shape, st.data())
 def test_damage_raises_nothing_but_its_own_errors(
     rows: list[Row], shape: dict[str, bool], data: st.DataObject
@@ -230,7 +231,7 @@ def test_offsets_outside_the_range_are_refused() -> None:
             again(columns, base, last)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(st.lists(rows, min_size=1, max_size=6), shape, st.booleans())
 def test_many_batches_at_once_are_what_they_are_one_by_one(
     groups: list[list[Row]], shape: dict[str, bool], tombstones: bool
@@ -257,7 +258,7 @@ def test_many_batches_at_once_are_what_they_are_one_by_one(
     assert half == 0 or together.sizes()[half - 1] == parts[0].size_bytes
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(rows, shape, st.data())
 def test_damage_among_many_raises_nothing_but_its_own_errors(
     rows: list[Row], shape: dict[str, bool], data: st.DataObject

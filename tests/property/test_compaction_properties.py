@@ -277,4 +277,4 @@ class Compaction(RuleBasedStateMachine):
 
 TestCompaction = Compaction.TestCase
 if settings.get_current_profile_name() != "fuzz":
-    TestCompaction.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+    TestCompaction.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

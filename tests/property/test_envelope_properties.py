@@ -5,6 +5,7 @@ from typing import Any
 import msgpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rounds import examples
 from support.values import binary
 
 from envelope import ACK_POLICIES, Envelope, codec, decode, encode
@@ -109,7 +110,7 @@ def test_every_truncation_is_a_plain_message() -> None:
             assert decode(data + b"\xc0") is None
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 @given(arguments, st.data())
 def test_damage_in_several_places_never_raises(given: dict[str, Any], data: st.DataObject) -> None:
     raw = bytearray(encode(**given, crc=False))
@@ -125,7 +126,7 @@ ODD_VALUES = st.one_of(
 ODD_MAPS = st.lists(st.tuples(st.sampled_from([*"kvhacpie", "x"]), ODD_VALUES), max_size=6)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(5))
 @given(ODD_MAPS, st.integers(0, 6), st.binary(max_size=2))
 def test_a_small_body_is_decoded_as_any_other(
     pairs: list[tuple[str, Any]], declared: int, rest: bytes

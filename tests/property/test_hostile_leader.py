@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.followed import CONFIG, Host, Link, followed
 from support.log_model import readable
 from support.logs import Promises, append, create
+from support.rounds import examples
 from support.simfs import SimFileSystem
 
 from liftlog.errors import LiftlogError
@@ -78,7 +79,7 @@ def body_of(leader: Log, offset: int, how: str, seed: int) -> bytes:
     return bytes(raw)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(1.5))
 @given(answers)
 def test_nothing_that_is_committed_is_lost(told: list[tuple[dict[str, Any], str, int]]) -> None:
     asyncio.run(_follow(told))

@@ -30,7 +30,7 @@ from liftlog.stream.refusals import STORE_FAILED
 from liftlog.stream.subject_sequences import SubjectSequences
 
 EXAMPLES = settings.default.max_examples
-"""As many as the profile asks for: 100 in `make test`, many more in `make fuzz`."""
+"""As many as the profile asks for: 50 in `make test`, many more in `make fuzz`."""
 T0 = 10**15
 WINDOW_NS = 10_000
 MAX_MESSAGE_BYTES = 6_000

@@ -6,6 +6,7 @@ from functools import partial
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
+from support.rounds import examples
 from support.timing import is_cheap
 
 from envelope import liftbridge, protobuf
@@ -68,7 +69,7 @@ def test_an_ack_comes_back(ack: Ack, crc: bool) -> None:
     assert decode_publish(data) is None
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(5))
 @given(st.binary(max_size=300), st.sampled_from([8, 9, 12]))
 def test_no_body_raises(body: bytes, header_size: int) -> None:
     found = decode_publish(liftbridge.COOKIE + bytes([0, header_size, 0, 0]) + body)
@@ -76,7 +77,7 @@ def test_no_body_raises(body: bytes, header_size: int) -> None:
         assert decode_publish(encode_publish(found)) == found
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 @given(publishes, st.data())
 def test_damage_in_several_places_never_raises(publish: Publish, data: st.DataObject) -> None:
     damaged = bytearray(encode_publish(publish, crc=False))

@@ -375,6 +375,6 @@ class LogMachine(LogModel):
 
 FUZZ = os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 LogMachine.TestCase.settings = settings(
-    max_examples=2000 if FUZZ else 100, stateful_step_count=60 if FUZZ else 30
+    max_examples=2000 if FUZZ else 50, stateful_step_count=60 if FUZZ else 30
 )
 TestLogMachine = LogMachine.TestCase

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rounds import examples
 
 from liftlog.log.rewrite.compact import OffsetMarks
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(
     st.integers(0, 2**60),
     st.integers(0, 70),

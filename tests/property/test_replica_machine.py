@@ -431,7 +431,7 @@ class DamagedReplicaMachine(ReplicaMachine):
 
 
 budget = settings(
-    max_examples=1500 if FUZZ else 60, stateful_step_count=80 if FUZZ else 40, deadline=None
+    max_examples=1500 if FUZZ else 30, stateful_step_count=80 if FUZZ else 40, deadline=None
 )
 ReplicaMachine.TestCase.settings = budget
 DamagedReplicaMachine.TestCase.settings = budget

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rounds import examples
 
 from compaction import RetentionDecision, RetentionPolicy, decide
 
@@ -200,7 +201,7 @@ def test_no_limit_hides_another(segments: list[Segment], policy: RetentionPolicy
     )
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(5))
 @given(logs(holes=True), policies)
 def test_a_second_look_finds_nothing_to_do(
     segments: list[Segment], policy: RetentionPolicy

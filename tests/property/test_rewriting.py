@@ -225,5 +225,5 @@ class RewritingMachine(RuleBasedStateMachine):
 
 TestRewriting = RewritingMachine.TestCase
 TestRewriting.settings = settings(
-    max_examples=5000 if FUZZ else 60, stateful_step_count=60 if FUZZ else 30, deadline=None
+    max_examples=5000 if FUZZ else 30, stateful_step_count=60 if FUZZ else 30, deadline=None
 )

@@ -9,6 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from support.rounds import examples
 from support.sequencer_model import (
     MAX_MESSAGE_BYTES,
     SIBLING,
@@ -400,7 +401,7 @@ def answers_in(commands: bytes) -> list[Any]:
     return sorted(found, key=repr)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(4))
 @given(
     STEPS,
     st.sampled_from(["on", "on", "off", "envelope"]),

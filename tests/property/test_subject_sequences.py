@@ -6,6 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
+from support.rounds import examples
 
 from liftlog.stream.subject_sequences import Notes, SubjectSequences
 
@@ -142,7 +143,7 @@ class World:
             assert count == sum(one not in gone and one >= start for one in newest.values())
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 @given(STEPS, st.sampled_from([1, 2, 3, 5, 10]), st.sampled_from([1, 1, 4, 9]))
 def test_never_a_wrong_offset(steps: list[Any], max_subjects: int, known_from: int) -> None:
     world = World(max_subjects, known_from)

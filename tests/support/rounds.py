@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Sequence
 from typing import TypeVar
 
+from hypothesis import settings
+
 T = TypeVar("T")
 
 
@@ -38,3 +40,9 @@ def one_in(count: int, places: Sequence[T], what: str) -> Sequence[T]:
 def is_torture() -> bool:
     """Whether there is time for everything."""
     return bool(rounds(0)) or os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
+
+
+def examples(part: float = 1.0) -> int:
+    """How many of Hypothesis's examples: this part of what the profile asks for, which is 50 in
+    `make test` and 20,000 in `make fuzz`."""
+    return int(part * settings.default.max_examples)

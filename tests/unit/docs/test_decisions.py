@@ -13,7 +13,8 @@ PRODUCT = ("liftlog", "envelope", "compaction", "acl")
 def protocols() -> Iterator[str]:
     for package in PRODUCT:
         for path in (ROOT / package).rglob("*.py"):
-            for found in ast.walk(ast.parse(path.read_text())):
+            source = path.read_text()
+            for found in ast.walk(ast.parse(source)) if "Protocol" in source else ():
                 if isinstance(found, ast.ClassDef):
                     bases = {getattr(base, "value", base) for base in found.bases}
                     if any(isinstance(one, ast.Name) and one.id == "Protocol" for one in bases):

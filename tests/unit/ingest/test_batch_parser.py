@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import cycle, repeat
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
+from support.rounds import examples
 
 from envelope import COOKIE, COOKIES
 from liftlog.server.ingest.batch_parser import MAX_CONTROL_LINE, BatchParser
@@ -222,7 +224,7 @@ def by_sid(rows: list[Row]) -> dict[int, list[Row]]:
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(1.5))
 @given(PIECES, st.lists(st.one_of(st.integers(1, 40), st.integers(100, 5000)), min_size=1))
 def test_the_same_messages_as_the_stock_parser(
     pieces: list[list[Row | bytes]], sizes: list[int]
@@ -233,7 +235,7 @@ def test_the_same_messages_as_the_stock_parser(
 
     async def scenario() -> None:
         batch, reference = make(ours), Parser(stock)
-        numbers = iter(sizes * (len(data) + 1))
+        numbers = cycle(sizes)
         for chunk in cut(data, numbers):
             await batch.parse(chunk)
         await reference.parse(data)
@@ -250,7 +252,7 @@ def of_several_subscriptions(rows: list[Row]) -> list[Row]:
     return [row._replace(sid=(1, 2, 77, 3)[number % 4]) for number, row in enumerate(rows)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(1.5))
 @given(
     st.lists(st.one_of(uniform_runs().map(of_several_subscriptions), uniform_runs()), max_size=6),
     st.lists(st.one_of(st.integers(1, 40), st.integers(100, 5000)), min_size=1),
@@ -265,14 +267,14 @@ def test_the_messages_of_joined_subscriptions_keep_their_order(
 
     async def scenario() -> None:
         parser = make(recorder, joined_runs=joined)
-        for chunk in cut(data, iter(sizes * (len(data) + 1))):
+        for chunk in cut(data, cycle(sizes)):
             await parser.parse(chunk)
 
     asyncio.run(scenario())
     assert recorder.rows == [row._replace(sid=1) for row in rows]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 @given(
     st.lists(
         st.one_of(
@@ -291,7 +293,7 @@ def test_garbage_is_a_protocol_error_or_nothing(parts: list[bytes], sizes: list[
     async def scenario() -> None:
         parser = make(Recorder())
         try:
-            for chunk in cut(data, iter(sizes * (len(data) + 1))):
+            for chunk in cut(data, cycle(sizes)):
                 await parser.parse(chunk)
         except ProtocolError:
             parser.reset()
@@ -440,7 +442,7 @@ async def test_a_large_message_in_many_chunks() -> None:
     payload = bytes(range(256)) * 12_000
     row = Row(1, b"big", b"r", b"NATS/1.0\r\nA: b\r\n\r\n", payload)
     data = frame(rows_of(1)[0]) + frame(row) + frame(rows_of(2)[1]) + b"PING\r\n"
-    for chunk in cut(data, iter([1000] * len(data))):
+    for chunk in cut(data, repeat(1000)):
         await parser.parse(chunk)
     assert recorder.rows == [rows_of(1)[0], row, rows_of(2)[1]]
     assert recorder.events == ["PING"]

@@ -189,9 +189,9 @@ def test_a_replica_reads_beside_a_writer_that_rolls(tmp_path: Path) -> None:
     log = Log.create(
         tmp_path / "orders",
         environment(OsFileSystem(), FakeClock()),
-        LogConfig(segment_max_bytes=4000, segment_max_age_ns=None, replicated=True),
+        LogConfig(segment_max_bytes=1500, segment_max_age_ns=None, replicated=True),
     )
-    total = 2000
+    total = 700
 
     def write() -> None:
         for i in range(total):
