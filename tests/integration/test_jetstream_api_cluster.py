@@ -7,13 +7,16 @@ import asyncio
 import contextlib
 import json
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
 from nats.errors import Error
+from support import client_publishers
 from support.cluster import Cluster
 from support.ingesting import publish_until_acked, until
 from support.nats_server import NatsServer
@@ -211,6 +214,49 @@ async def test_an_ordered_consumer_goes_on_at_the_next_leader(
         await client.close()
     cluster.start(leader)
     await asyncio.to_thread(cluster.wait_isr, "read")
+
+
+@pytest.fixture(scope="module")
+def go_reader() -> Path:
+    try:
+        return client_publishers.go_reader()
+    except client_publishers.Missing as why:
+        pytest.skip(str(why))
+
+
+def test_a_pull_ordered_consumer_goes_on_at_the_next_leader(
+    cluster: Cluster, server: NatsServer, go_reader: Path
+) -> None:
+    """That of nats.go: every record comes once, in order, while messages keep coming and their
+    stream gets another leader."""
+    config = {"name": "pulled", "subjects": ["pulled"], "num_replicas": 3}
+    count = 300
+    with RawNats(server.port, timeout=60) as raw:
+        until(
+            lambda: asked(raw, "STREAM.CREATE.pulled", config).get("error", {}).get("code") != 503
+        )
+        offsets = [publish_until_acked(raw, "pulled", b"0", "0")["seq"]]
+        with subprocess.Popen(
+            [go_reader, server.url, "pulled"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as reader:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            found = [json.loads(reader.stdout.readline())]
+            leader = cluster.leader("pulled")
+            for number in range(1, count):
+                if number == count // 3:
+                    cluster.kill(leader)
+                value = str(number)
+                offsets.append(publish_until_acked(raw, "pulled", value.encode(), value)["seq"])
+            found += [json.loads(reader.stdout.readline()) for _ in range(1, count)]
+            reader.stdin.close()
+            assert reader.stdout.read() == b""
+            assert reader.wait(60) == 0
+        assert cluster.leader("pulled") != leader
+        assert [one["value"] for one in found] == [str(number) for number in range(count)]
+        assert [one["offset"] for one in found] == offsets
+    cluster.start(leader)
+    cluster.wait_isr("pulled")
 
 
 async def published_and_read(js: Any, got: asyncio.Queue[Any], numbers: range) -> list[Any]:

@@ -2,7 +2,7 @@
 the client for Node as processes. Each repeats a message with its `Nats-Msg-Id` until it is acked.
 
 The programs are in `support/go_publisher` and `support/node_publisher`; they are built below
-`build/`, from the Go module proxy and npm.
+`build/`, from the Go module proxy and npm. Beside them is a reader with nats.go.
 """
 
 from __future__ import annotations
@@ -199,10 +199,22 @@ class Missing(Exception):
 
 def go_program() -> Program:
     """Raises Missing."""
-    source, program = _SOURCES / "go_publisher", _PLACE / "go-publisher"
+    return Program("nats.go", [_built_with_go("go-publisher", ".")])
+
+
+def go_reader() -> Path:
+    """A program that reads with a pull ordered consumer. Raises Missing."""
+    _PLACE.mkdir(parents=True, exist_ok=True)
+    with (_PLACE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return Path(_built_with_go("go-reader", "./reader"))
+
+
+def _built_with_go(name: str, package: str) -> str:
+    program = str(_PLACE / name)
     options = {"GOFLAGS": "-mod=readonly -buildvcs=false", "GOTOOLCHAIN": "local"}
-    _run(["go", "build", "-o", str(program), "."], source, options)
-    return Program("nats.go", [str(program)])
+    _run(["go", "build", "-o", program, package], _SOURCES / "go_publisher", options)
+    return program
 
 
 def node_program() -> Program:
