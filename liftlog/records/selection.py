@@ -59,6 +59,19 @@ class Selection:
         """For records that were chosen by their slots already."""
         return replace(self, slots=None)
 
+    @property
+    def is_projection(self) -> bool:
+        """Whether all records are wanted."""
+        conditions = (
+            self.subjects,
+            self.keys,
+            self.headers,
+            self.readable,
+            self.values,
+            self.slots,
+        )
+        return all(condition is None for condition in conditions)
+
     def matching(self, records: Columns) -> Flags | None:
         """True for each wanted record; None if all records are wanted."""
         found: Flags | None = None

@@ -165,6 +165,43 @@ def test_damage_on_the_daemons_disk(spark: SparkSession, logs: ServedLogs) -> No
         jar_rows(spark, **where)
 
 
+def test_values_that_a_query_does_not_use_are_not_sent(
+    spark: SparkSession, logs: ServedLogs
+) -> None:
+    end = fill(logs, count=120, size=400)
+    log = logs.broker.stream("orders").real_log
+    where: dict[str, Any] = {"server": logs.server, "stream": "orders"}
+    everything = python_rows(**where, columns=ALL_COLUMNS)
+    for columns in ("offset", "timestamp,subject", "key,stream", "headers"):
+        found = jar_rows(spark, **where, columns=columns)
+        names = columns.split(",")
+        assert sorted(map(str, found)) == sorted(
+            str({name: row[name] for name in names}) for row in everything
+        )
+    newest = jar_rows(spark, **where, columns="offset,key", compact="true")
+    assert newest == python_rows(**where, columns="offset,key", compact="true")
+    frame: Any = spark.read.format("liftlog").options(**where).load()
+    assert frame.where("subject = 'orders.1'").count() == 40 * 25
+    counted = frame.selectExpr("count(*)", "sum(offset)")
+    assert counted.collect()[0] == (end - 1, end * (end - 1) // 2)
+    slim = frame.select("offset")
+    slim.collect()
+    plan = slim._jdf.queryExecution().executedPlan()
+    while plan.children().size():
+        plan = plan.children().apply(0)
+    # Some batches are fetched as they are stored, to see how large they are.
+    assert plan.metrics().apply("liftlogBytes").value() < log.size_bytes / 2
+
+    [*_, (position, header), _] = batch_positions(log.segments[0].path)
+    flip(log.segments[0].path, position + header.length - 9)  # of a value
+    lost = f"\\[{header.base_offset}, {header.next_offset}\\)"
+    for ask in (frame.count, frame.selectExpr("max(offset)").collect, frame.collect):
+        with pytest.raises(Exception, match=f"CORRUPT_RANGE: .*{lost}"):
+            ask()
+    left: Any = spark.read.format("liftlog").options(**where, failOnDataLoss="false").load()
+    assert left.count() == end - 1 - 25
+
+
 def test_refusals_and_logins(spark: SparkSession, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("daemon")

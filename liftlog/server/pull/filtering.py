@@ -21,12 +21,15 @@ from liftlog.errors import (
 )
 from liftlog.log import Log, LogSlice
 from liftlog.log.manifest import Manifest
+from liftlog.log.rewrite.batches import Chunk
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns, Offsets, concat
 from liftlog.records.columns import can_share_batch, encode_columns
+from liftlog.records.encode import extend_batch
 from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader
 from liftlog.records.place import Place
+from liftlog.records.projection import project_batch
 from liftlog.records.selection import Selection
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.pull.pieces import Piece, SharedPieces, Stamps, chunks_in
@@ -231,9 +234,7 @@ class _Scanner:
         try:
             place = Place(piece.first_offset, piece.next_offset)
             for chunk in chunks_in(raw, place):
-                # Compressed batches may become a thousand times as long as the piece.
-                records = chunk.columns() if chunk.header.record_count else None
-                if not self._take_records(chunk.header, records) or self._is_late():
+                if not self._take_chunk(chunk) or self._is_late():
                     return False
         except CorruptBatch as error:
             raise _Damaged from error
@@ -243,6 +244,24 @@ class _Scanner:
     def _is_late(self) -> bool:
         """Whether time is up. Never before there was some progress."""
         return self._reached > self._scan.offset and time.thread_time() >= self._deadline
+
+    def _take_chunk(self, chunk: Chunk) -> bool:
+        """False when the answer is full, or at the end of the scan."""
+        header, selection = chunk.header, self._scan.selection
+        made = None
+        if selection.is_projection and header.record_count and self._is_within(header):
+            made = _projected(chunk, selection)
+        if made is None:
+            # Compressed batches may become a thousand times as long as the piece.
+            return self._take_records(header, chunk.columns() if header.record_count else None)
+        if not self._builder.add_batch(made, header):
+            self._reached = header.base_offset
+            return False
+        return self._reach(header.next_offset)
+
+    def _is_within(self, header: BatchHeader) -> bool:
+        stop = self._scan.stop_offset
+        return header.base_offset >= self._reached and (stop is None or header.next_offset <= stop)
 
     def _take_records(self, header: BatchHeader, records: Columns | None) -> bool:
         """Those of the range of `header`; False when the answer is full."""
@@ -277,6 +296,14 @@ class _Scanner:
         return True
 
 
+def _projected(chunk: Chunk, selection: Selection) -> bytearray | None:
+    """All records of a chunk as one batch; None if they are better taken one by one."""
+    if not chunk.is_one_batch:
+        return None  # of small batches, those of an answer become few
+    made = project_batch(chunk.batches[0], selection.columns)
+    return made if len(made) <= _BATCH_BYTES else None
+
+
 class _AnswerBuilder:
     """Encodes records, taken in the order of their offsets, up to `max_bytes` or one record.
 
@@ -290,7 +317,8 @@ class _AnswerBuilder:
         self._max_bytes = max_bytes
         self._done: list[bytearray] = []
         self._done_bytes = 0
-        self._end = 0  # where the last batch in `_done` ends
+        self._last_base = 0  # where the last batch in `_done` begins
+        self._end = 0  # where it ends
         self._parts: list[Columns] = []  # what will be the next batch
         self._size = 0
         self._count = 0
@@ -317,10 +345,25 @@ class _AnswerBuilder:
                     return first  # so far away that no batch reaches there
         return count
 
+    def add_batch(self, made: bytearray, header: BatchHeader) -> bool:
+        """Add a whole batch with this range; False when the answer is full."""
+        if self._parts:
+            self._flush(header.base_offset)
+        if not self._reaches(header.base_offset) or (
+            self._done and self._done_bytes + len(made) > self._max_bytes
+        ):
+            return False
+        if self.first_offset is None:
+            self.first_offset = header.base_offset
+        self.record_count += header.record_count
+        self._keep(made, header.base_offset, header.next_offset)
+        return True
+
     def finish(self, end_offset: int) -> int:
         """Let the last batch reach to `end_offset`, or as far as a batch can; returns where."""
         if self._parts:
             self._flush(end_offset)
+        self._reaches(end_offset)
         return self._end if self._done else end_offset
 
     def batches(self) -> tuple[bytearray, ...]:
@@ -343,6 +386,8 @@ class _AnswerBuilder:
                 # A record that is larger than a batch should be gets one of its own.
                 least = 1 if sizes[0] <= left or not self._done else 0
                 count = min(max(int(sizes.searchsorted(room, "right")), least), _BATCH_RECORDS)
+            if not self._reaches(base):
+                return 0
         if count and records.offsets[count - 1] >= base + _MAX_RANGE:
             count = int(records.offsets[:count].searchsorted(base + _MAX_RANGE))
         if stamps is not None and (not self._parts or can_share_batch(self._stamps, stamps)):
@@ -378,18 +423,29 @@ class _AnswerBuilder:
 
     def _flush(self, end_offset: int) -> None:
         assert self._header is not None
-        self._end = min(end_offset, self._base + _MAX_RANGE)
+        end = min(end_offset, self._base + _MAX_RANGE)
         encoded = encode_columns(
             concat(self._parts),
             base_offset=self._base,
-            last_offset=self._end - 1,
+            last_offset=end - 1,
             leader_epoch=self._header.leader_epoch,
             commit_group=self._header.commit_group,
         )
-        self._done.append(encoded)
-        self._done_bytes += len(encoded)
+        self._keep(encoded, self._base, end)
         self._header = None
         self._parts, self._size, self._count = [], 0, 0
+
+    def _keep(self, encoded: bytearray, base_offset: int, end: int) -> None:
+        self._done.append(encoded)
+        self._done_bytes += len(encoded)
+        self._last_base, self._end = base_offset, end
+
+    def _reaches(self, offset: int) -> bool:
+        """Let the last batch that is done reach to `offset`; False if no batch reaches so far."""
+        if self._done and self._end < offset:
+            self._end = min(offset, self._last_base + _MAX_RANGE)
+            extend_batch(self._done[-1], self._end - 1)
+        return not self._done or self._end >= offset
 
 
 def _subjects_size(records: Columns) -> int:

@@ -17,6 +17,7 @@ from liftlog.errors import CorruptRange, UnsupportedFormat
 from liftlog.log import Log
 from liftlog.log.filesystem import OsFile
 from liftlog.records.decode import RecordBatch, iter_batches
+from liftlog.records.encode import EncodedBatch, encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.pull import filtering, limits, pieces
 
@@ -441,3 +442,94 @@ async def test_records_that_cannot_be_decompressed_here(
         assert (answer["n"], "zstandard" in answer["m"]) == ("STREAM_UNAVAILABLE", True)
         peer.send(fetch(2))
         assert (await peer.receive())["k"] == "data", "whole batches are the client's business"
+
+
+async def test_columns_of_batches_of_all_sizes(broker: LogBroker) -> None:
+    """Large batches are taken whole, small ones put together, and part of a batch is cut out."""
+    stream = broker.streams["orders"]
+    sizes = [300, 1, 2, 3, 300, 300, 1, 300] * 3
+    for size in sizes:
+        numbers = range(size)
+        stream.append(
+            [b"x" * 100 if n % 5 else None for n in numbers], keys=[b"%d" % n for n in numbers]
+        )
+    end = 101 + sum(sizes)
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        for first, stop, most in ((101, end, 1 << 20), (150, end - 50, 1 << 20), (102, end, 4000)):
+            position, seen, values = first, [], []
+            while position < stop:
+                peer.send(fetch(1, position, p=["offset"], m=most, c=stop - position))
+                answer = await peer.receive()
+                assert answer["b"] <= most
+                assert answer["n"] > position
+                seen += offsets(answer)
+                values += [value for batch in batches(answer) for value in batch.values()]
+                position = answer["n"]
+            assert seen == list(range(first, stop))
+            expected = [b"" if n % 5 else None for size in sizes for n in range(size)]
+            assert values == expected[first - 101 : stop - 101]
+
+
+async def test_columns_of_what_compaction_left(broker: LogBroker) -> None:
+    """Batches without records, and with offsets that nothing has, beside whole ones."""
+    log, at = broker.streams["orders"].real_log, 101
+    expected = []
+    for count, size in [
+        (0, 7),
+        (200, 200),
+        (0, 5),
+        (0, 3),
+        (200, 350),
+        (3, 40),
+        (200, 200),
+        (0, 9),
+    ]:
+        last = at + size - 1
+        offsets_of_batch = [last - 2 * i for i in range(count)][::-1] if size > 2 * count else None
+        data = encode_batch(
+            base_offset=at,
+            leader_epoch=log.leader_epoch,
+            commit_group=log.commit_group,
+            stamps=[(STAMP, count)] if count else [],
+            subjects=[b"orders.eu"] * count,
+            values=[b"x" * 100] * count,
+            offsets=offsets_of_batch,
+            last_offset=last,
+        )
+        expected += offsets_of_batch or range(at, at + count)
+        log.append([EncodedBatch(data, at, last + 1, count, STAMP, STAMP)])
+        at = last + 1
+    log.sync()
+    broker.streams["orders"].commit()
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        for most in (1 << 20, 2000):
+            position, seen = 101, []
+            while position < at:
+                peer.send(fetch(1, position, p=["offset", "timestamp"], m=most))
+                answer = await peer.receive()
+                assert answer["n"] > position
+                assert answer["f"] >= position
+                seen += offsets(answer)
+                position = answer["n"]
+            assert seen == expected
+
+
+async def test_columns_end_before_damage(broker: LogBroker) -> None:
+    stream = broker.streams["orders"]
+    for _ in range(3):
+        stream.append([b"x" * 100] * 200)  # 101 to 700
+    path = stream.real_log.directory / "00000000000000000001.log"
+    raw = bytearray(path.read_bytes())
+    raw[-30_000] ^= 1  # of a value in the middle one, which is not sent
+    path.write_bytes(raw)
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(fetch(1, 101, p=["offset"]))
+        assert offsets(await peer.receive()) == list(range(101, 301))
+        peer.send(fetch(2, 301, p=["offset"]))
+        answer = await peer.receive()
+        assert (answer["n"], answer["d"]) == (
+            "CORRUPT_RANGE",
+            {"first_offset": 301, "next_offset": 501},
+        )
+        peer.send(fetch(3, 501, p=["offset"]))
+        assert offsets(await peer.receive()) == list(range(501, 701))

@@ -4,6 +4,7 @@ import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Set;
 import liftlog.records.BatchHeader;
 import liftlog.records.Failure;
 import liftlog.records.RecordBatch;
@@ -172,7 +173,8 @@ public final class FileTransport implements Transport {
     }
 
     @Override
-    public BatchSource batches(ScanRange range, Losses losses, boolean isLast) {
+    public BatchSource batches(
+            ScanRange range, Set<String> columns, Losses losses, boolean isLast) {
         return new Source(range, losses);
     }
 

@@ -2,6 +2,8 @@ package liftlog.scan;
 
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
+import java.util.HashSet;
+import java.util.Set;
 import liftlog.records.RecordBatch;
 
 /**
@@ -24,6 +26,18 @@ public final class Rows {
         pattern = options.subject() == null ? null : Subjects.tokens(options.subject());
         subject = one == null ? null : one.getBytes(StandardCharsets.UTF_8);
         key = options.narrowing().key();
+    }
+
+    /** The columns that decide which records become rows, with those of {@code compact} or without. */
+    public Set<String> columns(boolean compact) {
+        Set<String> found = new HashSet<>(Set.of(Columns.OFFSET));
+        if (pattern != null || subject != null) {
+            found.add(Columns.SUBJECT);
+        }
+        if (key != null || compact) {
+            found.add(Columns.KEY);
+        }
+        return found;
     }
 
     /** From now on only records that are the newest of their key. */

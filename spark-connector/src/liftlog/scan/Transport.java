@@ -1,6 +1,7 @@
 package liftlog.scan;
 
 import java.util.List;
+import java.util.Set;
 
 /** What plans and reads a stream. Methods throw Failure. */
 public interface Transport extends AutoCloseable {
@@ -34,9 +35,10 @@ public interface Transport extends AutoCloseable {
 
     /**
      * The batches with exactly the records of a range; {@code isLast} unless the caller will read
-     * the range again.
+     * the range again. Of columns that are not named, only the marks of tombstones are sure to be
+     * there.
      */
-    BatchSource batches(ScanRange range, Losses losses, boolean isLast);
+    BatchSource batches(ScanRange range, Set<String> columns, Losses losses, boolean isLast);
 
     @Override
     void close();

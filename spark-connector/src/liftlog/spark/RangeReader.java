@@ -1,7 +1,10 @@
 package liftlog.spark;
 
+import java.util.List;
+import java.util.Set;
 import liftlog.records.RecordBatch;
 import liftlog.scan.BatchSource;
+import liftlog.scan.Columns;
 import liftlog.scan.Losses;
 import liftlog.scan.NewestKeys;
 import liftlog.scan.Rows;
@@ -36,19 +39,22 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
         shown = new ColumnarBatch(vectors);
         losses = new Losses(range.stream(), options.failOnDataLoss());
         try {
+            Set<String> wanted = rows.columns(options.compact());
             if (options.compact()) {
-                rows.only(newest(range));
+                rows.only(newest(range, wanted));
             }
-            source = transport.batches(range, losses, true);
+            wanted.addAll(List.of(schema.fieldNames()));
+            wanted.remove(Columns.STREAM);
+            source = transport.batches(range, wanted, losses, true);
         } catch (RuntimeException error) {
             transport.close();
             throw error;
         }
     }
 
-    private NewestKeys newest(ScanRange range) {
+    private NewestKeys newest(ScanRange range, Set<String> wanted) {
         NewestKeys found = new NewestKeys();
-        try (BatchSource first = transport.batches(range, losses, false)) {
+        try (BatchSource first = transport.batches(range, wanted, losses, false)) {
             while (first.next(batch)) {
                 rows.select(batch);
                 found.note(batch, rows);

@@ -51,7 +51,7 @@ public final class ReadMetrics {
         }
     }
 
-    /** Of the batches, as stored. */
+    /** Of the batches, as stored or as a daemon has made them. */
     public static final class Bytes extends CustomSumMetric {
         static final String NAME = "liftlogBytes";
 
@@ -62,7 +62,7 @@ public final class ReadMetrics {
 
         @Override
         public String description() {
-            return "stored bytes read";
+            return "bytes of batches read";
         }
     }
 

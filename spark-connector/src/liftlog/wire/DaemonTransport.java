@@ -6,9 +6,11 @@ import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import liftlog.records.Failure;
 import liftlog.records.RecordBatch;
 import liftlog.scan.BatchSource;
+import liftlog.scan.Columns;
 import liftlog.scan.Extent;
 import liftlog.scan.Losses;
 import liftlog.scan.Narrowing;
@@ -230,8 +232,11 @@ public final class DaemonTransport implements Transport {
     }
 
     @Override
-    public BatchSource batches(ScanRange range, Losses losses, boolean isLast) {
-        BatchSource source = new Pieces(range, losses);
+    public BatchSource batches(
+            ScanRange range, Set<String> columns, Losses losses, boolean isLast) {
+        // Values are most of what a record is: without them little is left to send.
+        BatchSource source = new Pieces(
+                range, columns.contains(Columns.VALUE) ? null : List.copyOf(columns), losses);
         TaskLease share = range.guard().leaseId() == null
                 ? null
                 : new TaskLease(client, range, leaseSeconds, () -> mayGoOn(range.guard()));
@@ -241,12 +246,14 @@ public final class DaemonTransport implements Transport {
     /** The batches of one piece of a range after the other. */
     private final class Pieces implements BatchSource {
         private final ScanRange range;
+        private final List<String> columns;
         private final Losses losses;
         private int piece;
         private FetchSource open;
 
-        Pieces(ScanRange range, Losses losses) {
+        Pieces(ScanRange range, List<String> columns, Losses losses) {
             this.range = range;
+            this.columns = columns;
             this.losses = losses;
         }
 
@@ -258,7 +265,7 @@ public final class DaemonTransport implements Transport {
                         return false;
                     }
                     ScanRange part = range.only(range.pieces().get(piece++));
-                    open = new FetchSource(client, part, losses, filter);
+                    open = new FetchSource(client, part, losses, filter, columns);
                 }
                 if (open.next(into)) {
                     return true;

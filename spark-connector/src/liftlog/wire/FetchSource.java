@@ -2,6 +2,7 @@ package liftlog.wire;
 
 import static liftlog.wire.PullConnection.fields;
 
+import java.util.List;
 import java.util.Map;
 import liftlog.records.BatchHeader;
 import liftlog.records.CorruptBatch;
@@ -20,6 +21,10 @@ import liftlog.scan.ScanRange;
  * read, so that the daemon works on it meanwhile. A lost connection interrupts a read: it continues
  * after the last batch on a new one.
  *
+ * <p>Without values the daemon is asked for the wanted columns alone: it checks the whole batches and
+ * sends little of them. That is work for each batch, so small batches are fetched as they are
+ * stored. Now and then some are, to see how large they are.
+ *
  * <p>The batches of an answer tile the offsets that its head states. If the header of one is
  * damaged, the daemon, which has an index, is asked for that offset again.
  */
@@ -28,11 +33,14 @@ final class FetchSource implements BatchSource {
     private static final long FIRST_BYTES = FETCH_BYTES / 2;
     private static final long WAIT_MS = 20_000;
     private static final long NONE = -1;
+    private static final int LARGE_BATCH = 16 << 10;
+    private static final int LOOK_EVERY = 16; // so many answers can stand for 16 MiB each
 
     private final PullClient client;
     private final ScanRange range;
     private final Losses losses;
     private final Map<String, Object> filter;
+    private final List<String> columns;
     private final Backoff backoff;
     private long asked = NONE; // the offset of the next fetch
     private long fetchId = NONE;
@@ -41,6 +49,8 @@ final class FetchSource implements BatchSource {
     private String incarnation;
     private long epoch;
     private long suspect = NONE;
+    private boolean areLarge; // the batches that are stored
+    private int sinceLook;
     // The answer that is looked at:
     private byte[] body = new byte[(int) FETCH_BYTES];
     private int length;
@@ -48,12 +58,17 @@ final class FetchSource implements BatchSource {
     private Place place;
     private long firstWanted;
     private long answerEnd;
+    private boolean isMade; // for this fetch: its batches are not those that are stored
+    private int batches;
 
-    FetchSource(PullClient client, ScanRange range, Losses losses, Map<String, Object> filter) {
+    /** {@code columns} null: all of them. */
+    FetchSource(PullClient client, ScanRange range, Losses losses, Map<String, Object> filter,
+            List<String> columns) {
         this.client = client;
         this.range = range;
         this.losses = losses;
         this.filter = filter;
+        this.columns = columns;
         this.backoff = new Backoff(client.patienceMs());
         this.asked = range.first();
         this.incarnation = range.identity();
@@ -126,6 +141,9 @@ final class FetchSource implements BatchSource {
         Map<String, Object> fetch = fields("s", range.stream(), "o", asked, "m", fetchBytes,
                 "c", Math.max(range.end() - asked, 1), "w", waitMs, "x", incarnation, "e", epoch);
         fetch.putAll(filter);
+        if (columns != null && (!filter.isEmpty() || areLarge && ++sinceLook % LOOK_EVERY != 0)) {
+            fetch.put("p", columns);
+        }
         fetchId = connection.send("fetch", fetch);
         fetchBytes = Math.min(Math.max(2 * fetchBytes, 4096), FETCH_BYTES);
         waitMs = WAIT_MS;
@@ -139,7 +157,9 @@ final class FetchSource implements BatchSource {
             throw new Failure(Failure.PROTOCOL_VIOLATION,
                     "the server sent records but did not advance the next offset");
         }
-        if (!filter.isEmpty() && head.map().get("q") != Boolean.TRUE) {
+        isMade = head.map().get("q") == Boolean.TRUE;
+        areLarge |= isMade;
+        if (!filter.isEmpty() && !isMade) {
             throw new Failure(Failure.UNSUPPORTED_VERSION, "the daemon is too old to filter",
                     "upgrade it, or read without a condition on key and without filterInDaemon");
         }
@@ -160,6 +180,7 @@ final class FetchSource implements BatchSource {
         firstWanted = Math.max(from, head.number("l"));
         answerEnd = next;
         position = 0;
+        batches = 0;
         if (length == 0) {
             place = null;
         }
@@ -213,6 +234,7 @@ final class FetchSource implements BatchSource {
                 continue;
             }
             position += header.length();
+            batches++;
             place.passBy(header);
             into.trim(firstWanted, range.end());
             if (into.first() < into.last()) {
@@ -222,6 +244,7 @@ final class FetchSource implements BatchSource {
         if (reached() < answerEnd && reached() < range.end()) {
             askAbout(reached()); // the last batch does not reach to where the answer ends
         } else {
+            areLarge = isMade || length >= LARGE_BATCH * (long) batches;
             place = null;
         }
         return false;
