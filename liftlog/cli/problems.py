@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import sys
+import threading
+import time
 import traceback
 from typing import Any
 
@@ -177,13 +180,21 @@ def confirmed(question: str) -> bool:
 _GROUP_EVENTS = {
     "group-join-failed": "cannot join group {0} of {1}: {2}; trying again",
     "group-commit-failed": "cannot commit what is done: {3}",
-    "group-member-lost": "{2} has lost its {3} slots, and what it had not committed: {4}",
+    "group-member-lost": "{2} has lost its {3} slots, and what it had not committed: {4.message}",
     "dead-letter": "offset {2} of {1} failed {3} times, and becomes a dead letter: {4}",
 }
+_BLIP_SECONDS = 0.15
+"""A loss that is made good within that is not told: a member of a group has several connections,
+and finds the loss of an idle one when it needs it."""
+_TELL_AGAIN_SECONDS = 30.0
 
 
 class ClientEvents(logging.Handler):
     """Handler of the client's logger: prints a sentence on stderr for each event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._losses: dict[str, tuple[threading.Timer, float]] = {}  # by address, and when
 
     def emit(self, record: logging.LogRecord) -> None:
         event = str(record.msg).partition(" ")[0]
@@ -191,18 +202,34 @@ class ClientEvents(logging.Handler):
         if event == "position-reset":
             return  # `consume` reports it from its callback
         if event == "connection-lost":
-            warn(f"{arguments[1]}; trying again")
+            self._lost(*arguments)
+        elif event == "connected-again":
+            self._found_again(*arguments)
         elif event == "token-unencrypted":
             warn(
                 f"the token is sent to {arguments[0]} unencrypted: use tls://, a Unix socket or "
                 "--nkey"
             )
-        elif event == "connected-again":
-            note(f"connected again after {arguments[1]:.1f} s")
         elif event in _GROUP_EVENTS:
             warn(_GROUP_EVENTS[event].format(*arguments))
         elif record.levelno >= logging.WARNING:
             warn(record.getMessage())
+
+    def _lost(self, address: str, reason: object) -> None:
+        now = time.monotonic()
+        _, told = self._losses.get(address, (None, -math.inf))
+        if now >= told + _TELL_AGAIN_SECONDS:
+            timer = threading.Timer(_BLIP_SECONDS, warn, (f"{reason}; trying again",))
+            timer.daemon = True
+            self._losses[address] = timer, now
+            timer.start()
+
+    def _found_again(self, address: str, seconds: float) -> None:
+        timer, _ = self._losses.pop(address, (None, 0.0))
+        if timer is not None:
+            timer.cancel()
+            if seconds >= _BLIP_SECONDS:
+                note(f"connected again after {seconds:.1f} s")
 
 
 def tell_client_events() -> None:

@@ -1,12 +1,18 @@
 """Errors in words."""
 
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.problems import Problem, report
+from liftlog.cli.problems import ClientEvents, Problem, report
 from liftlog.errors import (
     ConfigError,
     Conflict,
+    GroupFenced,
     OffsetOutOfRange,
     StorageError,
     StreamNotFound,
@@ -86,3 +92,66 @@ def test_text_of_others_does_not_reach_the_terminal_raw(
 ) -> None:
     report(StreamNotFound("no \x1b[2Jstream"))
     assert "\\x1b[2J" in capsys.readouterr().err
+
+
+def test_a_loss_is_told_once_unless_it_is_made_good_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Timer:
+        def __init__(self, seconds: float, call: Callable[..., None], arguments: Any) -> None:
+            self.tell = partial(call, *arguments)
+            self.start = partial(waiting.append, self)
+
+        def cancel(self) -> None:
+            if self in waiting:
+                waiting.remove(self)
+
+    def a_moment_later() -> str:
+        while waiting:
+            waiting.pop(0).tell()
+        return capsys.readouterr().err
+
+    waiting: list[Timer] = []
+    now = [100.0]
+    monkeypatch.setattr("liftlog.cli.problems.threading.Timer", Timer)
+    monkeypatch.setattr("liftlog.cli.problems.time.monotonic", lambda: now[0])
+    logger = logging.Logger("client")
+    logger.addHandler(ClientEvents())
+    lost = partial(logger.warning, "connection-lost address=%s reason=%s")
+    found = partial(logger.info, "connected-again address=%s after_seconds=%.3f")
+
+    lost("a", "it is gone")
+    lost("a", "it is gone")  # another connection of it
+    lost("b", "b, too")
+    assert a_moment_later().splitlines() == [
+        "warning: it is gone; trying again",
+        "warning: b, too; trying again",
+    ]
+    found("a", 7.04)
+    found("a", 7.1)
+    assert a_moment_later() == "connected again after 7.0 s\n"
+    # An idle one is found lost later, and made good.
+    lost("a", "it is gone")
+    found("a", 0.01)
+    assert a_moment_later() == ""
+    lost("a", "again")
+    assert a_moment_later() == "warning: again; trying again\n"
+    now[0] += 31
+    lost("a", "still")
+    assert a_moment_later() == "warning: still; trying again\n"
+
+
+def test_events_of_a_group_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("client")
+    logger.addHandler(ClientEvents())
+    lost = GroupFenced("its session has ended", hint="for programs")
+    logger.warning("group-member-lost %s %s %s %d %s", "g", "orders", "w1", 7, lost)
+    logger.warning("group-join-failed %s %s %s", "g", "orders", "no answer")
+    logger.warning("group-commit-failed %s %s %s %s", "g", "orders", "w1", "the disk is full")
+    logger.warning("dead-letter %s %s %d %d %s", "g", "orders", 17, 4, "exit status 3")
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: w1 has lost its 7 slots, and what it had not committed: its session has ended",
+        "warning: cannot join group g of orders: no answer; trying again",
+        "warning: cannot commit what is done: the disk is full",
+        "warning: offset 17 of orders failed 4 times, and becomes a dead letter: exit status 3",
+    ]
