@@ -16,6 +16,7 @@ from support.cluster import NODES, Cluster, lasting_ports
 from support.ingesting import publish, publish_until_acked, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+from support.raw_pull import BlockingPull, frame
 from support.repository import REPOSITORY
 from support.stored_logs import batch_positions, flip
 
@@ -217,6 +218,19 @@ def test_the_reader_in_javascript_finds_the_leader_and_follows_it(
     offsets = [int(json.loads(line)["offset"]) for line in [first, *out.splitlines()]]
     assert offsets == list(range(1, count + 1))
     cluster.wait_isr("orders")
+
+
+def test_a_reader_who_has_read_of_a_leader_unknown_here_is_not_told_that_it_diverged(
+    cluster: Cluster,
+) -> None:
+    """Before the metadata store has said that there is no such epoch."""
+    with BlockingPull(cluster.nodes[cluster.leader("orders")].pull_port) as pull:
+        said = []
+        while not said or said[-1] != "DIVERGED":
+            pull.send(frame({"k": "fetch", "i": 1, "s": "orders", "o": 1, "e": 99}))
+            said.append(pull.receive()["n"])
+    assert {*said} == {"NOT_LEADER", "DIVERGED"}
+    assert said[0] == "NOT_LEADER"
 
 
 def test_what_is_damaged_everywhere_is_told_as_lost(cluster: Cluster) -> None:

@@ -183,7 +183,7 @@ class FetchQueue:
         log = stream.log
         if fetch.replica is not None and self._lags(waiting, stream):
             return False
-        _check_identity(fetch, log)
+        self._check_identity(fetch, log)
         if waiting.incarnation != log.incarnation or waiting.readable != readable:
             waiting.begin(log.incarnation, readable)
         if waiting.deadline is None:
@@ -215,6 +215,34 @@ class FetchQueue:
         elif not broker.replicated.is_in_sync(self._stream_name):
             return broker.led_stream(self._stream_name)
         return broker.stream(self._stream_name)
+
+    def _check_identity(self, fetch: Fetch, log: Log) -> None:
+        """Check that the client means this stream, and that what it has read before is in it.
+        Raises StaleIncarnation, Diverged, NotLeader."""
+        if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
+            raise StaleIncarnation(
+                f"the stream {fetch.stream!r} was deleted and created again since",
+                hint="describe the stream and start over",
+                incarnation=log.incarnation,
+            )
+        if fetch.epoch is None or fetch.epoch == log.leader_epoch:
+            return
+        if fetch.epoch > log.leader_epoch:
+            replicated = self._services.broker.replicated
+            if replicated is not None and replicated.knows(self._stream_name):
+                replicated.newer_epochs.check(self._stream_name, fetch.epoch)
+            raise Diverged(
+                f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
+                leader_epoch=log.leader_epoch,
+            )
+        end = log.epoch_end(fetch.epoch)
+        if type(fetch.start) is int and fetch.start > end:
+            raise Diverged(
+                f"epoch {fetch.epoch} ended at offset {end}, before {fetch.start}",
+                hint=f"records read from offset {end} on are no longer in the stream",
+                leader_epoch=log.leader_epoch,
+                epoch_end_offset=end,
+            )
 
     def _lags(self, waiting: _Waiting, stream: StreamHost) -> bool:
         """Whether the fetch waits until this copy has what the client asks for. Raises NotLeader
@@ -496,32 +524,6 @@ class FetchQueue:
 
 def _do_nothing() -> None:
     """A rest ends by itself."""
-
-
-def _check_identity(fetch: Fetch, log: Log) -> None:
-    """Check that the client means this stream, and that what it has read before is in it. Raises
-    StaleIncarnation, Diverged."""
-    if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
-        raise StaleIncarnation(
-            f"the stream {fetch.stream!r} was deleted and created again since",
-            hint="describe the stream and start over",
-            incarnation=log.incarnation,
-        )
-    if fetch.epoch is None or fetch.epoch == log.leader_epoch:
-        return
-    if fetch.epoch > log.leader_epoch:
-        raise Diverged(
-            f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
-            leader_epoch=log.leader_epoch,
-        )
-    end = log.epoch_end(fetch.epoch)
-    if type(fetch.start) is int and fetch.start > end:
-        raise Diverged(
-            f"epoch {fetch.epoch} ended at offset {end}, before {fetch.start}",
-            hint=f"records read from offset {end} on are no longer in the stream",
-            leader_epoch=log.leader_epoch,
-            epoch_end_offset=end,
-        )
 
 
 def _known_offset(fetch: Fetch, log: Log) -> int | None:

@@ -653,6 +653,40 @@ async def test_a_leader_that_cannot_lead_on_begins_anew(
     await node.close()
 
 
+async def test_a_leader_that_was_replaced_unheard_tells_no_client_that_its_records_are_gone(
+    tmp_path: Path, store: Store
+) -> None:
+    """A client has read of the next leader, and asks the one before. Where the metadata were
+    restored without an epoch, what was read in it is gone indeed."""
+    node = await started(tmp_path / "a", store)
+    streams = node.streams
+    record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.led)
+
+    async def asked() -> None:
+        await wait(lambda: not streams.newer_epochs._asking)
+
+    with pytest.raises(NotLeader):
+        streams.newer_epochs.check("s", 3)
+    await asked()
+    streams.newer_epochs.check("s", 3)  # the store has no such epoch: DIVERGED
+    streams.newer_epochs.check("s", 2)
+    with pytest.raises(NotLeader):
+        streams.newer_epochs.check("s", 4)
+    await asked()
+    elected = await change(store, lambda one: transitions.failover(one, {"a"}, "b"))
+    assert streams.led["s"].leader.epoch < elected.leader_epoch == 2, "it has not heard of it"
+    streams.newer_epochs._gone.clear()
+    with pytest.raises(NotLeader):
+        streams.newer_epochs.check("s", 2)
+    await wait(lambda: streams.followed)
+    await asked()
+    with pytest.raises(NotLeader):
+        streams.newer_epochs.check("s", 2)
+    await node.close()
+
+
 async def test_a_log_in_doubt_is_opened_again_for_the_next_role(
     tmp_path: Path, store: Store
 ) -> None:
