@@ -11,8 +11,9 @@ import errno
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from support.losefs import LoseFsHandle, Reboots, losefs
 from support.nats_server import NatsServer
 from support.replicated_load import NODE_SETTINGS, STREAMS, Load
 from support.rounds import chance_of, is_torture, modes, rounds
+from support.shifted_clock import ShiftedClock
 from support.stored_logs import batch_positions, flip
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
@@ -54,6 +56,7 @@ class Campaign:
     directory: Path
     disk: LoseFsHandle | None = None
     reboots: Reboots | None = None
+    clocks: Mapping[str, ShiftedClock] = field(default_factory=dict)
     rounds: int = 0
 
     def any_stream(self) -> str:
@@ -257,7 +260,25 @@ def _rot(directory: Path, chance: random.Random) -> set[Path]:
     return rotten
 
 
+def a_clock_jumps(campaign: Campaign) -> None:
+    """Of any node, by an hour, or back to what it was; another one leads after that, or not. A
+    message that is repeated is known all the same."""
+    cluster, chance = campaign.cluster, campaign.chance
+    campaign.clocks[chance.choice(NODES)].set_ahead(chance.choice([-3600, 3600, 0]))
+    campaign.load.wait_acked(20)
+    if chance.random() < 0.7:
+        cluster.kill(cluster.leader(campaign.any_stream()))
+    campaign.start()
+    campaign.load.wait_acked(20)
+
+
+def nothing_fails(campaign: Campaign) -> None:
+    """The checks have to hold then, too."""
+    campaign.load.wait_acked(50)
+
+
 OF_NODES: dict[str, Fault] = {
+    "nothing fails": nothing_fails,
     "followers are killed": followers_are_killed,
     "the leader is killed": the_leader_is_killed,
     "all nodes are killed": all_nodes_are_killed,
@@ -268,6 +289,7 @@ OF_NODES: dict[str, Fault] = {
     "a follower is set back": a_follower_is_set_back,
     "the metadata are set back": the_metadata_are_set_back,
     "a copy rots": a_copy_rots,
+    "a clock jumps": a_clock_jumps,
 }
 
 
@@ -279,8 +301,11 @@ if not is_torture():  # `integration/test_metadata_set_back` is its short form
 def test_nodes_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
     chance = chance_of(f"nodes {name}")
     load = Load(server, f"nodes.{name.replace(' ', '-')}", FEW if name == EACH else STREAMS)
-    with Cluster(server.url, load.settings, settings=NODE_SETTINGS, cluster=QUICK) as cluster:
-        run(Campaign(cluster, load, chance, tmp_path), OF_NODES, name)
+    clocks = {node: ShiftedClock(tmp_path / f"clock-{node}") for node in NODES}
+    with Cluster(
+        server.url, load.settings, settings=NODE_SETTINGS, cluster=QUICK, clocks=clocks
+    ) as cluster:
+        run(Campaign(cluster, load, chance, tmp_path, clocks=clocks), OF_NODES, name)
 
 
 # --- disks ----------------------------------------------------------------------------
@@ -376,3 +401,62 @@ def test_disks_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
         ) as cluster:
             campaign = Campaign(cluster, load, chance, tmp_path, disk, reboots)
             run(campaign, OF_DISKS, name)
+
+
+# --- one disk of three ------------------------------------------------------------------
+
+
+def test_who_lost_power_makes_a_majority_with_who_was_away(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    """One node hangs and gets nothing. Of the two that ack one dies, and the disk of the other one
+    forgets what was not synced. The two that come back have all that was acked, and go on."""
+    chance = chance_of("one disk")
+    load = Load(server, "disk.one", STREAMS if is_torture() else FEW)
+    with ExitStack() as stack:
+        disks = {node: stack.enter_context(losefs(tmp_path / f"disk-{node}")) for node in NODES}
+        reboots = Reboots(tmp_path)
+        cluster = stack.enter_context(
+            Cluster(
+                server.url,
+                load.settings,
+                settings=NODE_SETTINGS,
+                cluster={**QUICK, "session": "6s"},
+                directory=tmp_path / "nodes",
+                disks={node: disk.path for node, disk in disks.items()},
+                wrapper=reboots.wrapper,
+                boot_id=reboots.boot_id,
+            )
+        )
+        campaign = Campaign(cluster, load, chance, tmp_path, reboots=reboots)
+        cluster.wait_all_in_sync()
+        load.start(cluster)
+        for number in range(1, rounds(1) + 1):
+            campaign.load_for_a_while()
+            stream = campaign.any_stream()
+            leader, followers = cluster.leader(stream), cluster.followers(stream)
+            forgets, away = chance.sample(followers, 2)
+            cluster.pause(away)
+            cluster.wait_isr(stream, {leader, forgets})
+            load.wait_acked(20, [stream])
+            disk = disks[forgets]
+            disk.cut_after(chance.randint(1, 60))
+            if chance.random() < 0.5:
+                cluster.kill(leader)
+            disk.wait_cut()
+            disk.cut("some", chance.randrange(1 << 30))
+            cluster.kill(leader, forgets)
+            cluster.put_logs_aside(tmp_path, str(number))
+            reboots.reboot()
+            disk.mount()
+            cluster.resume(away)
+            cluster.start(forgets)
+            load.wait_acked(5, [stream])
+            assert cluster.leader(stream) == forgets
+            campaign.start(leader)
+            load.check(cluster, whole=is_whole(number), refused_may_be_stored=True)
+            print(
+                f"round {number}: {leader} is dead, {forgets} forgot, {away} was away", flush=True
+            )
+        load.finish()
+        load.check_all(cluster, refused_may_be_stored=True)

@@ -141,6 +141,7 @@ class ProgramPublisher(ClientPublisher):
     ) -> None:
         super().__init__(servers, subject, **{"in_flight": 4, **more})  # type: ignore[arg-type]
         self.client = program.client
+        self.knows_host = False
         self._command = program.command
 
     def run(self) -> None:

@@ -36,6 +36,7 @@ from liftlog.settings import NatsSettings
 if TYPE_CHECKING:
     from support.networks import Network
     from support.replicated_publishers import LoadPublisher
+    from support.shifted_clock import ShiftedClock
 
     from liftlog.client import ClusterStream
 
@@ -65,13 +66,15 @@ class Cluster:
         store: Path | None = None,
         advertised: Mapping[str, str] | None = None,
         network: Network | None = None,
+        clocks: Mapping[str, ShiftedClock] | None = None,
         wrapper: Sequence[str] = (),
         boot_id: Path | None = None,
     ) -> None:
         """`nats` is the URL of a server, or of each of some; `cluster` are more settings of that
         section; `disks` are places for the data of some nodes, by their names, and `store` is one
         for the metadata; `advertised` are addresses at which the others reach a node, if not at its
-        own; `network` has a machine for each node; `wrapper` and `boot_id` as for `Daemon`."""
+        own; `network` has a machine for each node; `clocks` are those of some nodes, if not of this
+        machine; `wrapper` and `boot_id` as for `Daemon`."""
         self._stack = ExitStack()
         if directory is None:
             made = tempfile.TemporaryDirectory(prefix="liftlog-cluster-")
@@ -106,6 +109,7 @@ class Cluster:
                 wrapper=wrapper,
                 boot_id=boot_id,
                 network=network.place(name) if network else None,
+                clock=clocks[name].path if clocks and name in clocks else None,
             )
         for name, disk in (disks or {}).items():
             daemon = self.nodes[name]

@@ -57,12 +57,13 @@ class Daemon:
         wrapper: Sequence[str] = (),
         boot_id: Path | None = None,
         network: Path | None = None,
+        clock: Path | None = None,
         fresh: bool = False,
     ) -> None:
         """`wrapper` is put before the command (strace and its options, absolute path first). One
         that only shows the file `boot_id` as the boot id is not needed where daemons are forked.
-        `network` is the file of the network namespace that it runs in. `fresh` starts a Python of
-        its own in any case."""
+        `network` is the file of the network namespace that it runs in, `clock` that of its
+        `ShiftedClock`. `fresh` starts a Python of its own in any case."""
         self._temporary = None
         if directory is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="liftlog-daemon-")
@@ -76,6 +77,7 @@ class Daemon:
         self.wrapper = list(wrapper)
         self._boot_id = boot_id
         self._network = network
+        self._clock = clock
         self._fresh = fresh
         self._tree: Path | None = None
         self.settings: dict[str, Any] = {
@@ -125,8 +127,10 @@ class Daemon:
                 environ=environ,
                 boot_id=self._boot_id,
                 network=self._network,
+                clock=self._clock,
             )
         assert self._network is None, "only a forked daemon can run in another network"
+        assert self._clock is None, "only a forked daemon can have another clock"
         command = [*self.program, *arguments]
         if self.wrapper:  # which must not leave the daemon behind when it is killed
             command = [*self.wrapper, *tied_to_parent(command, parent=0)]

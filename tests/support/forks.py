@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.repository import REPOSITORY
+from support.shifted_clock import follow_clock
 
 _TESTS = str(REPOSITORY / "tests")
 _READ_AT_START = ("PYTHON", "LC_", "LANG", "LD_", "OPENBLAS", "OMP_")
@@ -66,7 +67,8 @@ class Forked:
     """A process of its own session, with what tests use of `subprocess.Popen`. It reads nothing and
     writes to `output`. `arguments` are those of `liftlog`; or, with `program`, of that file.
     `boot_id` is a file that it finds instead of the system's boot id, as after a reboot; `network`
-    is the file of the network namespace that it runs in. Both need root."""
+    is the file of the network namespace that it runs in. Both need root. `clock` is the file of a
+    `ShiftedClock`."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class Forked:
         program: Path | None = None,
         boot_id: Path | None = None,
         network: Path | None = None,
+        clock: Path | None = None,
     ) -> None:
         self.args = list(arguments)
         self.returncode: int | None = None
@@ -87,6 +90,7 @@ class Forked:
             "program": None if program is None else str(program),
             "boot_id": None if boot_id is None else str(boot_id),
             "network": None if network is None else str(network),
+            "clock": None if clock is None else str(clock),
             "cwd": os.fspath(cwd or Path.cwd()),
             "environ": dict(os.environ if environ is None else environ),
         }
@@ -246,6 +250,8 @@ def _become(request: Mapping[str, object], told: socket.socket, output: int) -> 
     os.environ.clear()
     os.environ.update(environ)
     time.tzset()
+    if request["clock"] is not None:
+        follow_clock(Path(str(request["clock"])))
     with told:
         told.send(b"%d" % os.getpid())
     if request["program"] is not None:

@@ -28,10 +28,15 @@ STREAMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "leader": {"ack_policy": "leader", "rebatch": {"min_age": "0s"}},
     "keyed": {"compaction": {"min_dirty_ratio": 0.2, "tombstone_retention": "1s"}},
-    "short": {"retention": {"max_bytes": "128KiB"}, "rebatch": {"min_age": "0s"}},
+    "short": {
+        "queue_group": "workers",
+        "retention": {"max_bytes": "128KiB", "max_age": "40m"},
+        "rebatch": {"min_age": "0s"},
+    },
     "large": {"retention": {"max_bytes": "2MiB"}},
 }
-"""Plain, acked by the leader alone, compacted by key, short-lived, of large messages."""
+"""Plain, acked by the leader alone, compacted by key, short-lived in a queue group, of large
+messages."""
 NODE_SETTINGS: dict[str, Any] = {
     "log": {"recovery_checkpoint_interval": "100ms", "retention_interval": "100ms"},
     "cleaner": {"interval": "100ms"},
@@ -92,12 +97,13 @@ class Load:
             until(lambda n=name, c=count: self.acked(n) >= c, PATIENCE, f"{more} acks of {name}")
 
     def wait_each_acked(self, without: Collection[str] = ()) -> None:
-        """One more of each publisher, but for those at the servers with these addresses."""
+        """One more of each publisher, but for those at the servers with these addresses, and those
+        that may be."""
         chosen = [
             one
             for publishers in self.publishers.values()
             for one in publishers
-            if one.host not in without
+            if not without or (one.knows_host and one.host not in without)
         ]
         before = {one: one.acked for one in chosen}
         for one in chosen:

@@ -49,6 +49,8 @@ class LoadPublisher(threading.Thread):
         self.acked = 0
         self.host = ""
         """Of the server that it is connected to."""
+        self.knows_host = True
+        """Otherwise that of the server through which it published what was acked last."""
         self.easy = False
         """Some messages a second instead of some dozens."""
         self.error: BaseException | None = None
