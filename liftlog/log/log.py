@@ -14,6 +14,7 @@ from typing import Any
 from liftlog.errors import DiskFull, StorageError
 from liftlog.log import reading, structure, truncation
 from liftlog.log.active_segment import LogEnd
+from liftlog.log.arrivals import Arrivals
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import Buffer, storage_errors
 from liftlog.log.leases import Leases
@@ -67,6 +68,8 @@ class Log:
         self.commit_up_to = writer.commit_up_to
         self._counts = RecordCounts(environment.pool)
         self.leases = Leases(environment.fs, state.directory)
+        self.arrivals = Arrivals()
+        """Of a replicated log, noted by who appends."""
         try:
             self.leases.load()
         except StorageError as error:  # until they can be read nothing is removed or compacted

@@ -174,8 +174,9 @@ class DedupeWindow:
 
     # --- rebuilding ---
 
-    def add_batch(self, batch: RecordBatch) -> None:
-        """Learn the ids of a stored batch; batches come in the order of the log.
+    def add_batch(self, batch: RecordBatch, ahead_ns: int = 0) -> None:
+        """Learn the ids of a stored batch; batches come in the order of the log. Its stamps are of
+        a clock that is `ahead_ns` behind that of the window.
 
         Each id is judged at its own stamp, as when it came: an id may have been used again after
         its window, and then the later record is the original.
@@ -183,7 +184,8 @@ class DedupeWindow:
         found = message_ids(batch)
         marks = self.marks([message_id for _, _, message_id in found])
         expired_at = None
-        for (offset, stamp, _), mark in zip(found, marks, strict=True):
+        for (offset, stamped, _), mark in zip(found, marks, strict=True):
+            stamp = stamped + ahead_ns
             if stamp != expired_at:
                 self.expire(stamp)
                 expired_at = stamp

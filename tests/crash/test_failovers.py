@@ -1,4 +1,5 @@
-"""The leader of a replicated stream is killed, or stopped, again and again, under load.
+"""The leader of a replicated stream, or a follower, is killed or stopped again and again, under
+load.
 
 Publishers repeat what is not acked, with the same id. Nothing acked is lost, doubled or another
 message's, on any replica. The longest time without an ack of each round is printed:
@@ -32,10 +33,14 @@ def server() -> Iterator[NatsServer]:
 
 
 class Rounds:
-    """Publishers on a cluster, whose leader is broken and mended in each round."""
+    """Publishers on a cluster, whose leader, or a `follower`, is broken and mended in each round.
+    A follower costs acks a pause, and no change of the leader."""
 
-    def __init__(self, cluster: Cluster, server: NatsServer, what: str) -> None:
+    def __init__(
+        self, cluster: Cluster, server: NatsServer, what: str, *, follower: bool = False
+    ) -> None:
         self.cluster = cluster
+        self.follower = follower
         self.chance = chance_of(what)
         self.pauses: list[float] = []
         self.publishers = [RetryingPublisher(server.port, f"in.{one}", rate=200) for one in "pq"]
@@ -62,14 +67,19 @@ class Rounds:
         for number in range(1, count + 1):
             self.wait_acked(self.chance.randint(20, 200))
             leader = cluster.leader(STREAM)
+            chosen = self.chance.choice(cluster.followers(STREAM)) if self.follower else leader
             broken = time.monotonic()
-            break_it(leader)
-            until(lambda old=leader: cluster.stream(STREAM).leader not in (None, old), PATIENCE)
+            break_it(chosen)
+            if self.follower:
+                cluster.wait_isr(STREAM, set(NODES) - {chosen})
+                assert cluster.stream(STREAM).leader == leader
+            else:
+                until(lambda old=leader: cluster.stream(STREAM).leader not in (None, old), PATIENCE)
             self.wait_acked(20)
             self.pauses.append(max(one.longest_wait(broken - 0.5) for one in self.publishers))
             for client, pauses in self.client_pauses.items():
                 pauses.append(client.longest_wait(broken - 0.5))
-            mend(leader)
+            mend(chosen)
             cluster.wait_isr(STREAM, timeout=2 * PATIENCE)
             print(f"round {number}: {self.pauses[-1]:.2f} s without an ack", flush=True)
         for publisher in [*self.publishers, *self.clients]:
@@ -99,15 +109,43 @@ def test_the_leader_is_killed_while_others_take_over(server: NatsServer) -> None
 
 
 def test_the_leader_is_stopped_for_ten_seconds(server: NatsServer) -> None:
-    def resume_late(leader: str) -> None:
-        until(lambda: time.monotonic() > stopped[-1] + 10, 60)
-        cluster.resume(leader)
-
-    def stop(leader: str) -> None:
-        stopped.append(time.monotonic())
-        cluster.pause(leader)
-
-    stopped: list[float] = []
     with Cluster(server.url, STREAMS, settings=SETTINGS) as cluster:
         assert set(cluster.nodes) == set(NODES)
-        Rounds(cluster, server, "stopped").run(rounds(1), stop, resume_late)
+        stopped = Stopped(cluster)
+        Rounds(cluster, server, "stopped").run(rounds(1), stopped.stop, stopped.resume_late)
+
+
+class Stopped:
+    """One node at a time, for ten seconds."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._at = 0.0
+
+    def stop(self, node: str) -> None:
+        self._at = time.monotonic()
+        self._cluster.pause(node)
+
+    def resume_late(self, node: str) -> None:
+        until(lambda: time.monotonic() > self._at + 10, 60)
+        self._cluster.resume(node)
+
+
+CALM = {"balance_interval": "1h"}
+"""No leader changes but by a fault."""
+
+
+@pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture")
+def test_a_follower_is_killed(server: NatsServer) -> None:
+    """In `make test` `integration/test_cluster` and `crash/test_cluster_crashes` have that."""
+    with Cluster(server.url, STREAMS, settings=SETTINGS, cluster=CALM) as cluster:
+        run = Rounds(cluster, server, "follower killed", follower=True)
+        run.run(rounds(0), cluster.kill, cluster.start)
+
+
+@pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture")
+def test_a_follower_is_stopped_for_ten_seconds(server: NatsServer) -> None:
+    with Cluster(server.url, STREAMS, settings=SETTINGS, cluster=CALM) as cluster:
+        stopped = Stopped(cluster)
+        run = Rounds(cluster, server, "follower stopped", follower=True)
+        run.run(rounds(0), stopped.stop, stopped.resume_late)

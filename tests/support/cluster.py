@@ -208,7 +208,8 @@ class Cluster:
         """What nodes logged without power or a disk is for who looks for a fault; `assert_sound`
         does not count it."""
         for node, daemon in self.nodes.items():
-            daemon.log_path.rename(directory / f"{node}.{name}.log")
+            if daemon.log_path.exists():
+                daemon.log_path.rename(directory / f"{node}.{name}.log")
 
     # --- what it says -----------------------------------------------------------
 

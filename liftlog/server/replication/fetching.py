@@ -39,6 +39,7 @@ from liftlog.errors import (
 from liftlog.log.leases import SideState
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replica, Replicate
+from liftlog.records.header import parse_header
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.peer_link import PeerLink
 
@@ -294,6 +295,7 @@ class FollowedStream:
                 raise CorruptBatch(f"the leader's answer cannot be used: {error}") from error
         if body is None:
             return
+        end = log.log_end_offset
         try:
             log.append_raw(body)
         except ValueError as error:  # whole batches, and not those that come next
@@ -301,6 +303,11 @@ class FollowedStream:
                 f"the leader's answer does not continue this log: {error}"
             ) from error
         try:
+            known = None if self._told is None else self._told.high_watermark
+            if known is not None and known <= end < log.log_end_offset:
+                # None of it is committed, so it was written just now.
+                now_ns = log.environment.clock.monotonic_ns()
+                log.arrivals.note(end, parse_header(body).max_timestamp_ns, now_ns)
             log.note_acked(log.sync())
         except SyncFailed:
             # What was not durable was not confirmed: the leader sends it again. If the disk fails

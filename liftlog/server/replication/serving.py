@@ -158,11 +158,17 @@ class ServedStream:
         self.gate = ReplicatedGate(
             leader,
             log_end=lambda: log.log_end_offset,
-            keep=lambda batches: self._newest.add(batches, self.leader.high_watermark),
+            keep=self._keep,
             now=self._loop.time,
             wake=self._answer,
             ended=self._over,
         )
+
+    def _keep(self, batches: Sequence[EncodedBatch]) -> None:
+        if batches:
+            now_ns = self._log.environment.clock.monotonic_ns()
+            self._log.arrivals.note(batches[0].base_offset, batches[0].base_timestamp_ns, now_ns)
+        self._newest.add(batches, self.leader.high_watermark)
 
     def _over(self, reason: str) -> None:
         self.close()

@@ -101,6 +101,7 @@ class Broker:
             losses=self._losses,
             records=self.records,
             now_ns=self.now_ns,
+            steady_ns=self.intake.steady_ns,
         )
         self.compactor: Cleaner | None = None
         self.mender: Mender | None = None
@@ -117,6 +118,10 @@ class Broker:
     def now_ns(self) -> int:
         """The time by which ages are judged; see ClockGuard."""
         return self.clock_guard.now_ns()
+
+    def steady_ns(self) -> int:
+        """The clock by which message ids age."""
+        return self.intake.steady_ns()
 
     # --- start ---
 

@@ -47,24 +47,43 @@ def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
     if lineage != known.lineage or end < known.end:
         return None
     if dedupe.window_ns:
-        _rebuild(log, dedupe, now_ns - dedupe.window_ns, start=known.end)
+        _rebuild(log, dedupe, now_ns, start=known.end)
         dedupe.expire(now_ns)
     return LearnedIds(dedupe, end, lineage)
 
 
 def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
-    """Fill an empty window with the ids that it would hold if the daemon had never stopped."""
+    """Fill an empty window with the ids that it would hold if the daemon had never stopped.
+    `now_ns` is of the clock by which ids age from then on."""
     if not dedupe.window_ns:
         return
     if not _restore_snapshot(log, dedupe):
-        _rebuild(log, dedupe, now_ns - dedupe.window_ns)
+        _rebuild(log, dedupe, now_ns)
     dedupe.expire(now_ns)
 
 
-def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int, *, start: int = 0) -> None:
+class _Ages:
+    """How old records are. What arrived while this process had the log is as old as that, whatever
+    the clock of its leader said; of the rest the stamps are believed."""
+
+    def __init__(self, log: Log, window_ns: int, now_ns: int) -> None:
+        self._known = log.arrivals.known()
+        self._offset_ns = now_ns - log.environment.clock.monotonic_ns()
+        most_ahead_ns = 0 if self._known is None else self._known.most_ahead_ns + self._offset_ns
+        self.since_ns = now_ns - window_ns - most_ahead_ns
+        """No record with a lower stamp is in the window."""
+
+    def ahead_ns(self, offset: int) -> int:
+        """What to add to the stamp of the record there."""
+        return 0 if self._known is None else self._known.ahead_ns(offset) + self._offset_ns
+
+
+def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> None:
     """Learn the message ids of the window, from offset `start` on, from the log alone, including
     records below the log start whose files are still there. The ids of records that cannot be read
     are lost."""
+    ages = _Ages(log, dedupe.window_ns, now_ns)
+    since_ns = ages.since_ns
     recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
     end = log.log_end_offset  # of a replica, what is not committed yet will be, or is cut with it
     offset = max(recent[0].base_offset, start) if recent else end
@@ -79,7 +98,7 @@ def _rebuild(log: Log, dedupe: DedupeWindow, since_ns: int, *, start: int = 0) -
                 continue
             with found:
                 place = Place(found.first_offset, found.next_offset)
-                reached = _learn(log.name, found.pread(), offset, place, dedupe, since_ns)
+                reached = _learn(log.name, found.pread(), offset, place, dedupe, ages)
         except CorruptRange as error:
             with suppress(StorageError):  # the next reader tries again
                 quarantine_found(log, error)
@@ -106,7 +125,7 @@ def _note_loss(name: str, offset: int, error: object) -> None:
 
 
 def _learn(
-    name: str, raw: bytes, offset: int, place: Place, dedupe: DedupeWindow, since_ns: int
+    name: str, raw: bytes, offset: int, place: Place, dedupe: DedupeWindow, ages: _Ages
 ) -> int:
     """Add the ids of the batches in `raw` from `offset` on; returns the offset to continue at.
 
@@ -120,9 +139,10 @@ def _learn(
             place.take(header)
         except CorruptBatch:
             break
-        if header.max_timestamp_ns >= since_ns:
+        if header.max_timestamp_ns >= ages.since_ns:
             try:
-                dedupe.add_batch(decode_batch(raw, position).trim(offset))
+                batch = decode_batch(raw, position).trim(offset)
+                dedupe.add_batch(batch, ages.ahead_ns(header.base_offset))
             except CorruptBatch as error:
                 _note_loss(name, header.base_offset, error)
         position += header.length

@@ -60,7 +60,7 @@ class MovingHosts(Protocol):
     hosts: dict[str, StreamHost]
     attachments: Attachments
 
-    def now_ns(self) -> int: ...
+    def steady_ns(self) -> int: ...
     def note_possible_loss(self, host: StreamHost, reason: str) -> None: ...
 
 
@@ -276,7 +276,7 @@ class Handovers:
         taker = Taker[MessageRun](offer, min(MAX_HELD_BYTES, settings.max_pending_bytes // 2))
         taking = self._taking[name] = _Taking(taker, host, Relay(self._loop.time))
         dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
-        taking.ids = await asyncio.to_thread(learn_ids, host.log, dedupe, self._streams.now_ns())
+        taking.ids = await asyncio.to_thread(learn_ids, host.log, dedupe, self._streams.steady_ns())
         await self._decline_if_it_stops(taking)
         if not offer.is_attached:  # the next thing heard of it may be that it is led here
             taker.subscribes()
@@ -316,7 +316,7 @@ class Handovers:
         if taker.offer.is_attached:
             await self._streams.attachments.confirm_early(host)
         if taking.ids is not None:
-            now_ns = self._streams.now_ns()
+            now_ns = self._streams.steady_ns()
             taking.ids = await asyncio.to_thread(learn_more, host.log, taking.ids, now_ns)
         taker.told(message.token, message.end, taking.told, self._loop.time())
         if taker.problem:

@@ -58,6 +58,7 @@ class StreamMaker:
         losses: PossibleLosses,
         records: StreamRecords,
         now_ns: Callable[[], int],
+        steady_ns: Callable[[], int],
     ) -> None:
         self._hosts = hosts
         self._broken = broken
@@ -68,6 +69,7 @@ class StreamMaker:
         self._losses = losses
         self._records = records
         self._now_ns = now_ns
+        self._steady_ns = steady_ns
 
     # --- the start ---
 
@@ -238,7 +240,7 @@ class StreamMaker:
             settings,
             log,
             self._neighbours.ack_subjects,
-            self._now_ns(),
+            self._steady_ns(),
             is_leading=is_leading,
             ids=ids,
         )

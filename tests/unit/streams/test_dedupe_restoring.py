@@ -12,6 +12,7 @@ from support.local_broker import Running
 
 from liftlog.errors import CorruptRange, StorageError
 from liftlog.log import LogSlice
+from liftlog.log.arrivals import Arrivals
 from liftlog.server.streams.dedupe_restoring import last_message_id, restore_dedupe
 from liftlog.stream import DedupeWindow, MessageRun
 
@@ -45,6 +46,56 @@ def restored(running: Running) -> list[int]:
 async def test_all_of_them(running: Running) -> None:
     assert restored(running) == list(range(1, COUNT + 1))
     assert last_message_id(running.broker.hosts["s"].log) == b"%d" % COUNT
+
+
+HOUR_NS = 3600 * 10**9
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_what_arrived_here_is_as_old_as_that(hours: int, running: Running) -> None:
+    """Whatever the clocks say of the leaders that stamped it, and that of this node."""
+    log, here_ns = running.broker.hosts["s"].log, running.clock.monotonic_ns()
+    log.arrivals.note(20, log.max_timestamp_ns, here_ns)
+    running.clock.jumped_ns = hours * HOUR_NS
+    assert restored(running) == list(range(1, COUNT + 1))
+    running.clock.ahead_ns = 60 * 10**9
+    log.arrivals.note(40, log.max_timestamp_ns, running.clock.monotonic_ns())
+    running.clock.ahead_ns = 630 * 10**9
+    assert restored(running) == list(range(40, COUNT + 1))
+    running.clock.ahead_ns = 690 * 10**9
+    assert restored(running) == []
+
+
+async def test_stamps_that_jump_within_the_log(running: Running) -> None:
+    """Of two leaders: the clock of the second is an hour ahead, and ids are not older for that."""
+    log, now_ns = running.broker.hosts["s"].log, running.clock.monotonic_ns()
+    log.arrivals.note(1, log.max_timestamp_ns, now_ns)
+    running.clock.jumped_ns = HOUR_NS
+    host = running.broker.hosts["s"]
+    header = b"NATS/1.0\r\nNats-Msg-Id: next\r\n\r\n"
+    host.receive(MessageRun([b"in"], [b""], [b"x"], [header], has_cookie=False))
+    host.kick()
+    await host.drained()
+    log.arrivals.note(COUNT + 1, log.max_timestamp_ns, running.clock.monotonic_ns())
+    assert restored(running) == list(range(1, COUNT + 1))
+
+
+def test_arrivals_are_known_as_long_as_the_records_are_there() -> None:
+    arrivals = Arrivals()
+    assert arrivals.known() is None
+    second = 10**9
+    arrivals.note(10, 100 * second, 5 * second)
+    arrivals.note(11, 101 * second, 6 * second)  # the clocks agree on the time in between
+    arrivals.note(20, 3700 * second, 7 * second)
+    arrivals.note(30, 3701 * second, 8 * second)
+    known = arrivals.known()
+    assert known is not None
+    assert [known.ahead_ns(at) // second for at in (1, 10, 19, 20, 99)] == [-95] * 3 + [-3693] * 2
+    assert known.most_ahead_ns == -95 * second
+    arrivals.note(20, 110 * second, 15 * second)  # cut off, and written again by another leader
+    known = arrivals.known()
+    assert known is not None
+    assert known.ahead_ns(25) == -95 * second
 
 
 def failing_read(log: Any, base: int) -> Callable[..., Any]:

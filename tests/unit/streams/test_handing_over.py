@@ -45,7 +45,7 @@ class World:
             relay=lambda host: self.relay,
         )
         streams: Any = SimpleNamespace(
-            hosts={"s": self.host}, attachments=attachments, now_ns=lambda: 0
+            hosts={"s": self.host}, attachments=attachments, steady_ns=lambda: 0
         )
         self.attachments = attachments
         self.attachments.connected = True
