@@ -23,7 +23,7 @@ COUNT = 20
 
 @pytest.fixture
 def cluster(server: NatsServer) -> Iterator[Cluster]:
-    with Cluster(server.url, STREAMS) as cluster:
+    with Cluster(server.url, STREAMS, cluster={"session": "6s"}) as cluster:
         cluster.wait_isr(STREAM)
         with RawNats(server.port, timeout=60) as raw:
             for number in range(COUNT):

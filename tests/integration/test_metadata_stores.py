@@ -383,7 +383,10 @@ async def test_what_others_write_into_the_bucket_is_handed_on_or_left(
         assert await store.cas("stream.b", b"{}", entry.revision) > entry.revision
 
 
-async def test_notices_that_others_forge_change_nothing_for_long(jetstream: NatsServer) -> None:
+async def test_notices_that_others_forge_change_nothing_for_long(
+    jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_store, "_LOOK_SECONDS", 1.0)
     assert await make_bucket(jetstream, "forged")
     told: list[Entry | None] = [None]
     async with opened_bucket(jetstream, "forged") as store, asyncio.timeout(PATIENCE):

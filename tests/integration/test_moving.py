@@ -34,7 +34,7 @@ def test_a_stream_goes_round_all_nodes_while_it_is_written(
     cluster: Cluster, server: NatsServer
 ) -> None:
     """By a move of the leader's replica, by a drain, and while nodes die and come back."""
-    publisher = RetryingPublisher(server.port, "in.p", pad=100)
+    publisher = RetryingPublisher(server.port, "in.p", pad=100, rate=150.0)
     publisher.start()
     wait_acked(publisher, 50)
     old = cluster.leader("in")

@@ -154,7 +154,8 @@ def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(machine.check_clock()).status == FAILED
 
 
-def test_ports() -> None:
+def test_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_SECONDS", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -167,8 +168,9 @@ def test_ports() -> None:
     assert only(network.check_ports(lost)).status == FAILED
 
 
-def test_ports_of_another_program_that_answers() -> None:
+def test_ports_of_another_program_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It speaks HTTP, but is not liftlog."""
+    monkeypatch.setattr(network, "_SECONDS", 0.5)
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         try:

@@ -20,6 +20,7 @@ from liftlog.cli.export_run import token_file
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.errors import InvalidArgument
+from liftlog.spark import daemon_transport
 from liftlog.spark.export import newest, session
 
 
@@ -162,7 +163,10 @@ def test_another_export_was_quicker(
     assert newest(lake).sequence == 1
 
 
-def test_what_else_goes_wrong(streams: ExportedStreams, lake: str) -> None:
+def test_what_else_goes_wrong(
+    streams: ExportedStreams, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(daemon_transport.connect.__kwdefaults__, "patience_seconds", 0.2)
     cases: list[tuple[list[str], str, ExitCode, str]] = [
         ([], "nothing", ExitCode.NOT_FOUND, "nothing"),
         (["--to", "s3://bucket/x"], "in", ExitCode.USAGE, "--format delta"),

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from liftlog.errors import NatsRefused, NatsUnavailable
+from liftlog.server.ingest import nats_link
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.settings import NatsSettings
@@ -521,7 +522,10 @@ async def test_the_drain_takes_in_what_is_under_way(start: Start) -> None:
     assert harness.payloads == [b"1"], "nothing after the drain"
 
 
-async def test_a_silent_server_does_not_hold_up_the_end(start: Start) -> None:
+async def test_a_silent_server_does_not_hold_up_the_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_link, "_DRAIN_SECONDS", 0.2)
     harness = await start()
     await harness.attach("a.>")
     harness.server.mute = True

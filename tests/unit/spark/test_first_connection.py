@@ -24,7 +24,7 @@ from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.scan import plan, read
 from liftlog.spark.transport import ScanRange
 
-GAP_SECONDS = 2.0
+GAP_SECONDS = 1.0
 
 
 @pytest.fixture
