@@ -194,6 +194,10 @@ _HANDSHAKE_BYTES = 16 * 1024
 _RECEIVE_BYTES = 256 * 1024
 
 
+_UNEXPECTED_MESSAGE = bytes((21, 3, 3, 0, 2, 2, 10))
+"""A fatal alert (RFC 8446, section 6): a client without TLS learns from it what the port speaks."""
+
+
 class TlsSession:
     """One end of a TLS connection. Raises ssl.SSLError when the peer breaks the protocol.
 
@@ -245,6 +249,11 @@ class TlsSession:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 return False
+            except ssl.SSLError:
+                # OpenSSL ends the connection in silence if its first bytes are not TLS.
+                if self._tls.server_side and not self.outgoing.pending:
+                    self.outgoing.write(_UNEXPECTED_MESSAGE)
+                raise
             self.established = True
         return True
 

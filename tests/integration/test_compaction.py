@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.compacted import Compacted, segment_files, stream_files
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, describe, publish, records_of, until
@@ -21,6 +22,8 @@ from support.processes import children_of
 from support.raw_nats import RawNats
 
 from envelope import encode
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange, InvalidArgument
 from liftlog.server.cleaning.pace import BUSY_RATE_BYTES
@@ -94,6 +97,12 @@ def test_keys_of_envelopes_and_headers_and_tombstones(server: NatsServer, raw: R
         again = describe(daemon, "users").compaction
         assert (again["passes"], again["finished"]) == (done["passes"], 2)
         users.next_offset = 66
+        # A record that is gone is told, and not printed as nothing.
+        gone = CliRunner(env={"LIFTLOG_SERVER": daemon.pull_address}).invoke(
+            cli, ["get", "users", "1"]
+        )
+        assert gone.exit_code == ExitCode.NOT_FOUND
+        assert "users has no record at offset 1: compaction has removed it" in gone.stderr
         # Who asks is told why it is not done; the dirty ratio does not count then.
         with connect_sync(daemon.pull_address) as client:
             client.acquire_lease("users", "earliest", ttl=600)

@@ -20,7 +20,7 @@ from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
 from liftlog.client.read_options import Filter
-from liftlog.errors import Conflict, ConnectionLost
+from liftlog.errors import Conflict, ConnectionLost, ProtocolViolation
 
 pytestmark = pytest.mark.integration
 
@@ -175,3 +175,10 @@ def test_everything_is_there_after_a_crash(filled: Daemon, name: str) -> None:
         filled.kill()
         filled.start()
     assert [record.value for record in records_of(filled, name)] == VALUES
+
+
+def test_a_client_without_tls_is_told_what_the_port_speaks(daemon: Daemon) -> None:
+    address = secured_address(daemon).replace("tls://", "tcp://")
+    with pytest.raises(ProtocolViolation, match="look like TLS") as raised:
+        connect_sync(address)
+    assert "use tls://" in raised.value.hint

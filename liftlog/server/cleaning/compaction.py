@@ -133,7 +133,7 @@ def why_idle(
             seconds = max(0, held.expires_ns - now_ns) // _SECOND_NS
             return (
                 f"a lease of {held.holder or 'an unnamed reader'} holds what was written from "
-                f"offset {held.high:,} on, for {seconds:,} s more unless it is renewed"
+                f"offset {held.high:,} on, for {_span(seconds)} more unless it is renewed"
             )
     if now.dirty_bytes:
         if now.dirty_ratio >= ratio:
@@ -145,6 +145,11 @@ def why_idle(
     if now.stopped_by is StoppedBy.MIN_LAG:
         return f"what is dirty is younger than compaction.min_lag, {policy.min_lag_ns / 1e9:g} s"
     return ""
+
+
+def _span(seconds: int) -> str:
+    minutes, left = divmod(seconds, 60)
+    return f"{minutes} min {left} s" if minutes else f"{seconds} s"
 
 
 def damaged_files(log: Log) -> frozenset[str]:

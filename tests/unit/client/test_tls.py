@@ -152,7 +152,7 @@ async def test_tls_against_a_port_without(
 async def test_no_tls_against_a_port_with_it(
     opener: Opener, tls_server: tuple[PullServer, str]
 ) -> None:
-    with pytest.raises(errors.ConnectionLost) as raised:
+    with pytest.raises(errors.ProtocolViolation, match="look like TLS") as raised:
         await opener(tls_server[1].replace("tls:", "tcp:"))
     assert "use tls://" in raised.value.hint
 

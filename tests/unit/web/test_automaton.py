@@ -101,3 +101,12 @@ def test_none_takes_long_to_prepare() -> None:
     for expression in ("[a-z]{1,200}@[a-z]{1,200}$", "(a|b)*a(a|b){8}", "(ab|cd|ef){100}"):
         compile_expression(expression)
     assert time.thread_time() - began < 3
+
+
+def test_the_work_of_making_a_table_is_bounded() -> None:
+    """Both have few states: their number alone does not bound the time."""
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    with pytest.raises(InvalidArgument, match="too large"):
+        compile_expression("".join(f"[^{one}]*" for one in letters) * 8 + "!")
+    many = compile_expression("".join(f"{one}*" for one in letters) * 5 + "!")
+    assert found(many, [b"abc!", b"abc"]) == [True, False]

@@ -205,6 +205,8 @@ def test_axes_end_at_round_numbers() -> None:
         return found["top"], found["middle"]
 
     assert axis(0, 0) == ("1.0/s", "0.5/s")
+    assert axis(1, 0) == ("2 B/s", "1 B/s")
+    assert axis(2, 0) == ("0.2 ms", "0.1 ms")
     assert axis(0, 73) == ("100/s", "50.0/s")
     assert axis(0, 150_000) == ("200,000/s", "100,000/s")
     assert axis(0, 200_000) == ("200,000/s", "100,000/s")

@@ -38,8 +38,8 @@ class Unit(NamedTuple):
 
 
 RATE = Unit(lambda value: f"{formats.rate(value)}/s", 10, 1.0)
-BYTES = Unit(lambda value: f"{formats.size(value)}/s", 1024, 1.0)
-SECONDS = Unit(_milliseconds, 10, 0.0001)
+BYTES = Unit(lambda value: f"{formats.size(value)}/s", 1024, 2.0)
+SECONDS = Unit(_milliseconds, 10, 0.0002)
 COUNT = Unit(formats.count, 10, 2.0)
 AGE = Unit(formats.duration, 10, 1.0)
 
