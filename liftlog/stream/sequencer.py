@@ -136,7 +136,7 @@ class Sequencer(Tail):
         group.add_stamp(self._stamp(now_ns), count)
         group.size_bytes += sum(map(len, filter(None, [*subjects, *keys, *values])))
         if self.subjects is not None:
-            self._note_subjects(group, subjects, values)
+            self._note_subjects(group, subjects, keys, values)
         self.pending_bytes += group.size_bytes - before + MESSAGE_OVERHEAD_BYTES * count
         self.next_offset += count
         self.last_message_id = b""

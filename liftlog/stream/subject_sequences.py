@@ -20,6 +20,15 @@ def _offset_in(item: tuple[bytes, int]) -> int:
     return abs(item[1])
 
 
+PARTIAL = b"$liftlog.below."
+"""Keys of tombstones begin so that delete a part of what a subject has: the last record stays."""
+
+
+def deletes_subject(key: bytes | None, value: bytes | None) -> bool:
+    """Whether a record is a tombstone of its whole subject, where tombstones delete."""
+    return value is None and not (key is not None and key.startswith(PARTIAL))
+
+
 class Notes(dict[bytes, int]):
     """The last offsets that a group of records brings, by mark, for the table that made them."""
 
@@ -63,7 +72,7 @@ class SubjectSequences:
         """Whether a scan would make it know more."""
         self._committed: dict[bytes, int] = {}  # in the order of their offsets
         self._pending: dict[bytes, int] = {}
-        self._has_deleted = False  # some of `_committed` are negative
+        self._deleted = 0  # so many of `_committed` are negative
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -92,12 +101,14 @@ class SubjectSequences:
         if not self.is_complete:
             return None
         table, start = self._committed, self._start
-        if self._has_deleted:  # where all are known, who is missing has none
-            table = {mark: offset for mark, offset in table.items() if offset > 0}
-            self._committed, self._has_deleted = table, False
-        while table and next(iter(table.values())) < start:
-            del table[next(iter(table))]
-        return len(table)
+        while table and abs(next(iter(table.values()))) < start:
+            self._remove(next(iter(table)))
+        return len(table) - self._deleted
+
+    def _remove(self, mark: bytes) -> int:
+        offset = self._committed.pop(mark, 0)
+        self._deleted -= offset < 0
+        return abs(offset)
 
     def last_committed(self, subject: bytes) -> int | None:
         """As `last_offset`, without what is pending."""
@@ -135,9 +146,9 @@ class SubjectSequences:
             return
         table, pending = self._committed, self._pending
         for mark, offset in notes.items():
-            table.pop(mark, None)
+            self._remove(mark)
             table[mark] = offset
-            self._has_deleted |= offset < 0
+            self._deleted += offset < 0
             if pending.get(mark) == offset:
                 del pending[mark]
         self._let_go()
@@ -155,14 +166,14 @@ class SubjectSequences:
         table = self._committed
         while len(table) > self.max_subjects:
             mark = next(iter(table))
-            self._unknown_below = max(self._unknown_below, abs(table.pop(mark)) + 1)
+            self._unknown_below = max(self._unknown_below, self._remove(mark) + 1)
 
     def lost_from(self, offset: int, next_offset: int) -> None:
         """Committed records from `offset` on are lost; offsets continue at `next_offset`. A scan
         has to find what is left."""
         table = self._committed
         while table and abs(next(reversed(table.values()))) >= offset:
-            table.popitem()
+            self._remove(next(reversed(table)))
         self._unknown_below = self.known_from = next_offset
         self.needs_scan = True
 
@@ -182,7 +193,7 @@ class SubjectSequences:
             found.pop(mark, None)
             found[mark] = offset
         self._committed = found
-        self._has_deleted = self.tombstones_delete
+        self._deleted = sum(offset < 0 for offset in found.values())
         # What was let go at or above its end the scan cannot know of.
         own = self._unknown_below if self._unknown_below > scan.end else 0
         self._unknown_below = max(scan.unknown_below, own)

@@ -31,7 +31,7 @@ from liftlog.stream.liftbridge import ack_commands, nack_body
 from liftlog.stream.refusals import RefusalReason
 from liftlog.stream.room import Room
 from liftlog.stream.run import MessageRun
-from liftlog.stream.subject_sequences import Notes, SubjectSequences
+from liftlog.stream.subject_sequences import Notes, SubjectSequences, deletes_subject
 
 logger = logging.getLogger("liftlog.stream")
 
@@ -327,9 +327,10 @@ class Tail:
             group.has_acks = True
         group.ack_replies.append(reply)
         if self.subjects is not None:
-            deletes = value is None and self.subjects.tombstones_delete
-            number = -offset if deletes else offset
-            self.subjects.note(notes_of(group, self.subjects), subject, number)
+            if value is None:
+                self._note_subjects(group, [subject], [control.key], [value])
+            else:
+                self.subjects.note(notes_of(group, self.subjects), subject, offset)
         self.last_message_id = control.message_id
         self.next_offset = offset + 1
 
@@ -351,14 +352,18 @@ class Tail:
         group.add_stamp(stamp, count)
         group.size_bytes += size_bytes
         if self.subjects is not None:
-            self._note_subjects(group, part.subjects, part.values)
+            self._note_subjects(group, part.subjects, part.keys, part.values)
         group.has_acks |= any(replies)
         group.ack_replies += replies
         self.next_offset = first + count
         self.last_message_id = (part.message_ids and part.message_ids[-1]) or b""
 
     def _note_subjects(
-        self, group: CommitGroup, subjects: Sequence[bytes], values: Sequence[bytes | None]
+        self,
+        group: CommitGroup,
+        subjects: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        values: Sequence[bytes | None],
     ) -> None:
         """Of the records that are about to be stored."""
         table, first = self.subjects, self.next_offset
@@ -367,8 +372,12 @@ class Tail:
         if not (table.tombstones_delete and None in values):
             table.note_run(notes, subjects, first)
             return
-        for offset, (subject, value) in enumerate(zip(subjects, values, strict=True), first):
-            table.note(notes, subject, -offset if value is None else offset)
+        rows = zip(subjects, keys or [None] * len(values), values, strict=True)
+        for offset, (subject, key, value) in enumerate(rows, first):
+            if value is not None:
+                table.note(notes, subject, offset)
+            elif deletes_subject(key, value):
+                table.note(notes, subject, -offset)
 
     def _checked(self, reply: bytes) -> bytes:
         """The reply subject, or b"" when no ack may be sent there."""

@@ -20,12 +20,12 @@ from typing import Any
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.records import Place, decode_batch, parse_header
+from liftlog.records import Place, RecordBatch, decode_batch, parse_header
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.commits.waiting import WatermarkWaiters
 from liftlog.settings import StreamSettings
 from liftlog.stream import Sequencer
-from liftlog.stream.subject_sequences import SubjectScan, SubjectSequences
+from liftlog.stream.subject_sequences import SubjectScan, SubjectSequences, deletes_subject
 
 logger = logging.getLogger("liftlog.server.stream")
 
@@ -124,16 +124,26 @@ def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -
             header = parse_header(raw, position)
             place.take(header)
             batch = decode_batch(raw, position).trim(offset, end)
-            offsets = batch.offsets()
+            subjects, offsets = batch.raw_subjects(), batch.offsets()
             if scan.tombstones_delete and batch.has_tombstones:
-                pairs = zip(offsets, batch.values(), strict=True)
-                offsets = [-offset if value is None else offset for offset, value in pairs]
-            scan.add(batch.raw_subjects(), offsets)
+                subjects, offsets = _without_deleted(batch)
+            scan.add(subjects, offsets)
         except CorruptBatch:
             break
         position += header.length
         reached = max(offset, header.next_offset)
     return reached
+
+
+def _without_deleted(batch: RecordBatch) -> tuple[list[bytes], list[int]]:
+    """Subjects and offsets for a scan where tombstones delete: the offset of one is negative."""
+    subjects, offsets = [], []
+    columns = (batch.raw_subjects(), batch.offsets(), batch.keys(), batch.values())
+    for subject, offset, key, value in zip(*columns, strict=True):
+        if value is not None or deletes_subject(key, value):
+            subjects.append(subject)
+            offsets.append(offset if value is not None else -offset)
+    return subjects, offsets
 
 
 class SubjectUpkeep:

@@ -9,7 +9,8 @@ messages       STREAM.MSG.GET and DIRECT.GET: single records, and batches of the
 lookups        finds records by offset, subject and time
 newest         which records of a stream are the newest of their subjects
 shown          what JetStream would still have, by age and subject
-sizes          how large the newest records of a bucket are
+ages           which records of a stream are older than its max_age
+buckets        which records of a bucket are shown, noted in memory
 purging        STREAM.PURGE: the oldest messages, or some subjects
 stream_config  JetStream's configuration of a stream, from our settings and into them
 consumers      CONSUMER.*: ordered reading

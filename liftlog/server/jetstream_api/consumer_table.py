@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.ages import Ages
 from liftlog.server.jetstream_api.answers import JetStreamError
 from liftlog.server.jetstream_api.budget import Budget
 from liftlog.server.jetstream_api.consumer import Consumer
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, refused
 from liftlog.server.jetstream_api.cursor import Budgets, Cursor
 from liftlog.server.jetstream_api.leaf import LeafLink
-from liftlog.server.jetstream_api.shown import Ages, Shown
+from liftlog.server.jetstream_api.shown import Shown
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 
@@ -116,7 +117,7 @@ class Consumers:
         if leaf is None:
             raise refused(NO_LEAF)
         key = (host.name, spec.name)
-        shown = Shown(host, self._ages)
+        shown = Shown(host, self._ages, None)
         cursor = Cursor(self._services, shown, spec.filters, readable, spec.name, self._budgets)
         self._being_made[party] += 1
         try:

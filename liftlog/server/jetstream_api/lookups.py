@@ -27,6 +27,7 @@ from liftlog.server.jetstream_api.shown import Shown
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, scan_log
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.walking import Backward, Damage, Span
+from liftlog.stream.subject_sequences import deletes_subject
 
 _SEARCH_SECONDS = 4.0
 """Clients wait for 5 s."""
@@ -74,7 +75,7 @@ class Lookup:
             record, block = await self._run(read_record, self._log, offset, cold=True)
         except (NoRecord, OffsetOutOfRange):
             return None
-        if not self._may_read(record.subject) or not self._shown.shows(record):
+        if not self._may_read(record.subject) or not await self._shown.shows(record):
             return None
         return Found(record, block)
 
@@ -96,7 +97,8 @@ class Lookup:
                     continue
                 if item.value is not None or self._shown.history is None:
                     return await self.at(item.offset)
-                deleted.add(item.subject)
+                if deletes_subject(item.key, item.value):
+                    deleted.add(item.subject)
         return None
 
     def _known_last(self, pattern: str) -> int | None:
@@ -117,7 +119,7 @@ class Lookup:
         while at < log.high_watermark:
             scan = Scan(at, None, max_bytes, selection)
             found, at = await self._step(_found_by, log, scan, limit)
-            if found := [one for one in found if self._shown.shows(one.record)]:
+            if found := [one for one in found if await self._shown.shows(one.record)]:
                 return found, at
         return [], max(at, log.high_watermark)
 
@@ -244,14 +246,14 @@ def open_lookup(request: Request) -> tuple[StreamHost, Lookup]:
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
     host = request.led_stream()
     party = (OVER_NATS, party_of(request.reply))
-    shown = Shown(host, request.parts.ages)
+    shown = Shown(host, request.parts.ages, request.parts.buckets)
     return host, Lookup(request.parts.services, shown, readable, party)
 
 
 def open_whole_lookup(request: Request) -> tuple[StreamHost, Lookup]:
     """As `open_lookup`, of all subjects, whoever may read them. Raises LiftlogError."""
     host = request.led_stream()
-    shown = Shown(host, request.parts.ages)
+    shown = Shown(host, request.parts.ages, request.parts.buckets)
     return host, Lookup(request.parts.services, shown, None, ("(purge)", party_of(request.reply)))
 
 

@@ -12,14 +12,15 @@ from acl.rules import OVER_NATS, Operation
 from liftlog.errors import StreamNotFound
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.ages import Ages
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     bad_request,
     invalid_json,
     is_utf8,
 )
+from liftlog.server.jetstream_api.buckets import Buckets
 from liftlog.server.jetstream_api.consumer_table import Consumers
-from liftlog.server.jetstream_api.shown import Ages
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -68,6 +69,7 @@ class Parts:
     """Of one message; 0 if not known."""
     consumers: Consumers
     ages: Ages
+    buckets: Buckets
     counters: ApiCounters
 
     @property

@@ -10,10 +10,24 @@ from collections.abc import Iterable, Sequence
 
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.message_headers import ROLLUP
-from liftlog.records.selection import HEADERS, OFFSET, SUBJECT
+from liftlog.records.selection import HEADERS, KEY, OFFSET, SUBJECT
+from liftlog.stream.subject_sequences import PARTIAL
 
-_ROLLUP = b"\r\n%b:" % ROLLUP.encode()
+ROLLUP_LINE = b"\r\n%b:" % ROLLUP.encode()
 """A record with this header stands for all before it of its subject."""
+
+
+def deleted_below(key: bytes | None, offset: int) -> int:
+    """The records of its subject that the tombstone at `offset` deletes are below this offset."""
+    if key is None or not key.startswith(PARTIAL):
+        return offset
+    digits = key.removeprefix(PARTIAL)
+    return int(digits) if digits.isdigit() and len(digits) < 20 else 0
+
+
+def partial_key(below: int) -> bytes:
+    """Of a tombstone that deletes only what is below this offset; see `deleted_below`."""
+    return PARTIAL + b"%d" % below
 
 
 class LastOf:
@@ -54,9 +68,9 @@ class LastOf:
 
 class NewestOf:
     """The last `count` offsets of each subject below `end`, none before its last roll-up, and none
-    up to its last tombstone."""
+    that a tombstone deletes."""
 
-    columns = frozenset((OFFSET, SUBJECT, HEADERS))
+    columns = frozenset((OFFSET, SUBJECT, HEADERS, KEY))
 
     def __init__(self, count: int, end: int) -> None:
         self._count, self._end = count, end
@@ -65,20 +79,29 @@ class NewestOf:
 
     def note(self, body: bytes) -> None:
         for batch in _below(body, self._end):
-            columns = (batch.raw_subjects(), batch.offsets(), batch.headers(), batch.values())
-            for subject, offset, headers, value in zip(*columns, strict=True):
-                if value is None:
-                    self.size -= len(self._found.pop(subject, ()))
+            columns = (batch.raw_subjects(), batch.offsets(), batch.headers())
+            values, keys = (batch.values(), batch.keys()) if batch.has_tombstones else ((), ())
+            for row, (subject, offset, headers) in enumerate(zip(*columns, strict=True)):
+                if values and values[row] is None:
+                    self._delete(subject, deleted_below(keys[row], offset))
                     continue
                 some = self._found.get(subject)
-                if some is None or _ROLLUP in headers:
+                if some is None or ROLLUP_LINE in headers:
                     self.size -= len(some or ())
                     some = self._found[subject] = deque(maxlen=self._count)
                 self.size += len(some) < self._count
                 some.append(offset)
 
+    def _delete(self, subject: bytes, below: int) -> None:
+        some = self._found.get(subject)
+        while some and some[0] < below:
+            some.popleft()
+            self.size -= 1
+        if some is not None and not some:
+            del self._found[subject]
+
     def by_subject(self) -> dict[bytes, Sequence[int]]:
-        return dict(self._found)
+        return {subject: list(some) for subject, some in self._found.items()}
 
     def offsets(self) -> Iterable[int]:
         return [offset for some in self._found.values() for offset in some]
@@ -91,8 +114,8 @@ def newest_of(history: int | None, end: int, *, count: int | None = None) -> New
     """What to note of a stream that shows `history` records of each subject (None: all) in order
     to find the last `count`."""
     wanted = count or history or 1
-    if wanted == 1:
-        return LastOf(end, tombstones_delete=history is not None)
+    if wanted == 1 and history in (None, 1):
+        return LastOf(end, tombstones_delete=history == 1)
     return NewestOf(wanted, end)
 
 

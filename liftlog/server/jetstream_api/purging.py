@@ -20,6 +20,7 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError, bad_request
 from liftlog.server.jetstream_api.lookups import TooManyResults, open_whole_lookup
 from liftlog.server.jetstream_api.methods import Answer, Request, answers, text, whole
+from liftlog.server.jetstream_api.newest import partial_key
 from liftlog.server.jetstream_api.streams import asked, description, settings_of
 
 _AT_ONCE = 500
@@ -96,43 +97,50 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
     except TooManyResults:
         raise _not_purged("too many subjects match: purge fewer at a time") from None
     request.authorize("delete")  # the ACL may have changed meanwhile
-    going = {subject: offsets for subject, offsets in found.items() if _goes(offsets, keep, seq)}
-    names, purged = list(going), 0
-    for start in range(0, len(names), _AT_ONCE):
+    doomed = {subject: _doomed(offsets, keep, seq) for subject, offsets in found.items()}
+    going = [subject for subject, count in doomed.items() if count]
+    purged = 0
+    for start in range(0, len(going), _AT_ONCE):
         if request.led_stream() is not host:
             raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
-        deleted = await _delete(host, names[start : start + _AT_ONCE], seq)
-        purged += sum(len(going[subject]) for subject in deleted)
+        wanted = going[start : start + _AT_ONCE]
+        # No await between this look and the tombstones: what came meanwhile stays if it is to.
+        keys = [_key(host, one, found[one][doomed[one] :], seq) for one in wanted]
+        named = {one: key for one, key in zip(wanted, keys, strict=True) if key}
+        await _delete(host, list(named), list(named.values()))
+        purged += sum(doomed[subject] for subject in named)
     return purged
 
 
-def _goes(offsets: Sequence[int], keep: int, seq: int) -> bool:
-    """Whether all that a subject has is to be deleted. Raises JetStreamError if a part of it is."""
-    doomed = len(offsets) - min(keep, len(offsets))
+def _doomed(offsets: Sequence[int], keep: int, seq: int) -> int:
+    """How many of the oldest records of a subject are to be deleted."""
     if seq:
-        doomed = sum(offset < seq for offset in offsets)
-    if 0 < doomed < len(offsets):
-        raise _not_purged(
-            "keep and seq would delete a part of the history of a subject: a tombstone deletes all "
-            "of it; purge without them, or publish Nats-Rollup: sub"
-        )
-    return doomed > 0
+        return sum(offset < seq for offset in offsets)
+    return max(0, len(offsets) - keep)
 
 
-async def _delete(host: StreamHost, subjects: Sequence[bytes], seq: int) -> Sequence[bytes]:
-    """Returns those that were deleted, when that is committed. What was written meanwhile at or
-    above `seq` stays, with all of its subject. Raises LiftlogError."""
-    if seq:  # no await between this look and the tombstones
-        subjects = [one for one in subjects if _last_offset(host, one) < seq]
-    if not subjects:
-        return ()
+def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> bytes:
+    """Of the tombstone. Where a record stays, it says below which offset all is deleted. Empty if
+    the newest record stays that alone is shown."""
+    if not rest and not (seq and _last_offset(host, subject) >= seq):
+        return subject
+    own = host.settings.jetstream
+    if own is None or own.max_msgs_per_subject == 1:
+        return b""
+    return partial_key(rest[0] if rest else seq)
+
+
+async def _delete(host: StreamHost, subjects: Sequence[bytes], keys: Sequence[bytes]) -> None:
+    """Returns when that is committed. Raises LiftlogError."""
     committed: asyncio.Future[LiftlogError | None] = asyncio.get_running_loop().create_future()
 
     def told(error: LiftlogError | None) -> None:
         if not committed.done():
             committed.set_result(error)
 
-    host.store(subjects, subjects, [None] * len(subjects), told)
+    if not subjects:
+        return
+    host.store(subjects, keys, [None] * len(subjects), told)
     try:
         async with asyncio.timeout(_COMMIT_SECONDS):
             error = await committed
@@ -142,7 +150,6 @@ async def _delete(host: StreamHost, subjects: Sequence[bytes], seq: int) -> Sequ
         ) from None
     if error is not None:
         raise error
-    return subjects
 
 
 def _last_offset(host: StreamHost, subject: bytes) -> int:

@@ -22,6 +22,7 @@ from liftlog.names import is_stream_name
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.jetstream_api import consumers, messages, purging, streams
+from liftlog.server.jetstream_api.ages import Ages
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     answer_text,
@@ -31,6 +32,7 @@ from liftlog.server.jetstream_api.answers import (
     refusal,
     too_many_requests,
 )
+from liftlog.server.jetstream_api.buckets import Buckets
 from liftlog.server.jetstream_api.consumer_table import Consumers
 from liftlog.server.jetstream_api.leaf import LeafLink
 from liftlog.server.jetstream_api.leaf_login import LeafLogin
@@ -50,8 +52,6 @@ from liftlog.server.jetstream_api.methods import (
 )
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
-from liftlog.server.jetstream_api.shown import Ages
-from liftlog.server.jetstream_api.sizes import Sizes
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -178,7 +178,7 @@ class JetStreamApi:
         )
         self._services = services
         self._ages = Ages(broker, services.cold_readers)
-        self._sizes = Sizes(broker, services.cold_readers, self._ages)
+        self._buckets = Buckets(broker, services.cold_readers, self._ages)
         self._consumers = Consumers(broker, services, self._ages, _leaf_link(broker))
         self._parts = Parts(
             broker,
@@ -188,6 +188,7 @@ class JetStreamApi:
             lambda: link.max_payload_bytes,
             self._consumers,
             self._ages,
+            self._buckets,
             self.counters,
         )
         self._waiting = Waiting()
@@ -211,7 +212,7 @@ class JetStreamApi:
         tasks = {
             "look": self._keep_looking(),
             "ages": self._ages.keep(),
-            "sizes": self._sizes.keep(),
+            "buckets": self._buckets.keep(),
         }
         tasks |= {f"{number}": self._work() for number in range(WORKERS)}
         self._tasks = [

@@ -29,7 +29,9 @@ from liftlog.protocol.messages import (
     StreamAnswer,
     StreamsAnswer,
 )
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.jetstream import MARK
+from liftlog.server.jetstream_api.ages import timestamp_at
 from liftlog.server.jetstream_api.answers import (
     ZERO_TIME,
     JetStreamError,
@@ -46,7 +48,6 @@ from liftlog.server.jetstream_api.lookups import (
     open_lookup,
 )
 from liftlog.server.jetstream_api.methods import Answer, Request, answers, flag, text, whole
-from liftlog.server.jetstream_api.shown import timestamp_at
 from liftlog.server.jetstream_api.stream_config import (
     changes_from,
     check_unchangeable,
@@ -171,21 +172,32 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
         first_ns = await asyncio.to_thread(timestamp_at, host.log, first)
     state = _state(info, first, first_ns, log.max_timestamp_ns if log is not None else 0)
     state["consumer_count"] = len(request.parts.consumers.of(info.name))
-    known = host.sequencer.subjects if host is not None else None
-    subjects = known.count() if known is not None else None
-    if subjects is not None:
-        state["num_subjects"] = subjects
-        if own is not None and own.max_msgs_per_subject == 1:
-            # The others are not delivered, and wait for compaction.
-            count = min(state["messages"], subjects)
-            state["num_deleted"] += state["messages"] - count
-            state["messages"] = count
+    if host is not None:
+        await _count_shown(request, host, state)
     return {
         "config": config_of(info.name, settings),
         "created": own.created if own is not None and own.created else ZERO_TIME,
         "state": state,
         "ts": time_text(time.time_ns()),
     }
+
+
+async def _count_shown(request: Request, host: StreamHost, state: dict[str, Any]) -> None:
+    """In a bucket, records that newer ones supersede are not delivered, and wait for compaction."""
+    known, own = host.sequencer.subjects, host.settings.jetstream
+    subjects = None if known is None else known.count()
+    history = None if own is None else own.max_msgs_per_subject
+    shown = subjects if history == 1 else None
+    if history is not None and shown is None:
+        index = await request.parts.buckets.index(host)
+        if index is not None:
+            shown, subjects = index.count, index.subject_count
+    if subjects is not None:
+        state["num_subjects"] = subjects
+    if shown is not None:
+        shown = min(state["messages"], shown)
+        state["num_deleted"] += state["messages"] - shown
+        state["messages"] = shown
 
 
 def settings_of(info: StreamInfo) -> StreamSettings:

@@ -1,0 +1,105 @@
+"""Which records of a stream are older than its `max_age`: whole segments are deleted, later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from weakref import WeakKeyDictionary
+
+from liftlog.errors import LiftlogError
+from liftlog.log import Log
+from liftlog.records.decode import decode_batch
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.broker import Broker
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+_LOOK_SECONDS = 0.2
+_MOST_OF_TIME = 0.2
+"""The share of its time that the task spends on looks at logs; more streams wait longer."""
+_NS = 1_000_000_000
+
+
+class Ages:
+    """Keeps for each stream that JetStream's clients have given a `max_age` the offset below which
+    records are older. Belongs to the event loop; `keep` is a task."""
+
+    def __init__(self, broker: Broker, threads: Executor) -> None:
+        self._broker, self._threads = broker, threads
+        self._known: WeakKeyDictionary[StreamHost, _Age] = WeakKeyDictionary()
+
+    def first_offset(self, host: StreamHost) -> int:
+        """Of what is shown; late by a fraction of a second."""
+        age = self._known.get(host)
+        start = host.log.log_start_offset
+        return start if age is None else max(start, age.first_offset)
+
+    async def keep(self) -> None:
+        await look_often(self._broker, self._look)
+
+    async def _look(self, host: StreamHost) -> None:
+        settings = host.settings
+        seconds = settings.retention.max_age_seconds
+        if settings.jetstream is None or not seconds or not host.is_leading:
+            if self._known.pop(host, None) is not None and host.sequencer.subjects is not None:
+                host.sequencer.subjects.expired_below = 0
+            return
+        max_age_ns, now_ns = int(seconds * _NS), self._broker.now_ns()
+        age = self._known.get(host)
+        if age is None or age.max_age_ns != max_age_ns or age.until_ns <= now_ns:
+            age = await asyncio.wrap_future(
+                self._threads.submit(_age_of, host.log, max_age_ns, now_ns)
+            )
+            self._known[host] = age
+        if host.sequencer.subjects is not None:  # perhaps another table than before
+            host.sequencer.subjects.expired_below = age.first_offset
+
+
+async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None]]) -> None:
+    """At each stream, for ever."""
+    while True:
+        began = time.monotonic()
+        for host in list(broker.hosts.values()):
+            try:
+                await look(host)
+            except (LiftlogError, OSError) as error:
+                logger.warning("not-looked-at stream=%s error=%s", host.name, error)
+        took = time.monotonic() - began
+        await asyncio.sleep(max(_LOOK_SECONDS, took / _MOST_OF_TIME))
+
+
+class _Age:
+    """`first_offset` is that of the first record that is young enough, up to `until_ns`."""
+
+    __slots__ = ("first_offset", "max_age_ns", "until_ns")
+
+    def __init__(self, first_offset: int, max_age_ns: int, until_ns: int) -> None:
+        self.first_offset, self.max_age_ns, self.until_ns = first_offset, max_age_ns, until_ns
+
+
+def _age_of(log: Log, max_age_ns: int, now_ns: int) -> _Age:
+    """Blocking."""
+    offset = log.offset_for_timestamp(now_ns - max_age_ns + 1)
+    oldest_ns = now_ns
+    if offset < log.high_watermark:
+        oldest_ns = timestamp_at(log, offset) or now_ns - max_age_ns
+    return _Age(offset, max_age_ns, oldest_ns + max_age_ns)
+
+
+def timestamp_at(log: Log, offset: int) -> int:
+    """Of the first record from there on; 0 if it cannot be told. Blocking."""
+    try:
+        piece = log.read(offset, 1, 1)
+        if piece is None:
+            return 0
+        try:
+            batch = decode_batch(piece.pread())
+        finally:
+            piece.release()
+    except (LiftlogError, OSError):
+        return 0  # damaged, or removed meanwhile
+    stamps = batch.trim(offset, batch.next_offset).timestamps_ns()
+    return stamps[0] if stamps else 0
