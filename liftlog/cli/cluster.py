@@ -136,6 +136,9 @@ def _adopt(settings: Settings) -> None:
     if output_format() != "table":
         write_object({"streams": [asdict(one) for one in found]}, output_format())
         return
+    if not found:
+        note(f"Node {settings.cluster.node} has no streams to adopt: it starts as any other node.")
+        return
     print_table(
         ("STREAM", "FIRST", "END", ""),
         [
@@ -255,9 +258,11 @@ def _show(found: ClusterInfo) -> None:
 
 def _state(node: ClusterNode) -> str:
     state = "down" if not node.live else "stopping" if node.stopping else "live"
-    if not node.draining:
-        return state
-    return f"{state}, {'draining' if node.replicas else 'drained'}"
+    if node.draining:
+        state = f"{state}, {'draining' if node.replicas else 'drained'}"
+    if node.live and node.silent_seconds:
+        state = f"{state}, not heard for {node.silent_seconds:.0f} s"
+    return state
 
 
 def _row(one: ClusterStream) -> tuple[str, ...]:

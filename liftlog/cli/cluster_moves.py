@@ -63,7 +63,10 @@ def move(stream: str, replicas: list[str], cancel: bool, no_wait: bool) -> ExitC
     """
     if bool(replicas) == cancel:
         raise click.UsageError(
-            "Name the nodes with --replicas a,b,d, or use --cancel.", click.get_current_context()
+            "--cancel brings the replicas from before the move back: name none with it."
+            if cancel
+            else "Name the nodes with --replicas a,b,d, or use --cancel.",
+            click.get_current_context(),
         )
     with connect_to_server() as client:
         client.move_stream(stream, replicas)

@@ -268,6 +268,10 @@ def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None
     """
     _check_exists(record)
     wanted = tuple(target)
+    if len({*wanted}) < len(wanted):
+        raise InvalidArgument(
+            f"stream {record.name!r} cannot move: {', '.join(wanted)} names a node twice"
+        )
     if wanted == record.target:
         return None
     if record.adding or record.removing:

@@ -233,6 +233,8 @@ class ClusterNode(Described):
     leads: int = 0
     stopping: bool = False
     """Whether it has begun to stop: it gives its streams away, and is given none."""
+    silent_seconds: float = 0.0
+    """For how long the node that answers has heard nothing of it; 0.0 while it hears it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,12 +124,15 @@ def test_the_status_says_when_a_replica_is_missing(cluster: Cluster) -> None:
     cluster.wait_isr("all", left)
     _, code = cluster.status()
     assert code == 1
+    seen: set[str] = set()
 
     def is_told() -> bool:
         nodes = cluster.status()[0]["nodes"]
+        seen.update(node["node"] for node in nodes if node["live"] and node["silent_seconds"])
         return {node["node"] for node in nodes if node["live"]} == left
 
     until(is_told, 30, "the node's session has ended")
+    assert seen == {gone}, "it was live by its session, and not heard"
     cluster.start(gone)
     cluster.wait_isr("all")
     until(lambda: cluster.status()[1] == 0, 30, "nothing is under-replicated")

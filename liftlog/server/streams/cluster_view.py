@@ -18,8 +18,10 @@ def describe_cluster(
     mirror: Mirror,
     hosts: Mapping[str, StreamHost],
     may_read: Callable[[str], bool],
+    silent_seconds: Callable[[str], float],
 ) -> ClusterInfo:
-    """The cluster, with the streams that the caller may read. Offsets are those of this node."""
+    """The cluster, with the streams that the caller may read. Offsets are those of this node.
+    `silent_seconds` tells for how long this one has heard nothing of another one."""
     directory = mirror.directory
     records = [one for one in mirror.records.values() if not one.deleted]
     held = Counter(node for record in records for node in record.members)
@@ -35,6 +37,7 @@ def describe_cluster(
             held[name],
             led[name],
             one.stopping,
+            silent_seconds(name),
         )
         for name, one in sorted(directory.nodes.items())
     ]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from liftlog.cluster.transitions import successor
-from liftlog.errors import Conflict, LiftlogError
+from liftlog.errors import LiftlogError, StreamNotFound
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.serving import ServedStream
@@ -57,10 +57,10 @@ class Leadership:
 
     async def elect(self, name: str, to: str | None = None) -> str:
         """Have a node of the in-sync set lead a stream: `to`, or the first replica. Returns the
-        node. Raises Conflict, StreamUnavailable; see `Handovers.hand_over`."""
+        node. Raises StreamNotFound, Conflict, StreamUnavailable; see `Handovers.hand_over`."""
         record = self._mirror.records.get(name)
-        if record is None:
-            raise Conflict(f"this node does not lead stream {name}")
+        if record is None or record.deleted:
+            raise StreamNotFound(f"there is no stream {name!r}")
         chosen = record.replicas[0] if to is None else to
         if chosen != self._handovers.node or record.leader != chosen:
             await self._handovers.hand_over(name, chosen)

@@ -45,6 +45,7 @@ from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
 
+_SILENT_SECONDS = 2.0
 _PROPOSE_SECONDS = 0.1
 _SIDE_TURNS = 10
 _PLACE_SECONDS = 0.2
@@ -514,8 +515,14 @@ class ReplicatedStreams:
     def describe(self, may_read: Callable[[str], bool]) -> ClusterInfo:
         """The cluster, with the streams that the caller may read."""
         return cluster_view.describe_cluster(
-            self.member, self.mirror, self._node.hosts.hosts, may_read
+            self.member, self.mirror, self._node.hosts.hosts, may_read, self.silent_seconds
         )
+
+    def silent_seconds(self, node: str) -> float:
+        """For how long this node has heard nothing of another one, if that is long enough to mean
+        something; else 0.0."""
+        seconds = 0.0 if node == self.member.name else self.hearing.silent_seconds(node)
+        return round(seconds, 1) if seconds >= _SILENT_SECONDS else 0.0
 
     def not_leader(self, name: str) -> LiftlogError:
         """The error for a request that only the leader of `name` can answer."""

@@ -319,6 +319,11 @@ def test_a_move_to_replicas_that_do_not_fit_is_refused(target: str) -> None:
         t.reassign(record(), target)
 
 
+def test_who_names_a_node_twice_is_told_what_they_wrote() -> None:
+    with pytest.raises(InvalidArgument, match=r"move: a, a, d names a node twice"):
+        t.reassign(record(), "aad")
+
+
 def test_an_observer_can_become_a_replica() -> None:
     one = record("ab", observers=("o",), starts={"a": 1, "b": 1, "o": 1})
     moving = made(t.reassign(one, "abo"))

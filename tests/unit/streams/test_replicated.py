@@ -22,7 +22,7 @@ from liftlog.cluster.election import Patience
 from liftlog.cluster.leading import FetchRequest, Kind
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import Entry, StoreUnavailable
-from liftlog.errors import Conflict, NotLeader, StorageError
+from liftlog.errors import Conflict, NotLeader, StorageError, StreamNotFound
 from liftlog.log import DataDir, FileSystem
 from liftlog.log.manifest import Manifest
 from liftlog.protocol.client_connection import Exchange
@@ -723,6 +723,8 @@ async def test_a_stream_is_handed_over_to_none_that_could_not_lead(
     with pytest.raises(Conflict, match="does not lead"):
         await streams.hand_over("missing", "b")
     assert await streams.leadership.elect("s") == "a", "it leads already"
+    with pytest.raises(StreamNotFound):
+        await streams.leadership.elect("missing")
     assert streams.handovers.given == 0
     assert streams.mirror.records["s"].leader == "a"
     await streams.leadership.hand_over_all()  # no other node is there
@@ -823,6 +825,9 @@ async def test_the_status_tells_which_node_is_about_to_stop(tmp_path: Path, stor
     await node.streams.mirror.change_node("b", lambda value: {**value, "stopping": True})
     told = node.streams.describe(lambda name: True).members
     assert {one.node: _state(one) for one in told} == {"a": "live", "b": "stopping", "c": "live"}
+    silent = replace(told[1], silent_seconds=4.2, draining=True)
+    assert _state(silent) == "stopping, drained, not heard for 4 s"
+    assert _state(replace(silent, live=False)) == "down, drained"
     await node.close()
 
 

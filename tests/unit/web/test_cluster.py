@@ -46,6 +46,11 @@ class Node:
             directory=directory, records={one.name: one for one in records}
         )
 
+        self.silent: set[str] = set()
+
+    def silent_seconds(self, node: str) -> float:
+        return 4.0 * (node in self.silent)
+
     def answerer(self, name: str) -> None:
         """This node answers itself, with what it knows."""
 
@@ -140,5 +145,7 @@ def test_a_node_that_stops_is_shown_as_such_until_it_is_gone() -> None:
     node = Node()
     stopping = replace(node.mirror.directory.nodes["b"], stopping=True)
     assert cluster_page._node(node, stopping, [])["state"] == "stopping"  # type: ignore[arg-type]
+    node.silent.add("b")
+    assert cluster_page._node(node, stopping, [])["state"] == "silent"  # type: ignore[arg-type]
     node.mirror.directory.live.discard("b")
     assert cluster_page._node(node, stopping, [])["state"] == "down"  # type: ignore[arg-type]

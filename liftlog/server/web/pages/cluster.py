@@ -110,6 +110,8 @@ def _node(
     streams: ReplicatedStreams, node: NodeInfo, records: list[StreamRecord]
 ) -> dict[str, Any]:
     state = "stopping" if node.stopping else "draining" if node.draining else "live"
+    if streams.silent_seconds(node.name):
+        state = "silent"
     return {
         "node": node.name,
         "state": state if node.name in streams.mirror.directory.live else "down",
