@@ -142,7 +142,7 @@ class RetentionSettings(SettingsModel):
         default="old",
         description="At `max_bytes` and `max_messages`: `old`: delete the oldest records. `new`: "
         "refuse messages (10077) until there is room, which a purge or `max_age` makes. With "
-        "`jetstream.max_msgs_per_subject: 1` only the newest records of each subject count.",
+        "`jetstream.max_msgs_per_subject` only the newest records of each subject count.",
     )
 
 

@@ -1,10 +1,10 @@
 """Get the test suites of JetStream's clients, run them, and write the table of what came out.
 
-    python -m jetstream_clients [--client NAME] [-k PATTERN] [--verbose]
+    python -m jetstream_clients [--client NAME] [-k PATTERN] [--jobs N] [--minutes N] [--verbose]
 
-A test that fails for no known reason is run once more, and then with JetStream itself. What came
-out is kept in build/, and the table has the last outcome of each test. nats-py's tests want port
-4222; nothing else may listen there.
+A test that fails for no known reason is run once more, alone, and then with JetStream itself. What
+came out is kept in build/. The page is written when the last outcomes of all clients are those of
+one revision. nats-py's tests want port 4222; nothing else may listen there.
 """
 
 from __future__ import annotations
@@ -12,67 +12,107 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 from jetstream_clients import table
 from jetstream_clients.servers import Servers
 from jetstream_clients.suites import SUITES, CannotRun, Outcome, Suite
 
 
+class TimeIsUp(Exception):
+    """What is left was not run."""
+
+
 def main() -> None:
     options = _parse()
+    deadline = time.monotonic() + 60 * options.minutes
     all_passed = True
     for kind in SUITES:
         suite = kind()
         if options.client and suite.name not in options.client:
             continue
+        began = time.monotonic()
         try:
             suite.prepare()
-        except CannotRun as error:
+            with Servers() as ours, Servers(theirs=True) as theirs:
+                outcomes = _Run(suite, options, ours, theirs, deadline).outcomes()
+        except (CannotRun, TimeIsUp) as error:
             print(f"{suite.name}: {error}", file=sys.stderr)
             all_passed = False
             continue
-        with Servers() as ours, Servers(theirs=True) as theirs:
-            outcomes = _run(suite, options, ours, theirs)
         counts = table.counts(outcomes)
-        print(f"{suite.name}:", ", ".join(f"{count} {word}" for word, count in counts.items()))
+        counted = ", ".join(f"{count} {word}" for word, count in counts.items())
+        print(f"{suite.name}: {counted}, in {time.monotonic() - began:.0f} s", flush=True)
         all_passed &= not counts["failed"]
-        table.keep(suite, outcomes)
-    table.write()
-    sys.exit(0 if all_passed else 1)
+        table.keep(suite, outcomes, is_all=not options.pattern)
+    problem = table.write()
+    if problem:
+        print(f"{table.PAGE.name} stays as it was: {problem}", file=sys.stderr)
+    sys.exit(0 if all_passed and not problem else 1)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--client", action="append", choices=[one.name for one in SUITES])
     parser.add_argument("-k", dest="pattern", default="", help="only tests whose names match")
+    parser.add_argument("--jobs", type=int, default=2, help="tests at a time (default: 2)")
+    parser.add_argument("--minutes", type=float, default=90, help="for everything (default: 90)")
     parser.add_argument("--verbose", action="store_true", help="show why tests failed")
     return parser.parse_args()
 
 
-def _run(
-    suite: Suite, options: argparse.Namespace, ours: Servers, theirs: Servers
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    for test in suite.tests():
-        if suite.outside and re.search(suite.outside, test):
-            continue
-        if not re.search(options.pattern, test):
-            continue
-        found = suite.run(test, ours)
+class _Run:
+    def __init__(
+        self,
+        suite: Suite,
+        options: argparse.Namespace,
+        ours: Servers,
+        theirs: Servers,
+        deadline: float,
+    ) -> None:
+        self._suite, self._options = suite, options
+        self._ours, self._theirs = ours, theirs
+        self._deadline = deadline
+
+    def outcomes(self) -> list[Outcome]:
+        suite, pattern = self._suite, self._options.pattern
+        tests = [
+            test
+            for test in suite.tests()
+            if not (suite.outside and re.search(suite.outside, test)) and re.search(pattern, test)
+        ]
+        jobs = self._options.jobs if suite.can_be_beside_itself else 1
+        with ThreadPoolExecutor(jobs) as pool:
+            first = list(pool.map(self._once, tests))
+        return [one for pair in zip(tests, first, strict=True) for one in self._judged(*pair)]
+
+    def _once(self, test: str, theirs: bool = False) -> list[Outcome]:
+        if time.monotonic() > self._deadline:
+            raise TimeIsUp(f"not done after {self._options.minutes:g} minutes")
+        found = self._suite.run(test, self._theirs if theirs else self._ours)
+        if not theirs and not _has_failed(found):
+            self._show(found)
+        return found
+
+    def _judged(self, test: str, found: list[Outcome]) -> list[Outcome]:
+        if not _has_failed(found):
+            return found
+        found = self._once(test)
         if _has_failed(found):
-            found = suite.run(test, ours)
-        if _has_failed(found):
-            failing = [one.test for one in suite.run(test, theirs) if not one.passed]
+            failing = [one.test for one in self._once(test, theirs=True) if not one.passed]
             found = [
                 one._replace(theirs=not any(_is_part(one.test, other) for other in failing))
                 for one in found
             ]
-        outcomes += found
+            self._show(found)
+        return found
+
+    def _show(self, found: list[Outcome]) -> None:
         for outcome in found:
             print(f"{table.judged(outcome):8} {outcome.client} {outcome.test}", flush=True)
-            if options.verbose and not outcome.passed:
+            if self._options.verbose and not outcome.passed:
                 print(outcome.text, flush=True)
-    return outcomes
 
 
 def _has_failed(outcomes: list[Outcome]) -> bool:

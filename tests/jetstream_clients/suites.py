@@ -59,6 +59,8 @@ class Suite:
     name = version = source = ""
     outside: str = ""
     """Tests whose names match are of what liftlog is not asked for."""
+    can_be_beside_itself = True
+    """Whether several tests may run at a time."""
 
     def prepare(self) -> None:
         """Get and build what the tests need. Raises CannotRun."""
@@ -118,6 +120,7 @@ class NatsPy(Suite):
     """Newer source distributions have no tests, and this one lacks their tests/utils.py."""
 
     name, version, source = "nats-py", "2.14.0", "PyPI, source distribution"
+    can_be_beside_itself = False  # its tests want one port
     outside = (
         "ObjectStoreTest|AccountLimitsTest|ClusterInfoTest|DatetimeFieldsTest|PullSubscribeTest|"
         "SubscribeTest|AckPolicyTest|ConsumerReplicasTest|ConsumerPauseResumeTest"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from jetstream_clients.suites import BUILD, REPOSITORY, SUITES, Outcome, Suite
+from jetstream_clients.suites import BUILD, REPOSITORY, SUITES, Outcome, Suite, run
 
 PAGE = REPOSITORY / "docs/reference/jetstream-clients.md"
 _REFUSED = Path(__file__).with_name("refused.yaml")
@@ -52,31 +52,49 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return {word: found[word] for word in WORDS}
 
 
-def keep(suite: Suite, outcomes: Sequence[Outcome]) -> None:
-    """For the next table, in the place of what these tests brought before."""
-    again = {one.test.partition("/")[0] for one in outcomes}
-    kept = [one for one in _last(suite.name) if one.test.partition("/")[0] not in again]
-    content = [tuple(one) for one in (*kept, *outcomes)]
+def keep(suite: Suite, outcomes: Sequence[Outcome], *, is_all: bool) -> None:
+    """For the next table; unless these are all, in the place of what these tests brought before."""
+    kept: list[Outcome] = []
+    if not is_all:
+        again = {one.test.partition("/")[0] for one in outcomes}
+        kept = [one for one in _last(suite.name)[1] if one.test.partition("/")[0] not in again]
+    revision = _revision() if is_all else _last(suite.name)[0]
+    content = {"revision": revision, "outcomes": [tuple(one) for one in (*kept, *outcomes)]}
     _kept(suite.name).write_text(json.dumps(content, indent=1))
 
 
-def _last(name: str) -> list[Outcome]:
+def _last(name: str) -> tuple[str, list[Outcome]]:
+    """The revision at which all tests were run, empty if they never were, and the outcomes."""
     if not _kept(name).exists():
-        return []
-    return [Outcome(*one) for one in json.loads(_kept(name).read_text())]
+        return "", []
+    content = json.loads(_kept(name).read_text())
+    return content["revision"], [Outcome(*one) for one in content["outcomes"]]
 
 
 def _kept(name: str) -> Path:
     return BUILD / f"{name}.outcomes.json"
 
 
-def write() -> None:
-    """Write the page from the last outcomes of each suite."""
-    outcomes = [one for suite in SUITES for one in _last(suite.name)]
-    PAGE.write_text(page(outcomes))
+def _revision() -> str:
+    """Of the tree, without what does not change what comes out."""
+    said = run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=REPOSITORY)
+    return said.stdout.strip()
 
 
-def page(outcomes: Sequence[Outcome]) -> str:
+def write() -> str:
+    """Write the page from the last outcomes of each suite. Returns why not: they are not of one
+    revision."""
+    revisions = {suite.name: _last(suite.name)[0] for suite in SUITES}
+    if len(set(revisions.values())) > 1 or "" in revisions.values():
+        found = ", ".join(f"{name} {which or 'never'}" for name, which in revisions.items())
+        return f"all tests were last run at several revisions: {found}"
+    [revision] = set(revisions.values())
+    outcomes = [one for suite in SUITES for one in _last(suite.name)[1]]
+    PAGE.write_text(page(outcomes, revision))
+    return ""
+
+
+def page(outcomes: Sequence[Outcome], revision: str) -> str:
     lines = [
         "# Tests of JetStream's clients",
         "",
@@ -86,6 +104,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "means that the test fails with JetStream itself, too, on the same machine. *Failed* is",
         "every other test that failed twice. A test with subtests counts once for each of them.",
         "Not run: object stores, consumers that are not ordered, clusters, domains, accounts.",
+        f"All of this is from revision {revision}.",
         "",
         "| client | version | from | passed | refused | no measure | failed |",
         "|---|---|---|---|---|---|---|",

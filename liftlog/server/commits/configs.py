@@ -54,7 +54,7 @@ class NewestBytes:
 def counts_newest(settings: StreamSettings) -> bool:
     """Whether a limit of bytes is one of the newest records of each subject."""
     own, limits = settings.jetstream, settings.retention
-    is_bucket = own is not None and own.max_msgs_per_subject == 1
+    is_bucket = own is not None and own.max_msgs_per_subject is not None
     return is_bucket and limits.discard == "new" and limits.max_bytes is not None
 
 

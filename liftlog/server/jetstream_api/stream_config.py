@@ -170,7 +170,7 @@ class _Reader(ConfigFields):
         )
         history = own["max_msgs_per_subject"]
         if has_limits and discard == "new" and history is not None:
-            self._check_bucket_limits(history, max_messages)
+            self._check_bucket_limits(history, max_messages, max_age)
         settings: dict[str, Any] = {
             "subject": self._subjects(),
             "acks": "off" if no_ack else "on",
@@ -297,16 +297,16 @@ class _Reader(ConfigFields):
             )
         return limit
 
-    def _check_bucket_limits(self, history: int, max_messages: int | None) -> None:
+    def _check_bucket_limits(self, history: int, max_messages: int | None, max_age: int) -> None:
         if max_messages is not None:
             raise invalid_config(
                 "discard: new is not supported with max_msgs beside max_msgs_per_subject: the "
                 "newest messages of each subject are counted by bytes only"
             )
-        if history > 1:
+        if history > 1 and not max_age:
             raise invalid_config(
-                "max_bytes with discard: new is supported with max_msgs_per_subject: 1 only: of a "
-                "longer history nothing deletes what no longer counts; limit it by max_age"
+                "max_bytes with discard: new is supported only with max_msgs_per_subject: 1 or "
+                "with max_age: nothing else deletes what exceeds a longer history"
             )
 
     def _discard_new_per_subject(self, discard: str, history: int | None, *, no_ack: bool) -> bool:
