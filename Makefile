@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Tests wait for processes and disks as much as they compute: one worker more than there are cores.
-PARALLEL ?= -n $(shell expr $$(nproc) + 1) --dist worksteal
+# Tests wait for processes and disks as much as they compute: two workers more than there are cores.
+PARALLEL ?= -n $(shell expr $$(nproc) + 2) --dist worksteal
 
 # pip answers no questions and reads nothing from a terminal that may not be there.
 export PIP_NO_INPUT := 1

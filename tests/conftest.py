@@ -24,6 +24,7 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
 # What a helper asserts is told as in a test: with the values.
 pytest.register_assert_rewrite("support")
 
+_LIMIT_SECONDS = 300
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
@@ -42,6 +43,12 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The browser's tests share one Chromium and wait a lot. Begun last, they run on alone when
-    all other workers have nothing left."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/web/"))
+    """Those of the browser, which share one Chromium, and then all that may take long. Begun last,
+    they would run on alone when all other workers have nothing left."""
+    items.sort(key=lambda item: (not item.nodeid.startswith("tests/web/"), not _is_long(item)))
+
+
+def _is_long(item: pytest.Item) -> bool:
+    """Whether it has a limit of its own."""
+    limit = item.get_closest_marker("timeout")
+    return limit is not None and bool(limit.args) and limit.args[0] > _LIMIT_SECONDS

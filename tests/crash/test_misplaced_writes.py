@@ -316,7 +316,7 @@ def put(stored: Stored, one: Misplaced, directory: Path) -> set[int]:
 @pytest.mark.parametrize("unit", ["page", "batch"])
 def test_misplaced(stored: Stored, unit: str, stop: str, tmp_path: Path) -> None:
     size = PAGE if unit == "page" else stored.batch_bytes
-    for number, one in enumerate(misplaced(stored, size, rounds(3))):
+    for number, one in enumerate(misplaced(stored, size, rounds(2))):
         directory = tmp_path / f"{number}"
         hit = put(stored, one, directory)
         if stop == "without indexes":

@@ -38,7 +38,7 @@ def test_power_cuts_under_load(durability: str, server: NatsServer, tmp_path: Pa
         machine = Machine(server, disk, fleet.settings)
         daemon = machine.daemon.start()
         fleet.start()
-        for _ in range(rounds({"fsync": 3, "interval": 2, "os": 1}[durability])):
+        for _ in range(rounds({"fsync": 2, "interval": 2, "os": 1}[durability])):
             fleet.wait_acked(chance.randint(100, 1000))
             committed = fleet.high_watermarks(daemon)
             disk.cut_after(chance.randint(1, 60))
