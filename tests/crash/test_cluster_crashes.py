@@ -272,6 +272,32 @@ def a_clock_jumps(campaign: Campaign) -> None:
     campaign.load.wait_acked(20)
 
 
+def replicas_go_and_come(campaign: Campaign) -> None:
+    """A stream leaves a node and comes back to it; in between, or while it does, a node dies."""
+    cluster, chance, stream = campaign.cluster, campaign.chance, campaign.any_stream()
+    nodes = list(cluster.stream(stream).replicas)
+    fewer = chance.sample(nodes, 2)
+    dies = chance.choice(["before", "during", "never"])
+    for replicas in (fewer, chance.sample(nodes, 3)):
+        done = cluster.command("cluster", "move", stream, "--replicas", ",".join(replicas))
+        assert done.returncode == 0, done.stderr
+        campaign.load.wait_acked(10, [stream])
+        if dies == "before" and replicas is fewer:
+            cluster.kill(chance.choice(NODES))
+            cluster.start()
+            campaign.load.wait_acked(5, [stream])
+    if dies == "during":
+        words = ("cluster", "move", stream, "--no-wait", "--replicas", ",".join(fewer))
+        assert cluster.command(*words).returncode == 0
+        cluster.kill(chance.choice(NODES))
+        cluster.start()
+        done = cluster.command("cluster", "move", stream, "--replicas", ",".join(fewer))
+        assert done.returncode == 0, done.stderr
+        done = cluster.command("cluster", "move", stream, "--replicas", ",".join(nodes))
+        assert done.returncode == 0, done.stderr
+    campaign.start()
+
+
 def nothing_fails(campaign: Campaign) -> None:
     """The checks have to hold then, too."""
     campaign.load.wait_acked(50)
@@ -290,11 +316,14 @@ OF_NODES: dict[str, Fault] = {
     "the metadata are set back": the_metadata_are_set_back,
     "a copy rots": a_copy_rots,
     "a clock jumps": a_clock_jumps,
+    "replicas go and come": replicas_go_and_come,
 }
 
 
-if not is_torture():  # `integration/test_metadata_set_back` is the short form of the first
-    del OF_NODES["the metadata are set back"], OF_NODES["a clock jumps"]
+if not is_torture():
+    # `integration/test_metadata_set_back` and `test_moving` are short forms of the first and last.
+    for one in ("the metadata are set back", "a clock jumps", "replicas go and come"):
+        del OF_NODES[one]
 
 
 @pytest.mark.parametrize("name", modes(EACH, ANY, *OF_NODES))
