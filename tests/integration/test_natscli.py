@@ -150,5 +150,10 @@ def test_a_bucket(natscli: Natscli) -> None:
         while "new" not in (line := watching.stdout.readline()):
             assert line, seen
         watching.kill()
+    natscli("kv", "del", "config", "new", "--force")
+    assert natscli.json("stream", "info", "KV_config")["state"]["messages"] == 8
+    natscli("kv", "compact", "config", "--force")
+    assert sorted(natscli("kv", "ls", "config").split()) == ["a.b"]
     natscli("kv", "rm", "config", "--force")
     assert "config" not in natscli("kv", "ls")
+    assert "1.0 MiB" in natscli("kv", "add", "limited", "--max-bucket-size", "1MiB")

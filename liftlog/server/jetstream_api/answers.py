@@ -80,7 +80,7 @@ def from_liftlog(error: LiftlogError) -> JetStreamError:
         case InvalidArgument():
             return invalid_config(text)
         case Forbidden():
-            return JetStreamError(403, 10003, text)
+            return JetStreamError(403, 10003, f"{text}; see the section nats of the ACL")
         case LimitExceeded():
             return JetStreamError(429, 10167, text)
         case OffsetOutOfRange():
