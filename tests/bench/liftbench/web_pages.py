@@ -87,6 +87,46 @@ def _pages(count: int, rounds: int, short: list[str]) -> None:
             print(f"  {path:40}", *(f"{one * 1000:6.1f}" for one in shown))
             if median > PAGE_SECONDS:
                 short.append(f"{path} takes {median * 1000:.0f} ms")
+        _pages_beside_load(server, daemon, rounds, short)
+
+
+def _pages_beside_load(server: NatsServer, daemon: Daemon, rounds: int, short: list[str]) -> None:
+    """Messages come all the time. What a page then takes is only told: it takes turns with them."""
+    before = daemon.metric("liftlog_records_total", stream="plant-000")
+    began = time.perf_counter()
+    with _live_load(server):
+        found = {
+            path: [_page(daemon.http_address, path)[0] for _ in range(8 * rounds)]
+            for path in ("/ui/streams", "/ui/topology", "/ui/streams/plant-000")
+        }
+    stored = daemon.metric("liftlog_records_total", stream="plant-000") - before
+    each = stored / (time.perf_counter() - began)
+    print(f"beside {each:,.0f} messages a second; page in ms: median, longest")
+    for path, times in found.items():
+        print(f"  {path:40} {statistics.median(times) * 1000:6.1f} {max(times) * 1000:6.1f}")
+    if not stored:
+        short.append("nothing was stored beside the pages")
+
+
+@contextmanager
+def _live_load(server: NatsServer) -> Iterator[None]:
+    """About 20,000 messages a second without acks, in bursts."""
+    stop = threading.Event()
+    burst = b"".join(pub_frame("plant.0.x", b"x" * 100) for _ in range(200))
+
+    def publish() -> None:
+        with RawNats(server.port) as client:
+            while not stop.wait(0.01):
+                client.send(burst)
+            client.ping()
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _searches(count: int, seconds: float, rounds: int, short: list[str]) -> None:
