@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -15,7 +17,7 @@ from support.command_line import Cli
 from support.daemon import Daemon
 from support.ingesting import publish
 from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.raw_nats import RawNats, pub_frame
 from support.repository import REPOSITORY
 from support.stored_logs import batch_positions, flip
 
@@ -230,17 +232,24 @@ TASKS = {
 
 
 assert set(STEPS) == set(TASKS)
+
+
+def sign_in(daemon: Daemon, window: NewWindow) -> Page:
+    page = window(daemon, viewport={"width": 1280, "height": 800}).page
+    page.goto("/ui/streams")
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Streams")
+    return page
+
+
 BY_KEYS = ("late consumer", "who may read", "where a message goes")
 """Those in which Tab is pressed the least: it takes longer than a click."""
 
 
 @pytest.mark.parametrize("has_mouse", [True, False], ids=["mouse", "keyboard"])
 def test_the_ways_through_the_web_page(daemon: Daemon, window: NewWindow, has_mouse: bool) -> None:
-    page = window(daemon, viewport={"width": 1280, "height": 800}).page
-    page.goto("/ui/streams")
-    page.get_by_label("Token").fill(TOKEN)
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_have_text("Streams")
+    page = sign_in(daemon, window)
     wanted = STEPS if has_mouse else {name: STEPS[name] for name in BY_KEYS}
     steps = {}
     for name in wanted:
@@ -249,3 +258,44 @@ def test_the_ways_through_the_web_page(daemon: Daemon, window: NewWindow, has_mo
         TASKS[name](visitor)
         steps[name] = visitor.steps
     assert steps == wanted
+
+
+@contextmanager
+def live_load(server: NatsServer) -> Iterator[None]:
+    """Some thousand messages a second, until the block ends."""
+    stop = threading.Event()
+    burst = b"".join(pub_frame("orders.us.load", b'{"load": 1}') for _ in range(50))
+
+    def publish_all() -> None:
+        with RawNats(server.port) as raw:
+            while not stop.wait(0.02):
+                raw.send(burst)
+
+    thread = threading.Thread(target=publish_all)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_damage_is_told_while_messages_come(
+    daemon: Daemon, server: NatsServer, window: NewWindow
+) -> None:
+    page = sign_in(daemon, window)
+    with live_load(server):
+        orders = page.locator("tr[data-key=orders]")
+        expect(orders.locator("[data-rate=rate]")).not_to_have_text("0", timeout=30_000)
+        expect(page.get_by_text("Damage in 1 stream")).to_be_visible()
+        page.goto("/ui/streams/payments/records?order=oldest")
+        expect(page.locator("tr.damage")).to_contain_text("checksum")
+        page.goto("/ui/streams/orders/records?subject=orders.us.load&limit=25")
+        count = page.locator("table.records tbody tr").count()
+        page.get_by_role("button", name="Follow").click()
+        rows = page.locator("table.records tbody tr")
+        expect(rows.nth(count + 25)).to_be_attached(timeout=30_000)
+        shown = [
+            int(one.replace(",", "")) for one in page.get_by_role("rowheader").all_inner_texts()
+        ]
+        assert shown == sorted(set(shown), reverse=True)
