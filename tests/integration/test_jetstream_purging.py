@@ -247,6 +247,26 @@ async def test_what_is_too_old_is_not_there(js: JetStreamContext, raw: RawNats) 
     assert state["first_seq"] > first
 
 
+async def test_a_key_is_found_while_it_changes(js: JetStreamContext) -> None:
+    """What was its last value when it was looked up is superseded before it is read."""
+    bucket = await new_bucket(js, history=1)
+    await bucket.put("a", b"0")
+    changes = True
+
+    async def change() -> None:
+        while changes:
+            await bucket.put("a", b"x")
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(8):
+            tasks.create_task(change())
+        try:
+            for _ in range(300):
+                await bucket.get("a")
+        finally:
+            changes = False
+
+
 async def test_a_bucket_is_full_of_its_newest_values_only(
     js: JetStreamContext, raw: RawNats, server: NatsServer, daemon: Daemon
 ) -> None:

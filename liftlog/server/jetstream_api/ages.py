@@ -65,8 +65,9 @@ async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None
         for host in list(broker.hosts.values()):
             try:
                 await look(host)
-            except (LiftlogError, OSError) as error:
-                logger.warning("not-looked-at stream=%s error=%s", host.name, error)
+            except Exception as error:  # a supervisor: the other streams are looked at
+                if broker.hosts.get(host.name) is host:
+                    logger.exception("not-looked-at stream=%s error=%r", host.name, error)
         took = time.monotonic() - began
         await asyncio.sleep(max(_LOOK_SECONDS, took / _MOST_OF_TIME))
 

@@ -71,13 +71,19 @@ class Lookup:
         self._until = time.monotonic() + _SEARCH_SECONDS
 
     async def at(self, offset: int) -> Found | None:
+        """The record at an offset, if it is shown."""
+        found = await self.stored(offset)
+        return found if found is not None and await self._shown.shows(found.record) else None
+
+    async def stored(self, offset: int) -> Found | None:
+        """The record at an offset that was found a moment ago: a newer one of its subject may be
+        there by now."""
         try:
             record, block = await self._run(read_record, self._log, offset, cold=True)
         except (NoRecord, OffsetOutOfRange):
             return None
-        if not self._may_read(record.subject) or not await self._shown.shows(record):
-            return None
-        return Found(record, block)
+        is_deleted = record.value is None and self._shown.history is not None
+        return None if is_deleted or not self._may_read(record.subject) else Found(record, block)
 
     async def offset_at(self, timestamp_ns: int) -> int:
         """Of the first record from that time on; the high watermark if there is none."""
@@ -85,9 +91,10 @@ class Lookup:
 
     async def last(self, pattern: str) -> Found | None:
         """The last record on the subjects of a pattern."""
-        known = self._known_last(pattern)
-        if known is not None:
-            return await self.at(known) if known else None
+        while (known := self._known_last(pattern)) is not None:
+            found = await self.stored(known) if known else None
+            if found is not None or known == self._known_last(pattern):
+                return found
         span = Span(self._shown.first_offset, self._log.high_watermark)
         walk = Backward(self._log, span, self._selection((pattern,)))
         deleted: set[str] = set()
@@ -96,7 +103,7 @@ class Lookup:
                 if isinstance(item, Damage) or item.subject in deleted:
                     continue
                 if item.value is not None or self._shown.history is None:
-                    return await self.at(item.offset)
+                    return await self.stored(item.offset)
                 if deletes_subject(item.key, item.value):
                     deleted.add(item.subject)
         return None

@@ -313,7 +313,7 @@ async def _send_last_of_each(
     most = min(wish.max_bytes or _BATCH_BYTES, _BATCH_BYTES)
     pending, sent_bytes, sent, last = len(offsets), 0, 0, 0
     for offset in offsets:
-        found = await lookup.at(offset)
+        found = await lookup.stored(offset)
         pending -= 1
         if found is None:  # retention was faster
             continue

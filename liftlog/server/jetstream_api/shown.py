@@ -36,6 +36,8 @@ class Shown:
             return True
         if record.value is None:
             return False
+        if "\\x" in record.subject:
+            return True  # it may be the escape of bytes that are no text
         subject = record.subject.encode()
         table = self.host.sequencer.subjects
         last = None if table is None else table.last_committed(subject)
