@@ -26,6 +26,7 @@ _JOIN_FROM_BYTES = 48
 """Stretches of this mean length are cut and joined; shorter ones are gathered byte by byte."""
 
 _MANY_SUBJECTS = 64
+_SUBJECTS_PER_RECORD = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,9 +185,19 @@ class Columns:
         subject then takes no longer than what is done for each record."""
         if self.subject_ids is None or len(self.subjects) <= _MANY_SUBJECTS:
             return self
-        used, ids = np.unique(self.subject_ids, return_inverse=True)
-        subjects = tuple([self.subjects[one] for one in used.tolist()])
-        return replace(self, subjects=subjects, subject_ids=ids.astype(np.uint16))
+        if len(self.subjects) <= _SUBJECTS_PER_RECORD * len(self):
+            # A step for each subject is cheaper than to sort the records.
+            flags = np.zeros(len(self.subjects), np.bool_)
+            flags[self.subject_ids] = True
+            used = np.flatnonzero(flags)
+            places = np.empty(len(flags), np.uint16)
+            places[used] = np.arange(len(used), dtype=np.uint16)
+            ids = places.take(self.subject_ids)
+        else:
+            used, inverse = np.unique(self.subject_ids, return_inverse=True)
+            ids = inverse.astype(np.uint16)
+        subjects = tuple(map(self.subjects.__getitem__, used.tolist()))
+        return replace(self, subjects=subjects, subject_ids=ids)
 
     def sizes(self) -> Offsets:
         """`size_bytes` of the first record, of the first two, and so on."""

@@ -449,8 +449,10 @@ class _AnswerBuilder:
 
 
 def _subjects_size(records: Columns) -> int:
-    """The size of the dictionary entries that these records need."""
+    """An upper bound of the size of the dictionary entries that these records need."""
     if records.subject_ids is None:
         return len(records.subjects[0][0]) if records.subjects else 0
+    if len(records.subjects) <= len(records):
+        return sum([len(name) for name, _ in records.subjects])
     used = np.bincount(records.subject_ids, minlength=len(records.subjects))
     return sum([len(records.subjects[i][0]) for i in np.flatnonzero(used).tolist()])

@@ -38,8 +38,10 @@ SHARED_BYTES = 64 * MIB
 _LARGEST_SHARED = 8 * MIB
 """Of one piece: compressed batches may become a thousand times as long."""
 _INFLATED_BYTES = 16 * MIB
-_MOST_SUBJECTS = 4096
-"""In the dictionaries of what is one part, before those that are equal are found."""
+_MOST_SUBJECTS = 16384
+"""In the dictionaries of what is one part, before those that are equal are found: as many as the
+batches of a piece have together if each subject has many records. A part takes each member the same
+steps of numpy, however few records it has."""
 _LEAST_BYTES = 64 * KIB
 """Counted for a piece: at the end of a stream they are small, and there must not be so many that
 looking through them takes long."""

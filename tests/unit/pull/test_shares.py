@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from liftlog.records import decode_batch, encode_batch
 from liftlog.records.slots import WantedSlots, flags_of
 from liftlog.server.pull import shares as module
-from liftlog.server.pull.pieces import SharedPieces
+from liftlog.server.pull.pieces import SharedPieces, _parts_of
 from liftlog.server.pull.shares import Division, Shares
 
 SLOTS = 1024
@@ -132,3 +133,30 @@ def test_a_division_holds_shares_that_do_not_overlap() -> None:
             bits = WantedSlots(count, tuple(numbers)).bits
             assert fits <= (division.place_of(bits) == numbers[0])
         assert division.places.tolist() == places
+
+
+def test_a_piece_with_thousands_of_subjects_is_divided_in_one_step() -> None:
+    """As a busy stream of many subjects has them: each batch names all of its own."""
+    names = [b"orders.%04d" % n for n in range(3000)]
+    whole = []
+    for first in range(0, 12_000, 300):
+        batch = encode_batch(
+            base_offset=first,
+            leader_epoch=1,
+            commit_group=1,
+            stamps=[(10**18, 300)],
+            subjects=[names[n % len(names)] for n in range(first, first + 300)],
+            values=[b"%d" % n for n in range(first, first + 300)],
+        )
+        whole.append(decode_batch(batch))
+    members = [WantedSlots(64, tuple(range(n, 64, 16))) for n in range(16)]
+    (part,) = _parts_of([*whole], Division(64, [one.bits for one in members]), 12_000)
+    found = {}
+    for member in members:
+        records = part.of(member)
+        assert len(records.subjects) < 400
+        assert records.subject_ids is not None
+        of_each = [records.subjects[n][0] for n in records.subject_ids.tolist()]
+        values = map(int, records.values.items())
+        found.update(zip(values, of_each, strict=True))
+    assert found == {n: names[n % len(names)] for n in range(12_000)}
