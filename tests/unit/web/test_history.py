@@ -16,6 +16,7 @@ from liftlog.server.web.history import MAX_LONG, SPANS, History, Points, Reading
 from liftlog.server.web.pages.charts import (
     DAEMON_CHARTS,
     HEIGHT,
+    READER_CHARTS,
     STREAM_CHARTS,
     WIDTH,
     drawn,
@@ -179,8 +180,11 @@ def test_a_quantile_of_nothing() -> None:
 VALUES = st.one_of(st.just(math.nan), st.just(0.0), st.floats(0, 1e15))
 
 
-@given(st.sampled_from(STREAM_CHARTS + DAEMON_CHARTS), st.lists(VALUES, max_size=150),
-       st.sampled_from(list(SPANS)))  # fmt: skip
+@given(
+    st.sampled_from(STREAM_CHARTS + READER_CHARTS + DAEMON_CHARTS),
+    st.lists(VALUES, max_size=150),
+    st.sampled_from(list(SPANS)),
+)
 def test_every_chart_is_within_its_box(chart: object, values: list[float], name: str) -> None:
     span, now = SPANS[name], 1e9
     values = values[: span.kept]
@@ -215,6 +219,17 @@ def test_axes_end_at_round_numbers() -> None:
     assert axis(2, 0.0031) == ("4.0 ms", "2.0 ms")
     assert axis(2, 0.9) == ("1 s", "500 ms")
     assert axis(3, 1) == ("2", "1")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "top", "middle"),
+    [(0, "2 s", "1 s"), (30, "1 min", "30 s"), (10_200, "4 h", "2 h"), (90_000, "2 d", "1 d"),
+     (2_000_000, "40 d", "20 d")],
+)  # fmt: skip
+def test_an_axis_of_ages_ends_at_round_ones(seconds: float, top: str, middle: str) -> None:
+    points = Points([1e9], {"lag_seconds": [seconds]})
+    found = drawn(READER_CHARTS[1], points, SPANS["5m"], 1e9)
+    assert (found["top"], found["middle"]) == (top, middle)
 
 
 def test_a_gap_is_not_bridged() -> None:

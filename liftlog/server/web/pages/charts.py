@@ -41,7 +41,10 @@ RATE = Unit(lambda value: f"{formats.rate(value)}/s", 10, 1.0)
 BYTES = Unit(lambda value: f"{formats.size(value)}/s", 1024, 2.0)
 SECONDS = Unit(_milliseconds, 10, 0.0002)
 COUNT = Unit(formats.count, 10, 2.0)
-AGE = Unit(formats.duration, 10, 1.0)
+AGE = Unit(formats.duration, 60, 2.0)
+_DAY = 86_400
+_AGES = (2, 4, 10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14_400, 28_800, 43_200, _DAY)
+"""Round numbers of seconds, minutes and hours; from there on of days."""
 
 
 class Chart(NamedTuple):
@@ -112,7 +115,10 @@ def _round_top(highest: float, unit: Unit) -> float:
         return unit.least
     if unit.base == 1024:
         return float(2 ** math.ceil(math.log2(highest)))
-    power = 10.0 ** math.floor(math.log10(highest))
+    if unit.base == 60 and highest <= _DAY:
+        return float(next(age for age in _AGES if age >= highest))
+    scale = _DAY if unit.base == 60 else 1
+    power = scale * 10.0 ** math.floor(math.log10(highest / scale))
     return next(power * step for step in (1, 2, 4, 10, 20) if power * step >= highest)
 
 
