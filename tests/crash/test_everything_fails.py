@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster
+from support.cluster import PATIENCE, Cluster
+from support.ingesting import until
 from support.losefs import LoseFsHandle, Reboots, losefs
 from support.nats_cluster import NatsCluster, wait_replicated
+from support.nats_server import NatsServer
 from support.replicated_load import NODE_SETTINGS, Load
 from support.rounds import chance_of, rounds
 
@@ -88,6 +91,48 @@ def cut_power(site: Site) -> None:
     site.start()
 
 
+def set_bucket_back(site: Site) -> None:
+    """All servers come back with older files, as from a backup that was made before a node died and
+    came back. The nodes store again what they have seen."""
+    cluster, load, servers = site.cluster, site.load, site.servers.servers
+
+    def with_files(change: Callable[[NatsServer, Path], None]) -> None:
+        for server in servers:
+            server.kill()
+        for number, server in enumerate(servers):
+            change(server, site.directory / f"backup-{number}")
+        for server in servers:
+            server.start()
+        site.servers.wait_healthy()
+
+    def back_up(server: NatsServer, to: Path) -> None:
+        shutil.rmtree(to, ignore_errors=True)
+        shutil.copytree(server.directory / "jetstream", to)
+
+    def restore(server: NatsServer, to: Path) -> None:
+        shutil.rmtree(server.directory / "jetstream")
+        shutil.copytree(to, server.directory / "jetstream")
+
+    with_files(back_up)
+    load.wait_acked(5)
+    cluster.kill(cluster.leader(site.chance.choice(list(load.settings))))
+    cluster.start()
+    cluster.wait_all_in_sync()
+    epochs = {name: epoch for name, (_, epoch) in leads(site).items()}
+    began = time.monotonic()
+    with_files(restore)
+    for name, epoch in epochs.items():
+        until(
+            lambda name=name, epoch=epoch: cluster.stream(name).leader_epoch > epoch,  # type: ignore[misc]
+            PATIENCE,
+            f"{name} is restored",
+        )
+    load.wait_acked(1)
+    site.seconds.append(time.monotonic() - began)
+    cluster.wait_all_in_sync()
+    load.wait_each_acked()
+
+
 def kill_servers_in_turn(site: Site) -> None:
     """Leaders lead on: their followers hear them, and need no metadata."""
     before = leads(site)
@@ -140,6 +185,7 @@ FAULTS: dict[str, Callable[[Site], None]] = {
     "everything is killed": kill_everything,
     "power is cut and servers are killed": cut_power,
     "servers are killed in turn": kill_servers_in_turn,
+    "the bucket is set back": set_bucket_back,
 }
 
 
