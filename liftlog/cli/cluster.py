@@ -175,7 +175,8 @@ def _make_bucket(settings: Settings, replicas: int) -> None:
 def status() -> ExitCode:
     """Show the nodes, and the leader and replicas of each stream.
 
-    Exits with 1 when a stream has no leader, has a replica that is not in sync, or is being moved.
+    Exits with 1 when a stream has no leader, has a replica that is not in sync, or is being moved,
+    and when the metadata store is out of reach.
 
     \b
     Examples:
@@ -194,6 +195,11 @@ def status() -> ExitCode:
         note("This daemon belongs to no cluster.")
     else:
         _show(found)
+        if found.is_store_lost:
+            note(
+                "The metadata store is out of this node's reach: this may be old, and nothing can "
+                "change. Restart no node."
+            )
         if behind:
             note(f"{plural(len(behind), 'stream')} under-replicated: {', '.join(behind)}")
         if set_back:
@@ -204,7 +210,8 @@ def status() -> ExitCode:
             )
         if moving:
             note(f"{plural(len(moving), 'stream')} moving: {', '.join(moving)}")
-    return ExitCode.FAILED if behind or moving or set_back else ExitCode.OK
+    is_bad = behind or moving or set_back or found.is_store_lost
+    return ExitCode.FAILED if is_bad else ExitCode.OK
 
 
 @cluster_commands.command()

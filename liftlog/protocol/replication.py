@@ -281,6 +281,9 @@ class ClusterInfo(Described):
     cluster_id: str = ""
     nodes: list[dict[str, Any]] = field(default_factory=list)
     streams: list[dict[str, Any]] = field(default_factory=list)
+    is_store_lost: bool = False
+    """Whether the metadata store is out of that node's reach for so long that its session has
+    ended: what it tells may be old, and nothing can change."""
 
     @property
     def members(self) -> list[ClusterNode]:

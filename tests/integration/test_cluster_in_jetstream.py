@@ -111,6 +111,8 @@ def test_nodes_go_on_while_their_store_fails(cluster: Cluster, servers: list[Nat
     wait_acked(publisher, 300)
     assert cluster.stream("all").leader == leader
     assert time.monotonic() - began < PATIENCE
+    until(lambda: cluster.status()[0]["is_store_lost"], PATIENCE, "the session has ended")
+    assert cluster.status()[1] == 1
 
     # It is made again, empty: the nodes store again what they have seen, of themselves as well.
     epoch = cluster.stream("all").leader_epoch

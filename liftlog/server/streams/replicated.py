@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from liftlog.cluster import transitions
@@ -514,9 +516,11 @@ class ReplicatedStreams:
 
     def describe(self, may_read: Callable[[str], bool]) -> ClusterInfo:
         """The cluster, with the streams that the caller may read."""
-        return cluster_view.describe_cluster(
+        found = cluster_view.describe_cluster(
             self.member, self.mirror, self._node.hosts.hosts, may_read, self.silent_seconds
         )
+        session, now = self.session, time.monotonic()
+        return replace(found, is_store_lost=session is not None and now >= session.deadline)
 
     def silent_seconds(self, node: str) -> float:
         """For how long this node has heard nothing of another one, if that is long enough to mean
