@@ -181,7 +181,7 @@ _GROUP_EVENTS = {
     "group-join-failed": "cannot join group {0} of {1}: {2}; trying again",
     "group-commit-failed": "cannot commit what is done: {3}",
     "group-member-lost": "{2} has lost its {3} slots, and what it had not committed: {4.message}",
-    "dead-letter": "offset {2} of {1} failed {3} times, and becomes a dead letter: {4}",
+    "dead-letter": "offset {2} of {1} becomes a dead letter after {3} attempt(s): {4}",
 }
 _BLIP_SECONDS = 0.15
 """A loss that is made good within that is not told: a member of a group has several connections,

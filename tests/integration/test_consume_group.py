@@ -253,7 +253,7 @@ def test_a_record_whose_command_fails_becomes_a_dead_letter(dead: Cli, tmp_path:
     with Worker(dead, "aside", "--exec", BILL.format(file=file), *more) as worker:
         assert worker.wait() == 0
     said = "".join(worker.said)
-    assert "offset 2 of orders failed 2 times, and becomes a dead letter" in said
+    assert "offset 2 of orders becomes a dead letter after 2 attempt(s)" in said
     assert worker.records == []
     assert lines(file) == ["1", "2", "2", "3", "4"]
     (letter,) = dead_letters(dead, "aside")

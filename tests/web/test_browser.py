@@ -489,6 +489,9 @@ def test_the_picture_of_a_group(daemon: Daemon, window: NewWindow) -> None:
     images = page.get_by_role("img", name=re.compile("^slots 0 to 63; farthest"))
     expect(images).to_have_count(2)  # of the whole, and of what has no owner
     expect(images.first).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 800})  # a phone shows whose they are at once
+    scroll = page.locator(".scroll")
+    assert scroll.evaluate("one => one.scrollWidth <= one.clientWidth")
     page.locator("a[data-count=lag]").click()
     expect(page.get_by_text("The group idle.")).to_be_visible()
     waits = re.compile(r"^Oldest record that is not read: now waits for [1-9][\d.]* (s|min)")

@@ -153,5 +153,5 @@ def test_events_of_a_group_are_sentences(capsys: pytest.CaptureFixture[str]) -> 
         "warning: w1 has lost its 7 slots, and what it had not committed: its session has ended",
         "warning: cannot join group g of orders: no answer; trying again",
         "warning: cannot commit what is done: the disk is full",
-        "warning: offset 17 of orders failed 4 times, and becomes a dead letter: exit status 3",
+        "warning: offset 17 of orders becomes a dead letter after 4 attempt(s): exit status 3",
     ]

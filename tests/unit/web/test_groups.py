@@ -76,8 +76,13 @@ async def test_slots_without_an_owner_come_first(site: Any, broker: Any, orders:
         ]
         _, text, _ = await browser.get("/ui/streams/orders/groups/billing")
         assert ">no owner<" in text
+        # A page in a browser is drawn again when its shape is another one.
+        orders.append([b"7"])
+        later = await twin(browser, "/ui/streams/orders/groups/billing")
+        assert later["lags"] == [4] * 64
+        assert later["shape"] != found["shape"], "the picture would stay as it is"
         listed = (await twin(browser, "/ui/consumers"))["groups"]
-        assert [(one["members"], one["free_slots"], one["lag"]) for one in listed] == [(0, 64, 3)]
+        assert [(one["members"], one["free_slots"], one["lag"]) for one in listed] == [(0, 64, 4)]
 
 
 async def test_groups_among_the_consumers(

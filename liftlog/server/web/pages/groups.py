@@ -76,7 +76,8 @@ async def group(asked: Asked) -> Shown:
     data: dict[str, Any] = {"stream": stream, "group": name, "exists": info is not None}
     if info is not None:
         data |= _described(info, lags)
-    data["shape"] = [data.get("generation"), data.get("members"), data.get("offsets")]
+    # The pictures are drawn here: also a slot that no one commits falls further behind.
+    data["shape"] = [data.get(name) for name in ("generation", "members", "without_owner", "lags")]
     top = max(lags or [0])
     strips = {
         one["name"]: _strip(one["owned"], lags or [], top)
