@@ -4,22 +4,26 @@ A store can be lost, or restored from an older copy. Then a record in it is olde
 have acted on since, or it is missing. Whoever notices neither leads nor elects by that record, and
 the newest record that the nodes still know is stored again, in a new epoch and without a leader.
 
-What has to be ruled out is that a node which is not heard knows a newer record, by which messages
-were acked that the newest heard one does not tell of:
+If nodes that do not notice go on from the older copy, the record has two histories, and one of them
+has to be given up. Nothing that was acked may be lost with it:
 
-- If everyone who could lead by the newest heard record is heard, no one else has led after it.
-- Otherwise, if fewer nodes are unknown than an ISR that acks has, every such ISR has a member among
-  the others, which has all that was acked. The longest of their logs has it too: so it alone is
-  left in sync.
+- What is acked is confirmed by at least `min_isr` nodes, and all of them know the version of the
+  record since which no one has left the in-sync set (`Leader`). So a version that fewer nodes may
+  know is one by which nothing was acked.
+- Whoever knows a version acts only by those that come from it. So who stands aside from what is
+  stored now does not go over to it while it is replaced.
+
+All of that takes a `min_isr` above half of the replicas: else those that know nothing of an ack are
+enough to give another one. With a lower one, every node that could have given it has to be heard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from liftlog.cluster.election import LogEnd
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import Mark, StreamRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +44,15 @@ def is_regressed(known: StreamRecord, stored: StreamRecord | None) -> bool:
     return stored.incarnation in known.former
 
 
-def newest(heard: Collection[Known]) -> StreamRecord | None:
-    """The newest of the records, of several streams of the name that of the last one. None if there
-    is none, or if the store was set back in between and two nodes have each seen what came of one
-    version: which of them was acked in is not known."""
-    found: StreamRecord | None = None
-    for record in (one.record for one in heard):
-        if found is None or not is_regressed(found, record):
-            found = record
-        elif is_regressed(record, found):
-            return None
-    return found
+def contradict(records: Iterable[StreamRecord]) -> bool:
+    """Whether some of these were stored in two histories of the record."""
+    newest: StreamRecord | None = None
+    for record in records:
+        if newest is None or not is_regressed(newest, record):
+            newest = record
+        elif is_regressed(record, newest):
+            return True
+    return False
 
 
 def restored(
@@ -62,47 +64,96 @@ def restored(
     `heard` has each node that has answered, None for one that knows no such stream; `unheard` are
     the other nodes of the cluster.
     """
-    known = {node: one for node, one in heard.items() if one is not None}
-    record = newest(known.values())
-    if record is None or not is_regressed(record, stored):
-        return None
-    could_lead = {*record.isr, *record.eligible} or {*record.last_eligible}
-    if record.deleted or could_lead <= heard.keys():
-        return _again(record, stored, known)
-    trusted = [node for node in (*record.isr, *record.eligible) if node in heard]
-    unknown = {*unheard, *record.members} - {*trusted}
-    logs = {node: log for node in trusted if (log := _log_of(known.get(node), record)) is not None}
-    if len(unknown) >= record.min_isr or len(logs) < len(trusted) or not logs:
-        return None
-    longest = max(record.in_order(logs), key=lambda node: logs[node])
-    again = _again(record, stored, known)
-    return replace(again, isr=(longest,), eligible=(), last_eligible=())
+    known = {node: one.record for node, one in heard.items() if one is not None}
+    newer = [one for one in known.values() if is_regressed(one, stored)]
+    for record in sorted(newer, key=lambda one: one.version, reverse=True):
+        goes_on = (
+            stored is None or record.incarnation != stored.incarnation or record.follows(stored)
+        )
+        # The others may go over to what is stored, and ack by that.
+        fixed = [one for one in known.values() if goes_on or is_regressed(one, stored)]
+        unsure = len({*unheard, *record.members} - known.keys()) + len(known) - len(fixed)
+        heard_all = {node for node, one in known.items() if not is_regressed(one, record)}
+        could_lead = {*record.isr, *record.eligible} or {*record.last_eligible}
+        if (
+            record.deleted
+            or (goes_on and could_lead <= heard_all)
+            or _has_all_acked(record, fixed, unsure)
+        ):
+            return _again(record, stored, heard)
+    return None
+
+
+def is_given_up(
+    known: StreamRecord,
+    stored: StreamRecord | None,
+    heard: Mapping[str, Known | None],
+    unheard: Collection[str],
+) -> bool:
+    """Whether a node that knows `known`, which `stored` has not come from, may go over to `stored`:
+    an operator has decided that, or nothing was acked by what would be given up. `heard` has this
+    node, too."""
+    if stored is None or stored.deleted or stored.incarnation != known.incarnation:
+        return False
+    if not is_regressed(known, stored):
+        return False  # it was restored meanwhile
+    if known.version < stored.decided:
+        return True
+    others = {node: one.record for node, one in heard.items() if one is not None}
+    unsure = len({*unheard, *known.members, *stored.members} - others.keys())
+    first = min(one for one in known.marks if not _may_come_from(stored, one))
+    knowing = sum(_may_come_from(one, first) for one in others.values())
+    return knowing + unsure < min(known.min_isr, stored.min_isr)
 
 
 def restored_by_operator(
     stored: StreamRecord | None, heard: Mapping[str, Known | None]
 ) -> StreamRecord | None:
-    """The same, without regard to nodes that are not heard: what only they know is given up. Of
-    records that contradict each other the one that most nodes have seen is taken."""
-    known = {node: one for node, one in heard.items() if one is not None}
-    records = [one.record for one in known.values()]
-    regressed = [one for one in records if is_regressed(one, stored)]
-    if not regressed:
+    """The same as `restored`, without regard to nodes that are not heard: what only they know is
+    given up. Of records that contradict each other it is one that has come from all that most nodes
+    know, if there is one, and that most nodes have seen: it may be `stored`, and then nodes that
+    have acted by another one are told to give that up."""
+    records = [one.record for one in heard.values() if one is not None]
+    if not any(is_regressed(one, stored) for one in records):
         return None
 
-    def rank(record: StreamRecord) -> tuple[int, int]:
-        return sum(not is_regressed(one, record) for one in records), record.version
+    def rank(record: StreamRecord) -> tuple[bool, int, int]:
+        seen = sum(not is_regressed(one, record) for one in records)
+        return _has_all_acked(record, records, 0), seen, record.version
 
-    # Without a trail: also the nodes that have seen another record of that version believe it.
-    return replace(_again(max(regressed, key=rank), stored, known), trail=())
+    chosen = max(records, key=rank)
+    if stored is not None and not is_regressed(chosen, stored):
+        chosen = stored
+    after = _again(chosen, stored, heard)
+    return replace(after, decided=after.version)
+
+
+def _has_all_acked(record: StreamRecord, known: Collection[StreamRecord], unsure: int) -> bool:
+    """Whether `record` has come from every version that `min_isr` nodes may know: by no other one
+    something was acked. `unsure` nodes may know anything."""
+    same = [one for one in known if one.incarnation == record.incarnation]
+    wanted = min((one.min_isr for one in same), default=0) - unsure
+    if wanted <= 0:
+        return False
+    return all(
+        _may_come_from(record, mark) or sum(_may_come_from(one, mark) for one in same) < wanted
+        for one in same
+        for mark in one.marks
+    )
+
+
+def _may_come_from(record: StreamRecord, mark: Mark) -> bool:
+    """Whether that is so, or its trail does not go back that far."""
+    return record.has(mark) or bool(record.trail and mark[0] < record.trail[0])
 
 
 def _again(
-    record: StreamRecord, stored: StreamRecord | None, known: Mapping[str, Known]
+    record: StreamRecord, stored: StreamRecord | None, heard: Mapping[str, Known | None]
 ) -> StreamRecord:
     """With a version and an epoch above all that anyone has seen: meanwhile nodes may have acted on
     `stored`."""
-    same = [one for one in known.values() if one.record.incarnation == record.incarnation]
+    known = [one for one in heard.values() if one is not None]
+    same = [one for one in known if one.record.incarnation == record.incarnation]
     seen = [one.record for one in same]
     if stored is not None and stored.incarnation == record.incarnation:
         seen.append(stored)
@@ -115,7 +166,3 @@ def _again(
         version=max(one.version for one in seen) + 1,
         trail=record.next_trail(),
     )
-
-
-def _log_of(one: Known | None, record: StreamRecord) -> LogEnd | None:
-    return one.log if one is not None and one.record.incarnation == record.incarnation else None

@@ -65,6 +65,9 @@ class StreamRecord:
     unclean_epoch: int = 0
     """The leader epoch that the last unclean recovery began; 0 if there was none. A log without a
     record of that epoch or a later one may have to give up offsets below its high watermark."""
+    decided: int = 0
+    """The version with which an operator last had the record restored; 0: never. A node that knows
+    an older one which this has not come from drops its copy."""
     deleted: bool = False
     former: tuple[str, ...] = ()
     """Incarnations of deleted streams of this name: nodes may still have copies of those."""
@@ -123,6 +126,11 @@ class StreamRecord:
     def mark(self) -> Mark:
         """What tells this version from every other one, also of another history."""
         return self.version, self.checksum
+
+    @property
+    def marks(self) -> list[Mark]:
+        """Of this version and those before it, as far as the trail goes back."""
+        return [*zip(self.trail[::2], self.trail[1::2], strict=True), self.mark]
 
     def has(self, mark: Mark) -> bool:
         """Whether `mark` is of this version, or of one before it that the trail goes back to."""
@@ -274,6 +282,7 @@ _FORMS = {
     "last_eligible": _are_names,
     "starts": _are_starts,
     "unclean_epoch": _is_count,
+    "decided": _is_count,
     "trail": _are_counts,
 }
 _KEYS = tuple(_FORMS)

@@ -230,6 +230,28 @@ def discard(record: StreamRecord, node: str) -> StreamRecord | None:
     return _next(record, replace(after, leader_epoch=record.leader_epoch + 1))
 
 
+def give_up(record: StreamRecord, node: str) -> StreamRecord | None:
+    """`node` has acted by versions that this record has not come from. It counts for nothing any
+    more, and then drops its copy. None if it has no replica.
+
+    Raises Conflict if no other node could lead then. The new epoch is for the same reason as with
+    `discard`.
+    """
+    _check_exists(record)
+    if node not in record.members:
+        return None
+    after = _fenced(record, {node})
+    if node in after.eligible:
+        after = replace(
+            after,
+            eligible=_without(after.eligible, {node}),
+            last_eligible=after.in_order({*after.last_eligible, node}),
+        )
+    if not after.isr and not after.eligible:
+        raise Conflict(f"no other node than {node!r} could lead stream {record.name!r}")
+    return _next(record, replace(after, leader_epoch=record.leader_epoch + 1))
+
+
 def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
     """The leader hands over to `node`, a member of the ISR."""
     _check_led(record)

@@ -385,6 +385,11 @@ class Log:
         """Replace what the layer above keeps in the manifest; durable on return."""
         structure.set_metadata(self._state, metadata)
 
+    def note_incomplete(self, reason: str) -> None:
+        """Note that this copy is not to be counted on, as after a loss. Durable on return. Raises
+        StorageError, DiskFull."""
+        structure.note_incomplete(self._state, reason)
+
     def note_complete(self) -> None:
         """Forget that the log was incomplete: the other replicas know of it, and no longer count on
         what this one had confirmed. Durable on return. Raises StorageError, DiskFull."""

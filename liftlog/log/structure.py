@@ -29,6 +29,12 @@ def set_metadata(state: LogState, metadata: dict[str, Any]) -> None:
         state.store(state.view.manifest.with_changes(metadata=metadata))
 
 
+def note_incomplete(state: LogState, reason: str) -> None:
+    """See `Log.note_incomplete`."""
+    with state.lock, storage_errors(f"updating {state.name}"):
+        state.store(state.view.manifest.with_changes(incomplete=reason))
+
+
 def note_complete(state: LogState) -> None:
     """See `Log.note_complete`."""
     with state.lock, storage_errors(f"updating {state.name}"):

@@ -13,6 +13,9 @@ from support.command_line import COMMAND
 from support.ingesting import until
 from support.nats_server import NatsServer
 
+from liftlog.log.filesystem import OsFileSystem
+from liftlog.server.replication.known_records import read_known_records
+
 STREAMS = {"in": {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -101,6 +104,36 @@ def test_an_operator_restores_what_the_nodes_do_not(
     assert_kept([publisher], cluster.read_all("in"))
 
 
+def test_a_node_that_went_on_alone_from_the_older_copy_begins_again(
+    cluster: Cluster, publisher: RetryingPublisher
+) -> None:
+    """It has not heard of what the others know, so the record has two histories. Nothing can have
+    been acked in its own: it goes over to the other one, and copies what it has."""
+    wait_acked(publisher, 50)
+    old = cluster.stored()
+    version = max(seen_version(cluster, name) for name in NODES)
+    alone = cluster.followers("in")[0]
+    others = [name for name in NODES if name != alone]
+    cluster.kill(alone)
+    cluster.wait_isr("in", set(others))
+    wait_acked(publisher, 50)
+    cluster.kill()
+    cluster.set_store_back(old)
+    cluster.nodes[alone].spawn()
+    until(
+        lambda: seen_version(cluster, alone) > version, 60, "it has registered, and remembers that"
+    )
+    cluster.kill(alone)
+    cluster.start(*others)
+    until(lambda: cluster.stream("in", through=others[0]).leader is not None, 60, "a leader")
+    wait_acked(publisher, 50)
+    cluster.start(alone)
+    cluster.wait_isr("in")
+    assert '"event": "copy-given-up", "stream": "in"' in cluster.nodes[alone].log
+    publisher.finish()
+    assert_kept([publisher], cluster.read_all("in"))
+
+
 def test_a_store_that_was_lost_while_no_node_runs_is_made_again(
     cluster: Cluster, publisher: RetryingPublisher
 ) -> None:
@@ -121,6 +154,12 @@ def test_a_store_that_was_lost_while_no_node_runs_is_made_again(
     assert cluster.stream("in").replicas == before.replicas
     publisher.finish()
     assert_kept([publisher], cluster.read_all("in"))
+
+
+def seen_version(cluster: Cluster, node: str) -> int:
+    """Of the record of the stream, as the node knows it after a start."""
+    records, _ = read_known_records(OsFileSystem(), cluster.nodes[node].data_dir)
+    return records["in"].version
 
 
 def wait_acked(publisher: RetryingPublisher, more: int) -> None:

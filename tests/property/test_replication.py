@@ -83,7 +83,10 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
         3,
         2,
         Faults(set_backs=1, lost_disks=0),
-        ("committed", "set backs", "stood aside", "restored", "failover", "resign"),
+        (
+            *("committed", "set backs", "stood aside", "restored", "failover", "resign"),
+            *("gave up", "decided"),
+        ),
     ),
     "damaged copies are dropped": (
         3,

@@ -181,6 +181,15 @@ BROKEN: dict[str, Broken] = {
     "R10 the store is believed": Broken(
         Rules(mutations=frozenset({"R10"})), Faults(set_backs=1, lost_disks=0)
     ),
+    "R10 restored without regard to those who are not heard": Broken(
+        Rules(mutations=frozenset({"R10 heard"})), Faults(set_backs=2, lost_disks=0)
+    ),
+    "R10 what may have been acked is given up": Broken(
+        Rules(mutations=frozenset({"R10 given up"})), Faults(set_backs=2, lost_disks=0)
+    ),
+    "R10 a copy of another history is kept": Broken(
+        Rules(mutations=frozenset({"R10 kept"})), Faults(set_backs=2, lost_disks=0)
+    ),
     "R11 all is committed on followers": Broken(Rules(follower=AllIsCommitted)),
     "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"})), None, 22),
     "R13 confirmed before the sync": Broken(Rules(mutations=frozenset({"R13"}))),

@@ -20,6 +20,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +41,13 @@ from liftlog.cluster.following import (
     Resync,
     Truncate,
 )
-from liftlog.cluster.guard import Known, is_regressed, restored
+from liftlog.cluster.guard import (
+    Known,
+    is_given_up,
+    is_regressed,
+    restored,
+    restored_by_operator,
+)
 from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
 from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamRecord, role_of
 from liftlog.errors import Conflict, InvalidArgument
@@ -133,6 +140,7 @@ class Node:
         self.disk = world.new_disk()
         self.side = Side()
         self.lost_data = False  # synced records are gone since the last registration
+        self.drops_copy = False  # noted on the disk, before the record tells it
         self.born = 1  # the start that began with the disk as it is
         # The process.
         self.start = 1
@@ -228,6 +236,13 @@ class Node:
             self.perform(self.follower.assigned(self.record))
         else:
             self.perform(self.follower.assigned(self.record))
+
+    def drop_given_up(self) -> None:
+        """What was appended in epochs that another history has, too, could pass for what that has
+        there."""
+        self.drops_copy = False
+        if "R10 kept" not in self.world.rules.mutations:
+            self.drop_copy()
 
     def drop_copy(self) -> None:
         """Another one begins with nothing."""
@@ -535,8 +550,6 @@ class World:
             t.create("s", "i", {"min_isr": min_isr}, names, starts=dict.fromkeys(names, 1))
         ]
         self.kept = list(self.history)  # copies of the store that it may be restored from
-        self.forgotten: StreamRecord | None = None
-        """The newest record when the store was set back."""
         self.sessions = set(names)
         self.incomplete: set[str] = set()  # lost a disk, and did not catch up since
         names += tuple("hijk"[:spares])
@@ -594,6 +607,7 @@ class World:
             (self._recover, 2.0 * faults.beyond_promises),
             (self._set_back, 0.15 * faults.set_backs),
             (self._guard, 6.0 * faults.set_backs),
+            (self._decide, 0.1 * faults.set_backs),
             (self._discard, 1.0 * faults.discards),
         ]
         return [one for one, weight in table if weight], [weight for _, weight in table if weight]
@@ -688,14 +702,20 @@ class World:
     def check_copies(self) -> None:
         """All that may be elected have what was committed, durably."""
         if self._is_set_back():
-            return  # until it is restored, the store does not say who may be elected
+            return
         for name in self.record.isr + self.record.eligible:
             node = self.nodes[name]
-            if not node.lost_data and node.confirmed_by(self.record):
+            aside = bool(self.faults.set_backs) and is_regressed(node.record, self.record)
+            if not node.lost_data and node.confirmed_by(self.record) and not aside:
                 self._check_copy(node, "can be elected")
 
     def _is_set_back(self) -> bool:
-        return self.forgotten is not None and is_regressed(self.forgotten, self.record)
+        """Whether so many know something else that it may have been acked: until they have restored
+        that, the store does not say who may be elected."""
+        if not self.faults.set_backs:
+            return False
+        aside = sum(is_regressed(node.record, self.record) for node in self.nodes.values())
+        return aside >= self.record.min_isr
 
     def _check_copy(self, node: Node, why: str) -> None:
         disk, end = node.disk, len(self.committed)
@@ -988,12 +1008,15 @@ class World:
     def register(self, node: Node) -> None:
         if is_regressed(node.record, self.record) and "R10" not in self.rules.mutations:
             return
-        clean = node.confirmed_by(self.record) or "R8" in self.rules.mutations
+        clean = node.confirmed_by(self.record) and not node.drops_copy
+        clean = clean or "R8" in self.rules.mutations
         record = t.register(self.record, node.name, node.start, clean=clean)
         node.lost_data = False
         if record is not None:
             self.put(record, "register" if clean else "register unclean")
         node.record = self.record
+        if node.drops_copy:
+            node.drop_given_up()
         if role_of(node.record, node.name, node.start) != Register():
             node.take_role()
 
@@ -1021,7 +1044,6 @@ class World:
         """The store forgets the newest changes."""
         if len(self.kept) > 1 and not is_regressed(self.kept[-1], self.record):
             self.stats["set backs"] += 1
-            self.forgotten = self.record
             self.history = [self.random.choice(self.kept[:-1])]
             self.cas.clear()
 
@@ -1034,12 +1056,43 @@ class World:
             for name, one in self.nodes.items()
             if one is node or (one.up and self.random.random() < 0.8)
         }
-        after = restored(self.record, heard, self.nodes.keys() - heard.keys())
+        unheard = self.nodes.keys() - heard.keys()
+        after = restored(self.record, heard, unheard)
+        if "R10 heard" in self.rules.mutations:
+            after = restored_by_operator(self.record, heard)
+        gives_up = is_given_up(node.record, self.record, heard, unheard)
         if after is not None:
-            known = [one.record for one in heard.values() if one is not None]
-            if any(is_regressed(one, after) for one in known):
-                raise Violation(f"{node.name} restores what is not believed: {after}")
             self.submit(node, Change(self.record, after), "restored")
+        elif gives_up or "R10 given up" in self.rules.mutations:
+            self._give_up(node)
+
+    def _give_up(self, node: Node) -> None:
+        """The node goes over to another history: it leaves the sets of that, remembers so, and then
+        drops its copy. After a stop in between it does that when it registers."""
+        with suppress(Conflict):
+            after = t.give_up(self.record, node.name)
+            node.drops_copy = True
+            node.leader = node.follower = None
+            if after is not None:
+                self.put(after, "gave up")
+            if self.random.random() < self.faults.unknown_outcomes:
+                self._crash(node)
+                return
+            node.record = self.record
+            if self.random.random() < 0.2:
+                self._crash(node)
+                return
+            node.drop_given_up()
+            node.take_role()
+
+    def _decide(self, node: Node) -> None:
+        """An operator sees that all nodes are up, and do not agree."""
+        if not all(one.up for one in self.nodes.values()):
+            return
+        heard = {name: one.known_of for name, one in self.nodes.items()}
+        after = restored_by_operator(self.record, heard)
+        if after is not None:
+            self.submit(node, Change(self.record, after), "decided")
 
     # --- operators ---------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 What may be is a doubt of the mirror: a record that is older than what was seen, or missing. It is
 confirmed by a read that no server answers which lags behind. From then on no node leads or elects
 by that record. The nodes tell each other what they know, and when that is enough
-(`liftlog.cluster.guard`), the newest record is stored again; otherwise an operator decides, with
-`liftlog cluster restore-metadata`.
+(`liftlog.cluster.guard`), the newest record is stored again. A node whose knowledge is given up by
+that goes over to it, without its copy. Otherwise an operator decides, with `liftlog cluster
+restore-metadata`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from liftlog.cluster.election import LogEnd
-from liftlog.cluster.guard import Known, is_regressed, newest, restored, restored_by_operator
+from liftlog.cluster.guard import (
+    Known,
+    contradict,
+    is_given_up,
+    is_regressed,
+    restored,
+    restored_by_operator,
+)
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import ConnectionLost, CorruptMetadata, LiftlogError, UnsupportedFormat
 from liftlog.protocol.client_connection import Exchange
@@ -36,7 +44,8 @@ Heard = dict[str, dict[str, Known]]
 
 class Guard:
     """Belongs to one event loop. `log_end` tells where a copy here ends, `stand_aside` is called
-    with each stream whose record is confirmed to be older than what this node has seen."""
+    with each stream whose record is confirmed to be older than what this node has seen, `give_up`
+    with those that are to go over to what has come from the record that is stored."""
 
     def __init__(
         self,
@@ -46,12 +55,14 @@ class Guard:
         link_to: Callable[[str], PeerLink],
         log_end: Callable[[str], LogEnd | None],
         stand_aside: Callable[[str], None],
+        give_up: Callable[[str, StreamRecord], None],
     ) -> None:
         self._mirror = mirror
         self._node = node
         self._link_to = link_to
         self._log_end = log_end
         self._stand_aside = stand_aside
+        self._give_up = give_up
         self._warn = RareWarnings(logger).warn
         self._unreadable: dict[str, str] = {}
         """Why, by stream: of these records it is not known whether they are old."""
@@ -82,9 +93,12 @@ class Guard:
         for name in confirmed:
             try:
                 stored, revision = await self._mirror.read_newest(name)
-                after = restored(stored, _of(heard, name), unheard)
+                told, known = _of(heard, name), self._mirror.known[name]
+                after = restored(stored, told, unheard)
                 if after is not None:
                     await self._restore(after, stored, revision)
+                elif stored is not None and is_given_up(known, stored, told, unheard):
+                    self._give_up(name, stored)
             except LiftlogError as error:  # the other streams do not wait for this one
                 self._warn("metadata-not-restored stream=%s error=%s", name, error)
 
@@ -128,7 +142,7 @@ class Guard:
                     "in_sync": list(after.isr),
                     "replicas": list(after.replicas),
                     "deleted": after.deleted,
-                    "contradicting": newest([Known(one) for one in records]) is None,
+                    "contradicting": contradict(records),
                     "restored": not dry_run and await self._restore(after, stored, revision),
                 }
             )

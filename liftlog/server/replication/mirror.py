@@ -147,6 +147,9 @@ class Mirror:
             return
         if not is_same_stream and revision <= self._revisions.get(record.name, 0):
             return
+        self._adopt(record, revision)
+
+    def _adopt(self, record: StreamRecord, revision: int) -> None:
         self.records[record.name] = self.known[record.name] = record
         self._revisions[record.name] = revision
         self.changes += 1
@@ -301,6 +304,27 @@ class Mirror:
         """Store a record in the place of what has this revision, 0: nothing. False when another
         change came first. Raises MetadataUnavailable."""
         return await self._cas(record, revision)
+
+    async def go_over(self, name: str, node: str, checked: StreamRecord) -> StreamRecord | None:
+        """Believe what is stored, which has not come from what this node has seen, if it has come
+        from `checked`. The copy of `node` counts for nothing in it any more. Returns the record;
+        None when the store has changed. Raises Conflict, MetadataUnavailable, CorruptMetadata."""
+        stored, revision = await self.read_newest(name)
+        known = self.known.get(name)
+        if stored is None or known is None or not is_regressed(known, stored):
+            return None
+        if not stored.follows(checked):
+            return None
+        after = transitions.give_up(stored, node)
+        if after is not None:
+            written = await self._write(STREAM_PREFIX + name, after.to_json(), revision)
+            if written is None:
+                return None
+            stored, revision = after, written
+        self.doubtful.discard(name)
+        self.regressed.discard(name)
+        self._adopt(stored, revision)
+        return stored
 
     # --- nodes ---
 

@@ -19,6 +19,9 @@ from liftlog.server.commits.configs import log_config
 from liftlog.server.commits.host import new_metadata
 from liftlog.server.streams.settings import origin_of, settings_of
 
+GIVEN_UP = "it was written by metadata that were given up"
+"""Why a copy is incomplete that is to be dropped as soon as no one counts on it."""
+
 logger = logging.getLogger("liftlog.server.replication")
 
 

@@ -65,6 +65,7 @@ class Replica:
         self._doing: list[tuple[int, asyncio.Future[None]]] = []
         self._is_leaving = False
         self._is_to_copy_again = False
+        self._goes_over_to: StreamRecord | None = None
 
     def record_changed(self, record: StreamRecord) -> None:
         """There is a newer record, perhaps of another stream of the name."""
@@ -89,6 +90,12 @@ class Replica:
         """The copy here is to be dropped, and fetched from the leader, when another node leads and
         acks do not need this one."""
         self._is_to_copy_again = True
+        self._wake.set()
+
+    def give_up(self, stored: StreamRecord) -> None:
+        """What this node knows of the stream is given up: go over to what has come from `stored`,
+        with an empty copy."""
+        self._goes_over_to = stored
         self._wake.set()
 
     def _note_opened(self) -> None:
@@ -162,7 +169,12 @@ class Replica:
 
     async def _follow_record(self) -> bool:
         """One look at the record; True when the stream has left this node."""
-        record = self._node.mirror.records[self.name]
+        if self._goes_over_to is not None:
+            await self._go_over(self._goes_over_to)
+            return False
+        record = self._node.mirror.records.get(self.name)
+        if record is None:
+            return False  # since the start, the store has had only what is not believed
         self._looked_at = record.incarnation
         host = self._node.hosts.hosts.get(self.name)
         if host is not None and host.log.incarnation != record.incarnation:
@@ -241,7 +253,7 @@ class Replica:
         await self._end_role()
         log, is_whole = await self._open(record)
         member = self._node.member
-        await self._node.mirror.change(
+        after = await self._node.mirror.change(
             self.name,
             lambda present: transitions.register(
                 present,
@@ -252,7 +264,9 @@ class Replica:
                 and member.had(present.starts.get(self._me, 0)),
             ),
         )
-        if log.incomplete:
+        if log.incomplete == copies.GIVEN_UP and after and not after.must_keep(self._me):
+            await self._remove_given_up(after)
+        elif log.incomplete:
             await asyncio.to_thread(log.note_complete)
 
     async def _open(self, record: StreamRecord) -> tuple[Log, bool]:
@@ -300,6 +314,37 @@ class Replica:
         if after is not None and self._node.mirror.records[self.name] == after:
             logger.warning("copy-dropped stream=%s epoch=%d", self.name, after.leader_epoch)
             await asyncio.to_thread(copies.remove_copy, self._node.data_dir, after)
+
+    async def _go_over(self, stored: StreamRecord) -> None:
+        """The copy is dropped after the record tells that it counts for nothing, and this node
+        remembers that. It is marked before: a start in between drops it as well."""
+        self._goes_over_to = None
+        self._wake.set()  # then look at the record again, whatever comes of this
+        await self._end_role()
+        log, _ = await self._open(self._node.mirror.known[self.name])
+        before = log.incomplete
+        await asyncio.to_thread(log.note_incomplete, copies.GIVEN_UP)
+        try:
+            after = await self._node.mirror.go_over(self.name, self._me, stored)
+        except Conflict as error:
+            logger.warning("copy-kept stream=%s reason=%s", self.name, error)
+            after = None
+        if after is None:
+            await asyncio.to_thread(log.note_incomplete, before)
+        else:
+            await self._remove_given_up(after)
+
+    async def _remove_given_up(self, record: StreamRecord) -> None:
+        """What was appended in epochs that the stream has had otherwise could pass for that."""
+        await self._node.mirror.remembered()
+        await self._close_log()
+        await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
+        logger.warning(
+            "copy-given-up stream=%s version=%d epoch=%d",
+            self.name,
+            record.version,
+            record.leader_epoch,
+        )
 
     # --- roles ---
 

@@ -115,6 +115,7 @@ class ReplicatedStreams:
             link_to=link_to,
             log_end=self.log_end,
             stand_aside=self._stand_aside,
+            give_up=self._give_up,
         )
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
@@ -305,6 +306,21 @@ class ReplicatedStreams:
         """The metadata store has forgotten what this node has seen of the stream."""
         if name in self._streams:
             self.stop_leading(name, "the metadata store was set back")
+
+    def _give_up(self, name: str, stored: StreamRecord) -> None:
+        """What this node knows of the stream is given up, for what has come from `stored`."""
+        replica = self._streams.get(name)
+        if replica is None and not self.mirror.known[name].concerns(self.member.name):
+            self._spawn(self._go_over(name, stored))
+            return
+        if replica is None:
+            replica = self._streams[name] = Replica(name, self._node)
+            self._spawn(self._follow(replica))
+        replica.give_up(stored)
+
+    async def _go_over(self, name: str, stored: StreamRecord) -> None:
+        with contextlib.suppress(LiftlogError):  # the guard tries again
+            await self.mirror.go_over(name, self.member.name, stored)
 
     def hear_again(self) -> None:
         """See `Copies`."""

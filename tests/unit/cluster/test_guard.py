@@ -9,7 +9,14 @@ import pytest
 
 from liftlog.cluster import transitions as t
 from liftlog.cluster.election import LogEnd
-from liftlog.cluster.guard import Known, is_regressed, newest, restored, restored_by_operator
+from liftlog.cluster.guard import (
+    Known,
+    contradict,
+    is_given_up,
+    is_regressed,
+    restored,
+    restored_by_operator,
+)
 from liftlog.cluster.record import StreamRecord
 
 
@@ -82,7 +89,7 @@ def test_streams_that_were_deleted_and_made_again() -> None:
     assert is_regressed(again, OLD)
     assert is_regressed(deleted, OLD), "it would come back"
     assert not is_regressed(deleted, None), "its record was removed"
-    assert newest(list(filter(None, heard(a=OLD, b=again, c=deleted).values()))) == again
+    assert not contradict([OLD, again, deleted])
 
 
 def test_the_newest_comes_back_in_a_new_epoch_without_a_leader() -> None:
@@ -106,44 +113,81 @@ def test_its_epoch_is_above_all_that_anyone_led_in() -> None:
     assert then(restored(stored, logs, ())).leader_epoch == 51
 
 
-def test_who_could_lead_must_be_heard_or_the_longest_log_alone_stays_in_sync() -> None:
-    # c is not heard. It may have led since, with b: then b has what was acked.
-    all_in_sync = then(t.truncate(OLD, 1))
-    after = then(restored(OLD, heard(a=OLD, b=all_in_sync), "c"))
-    assert (after.isr, after.eligible) == (("b",), ())
-    for known in (OLD, all_in_sync):
+def test_who_could_lead_must_be_heard_or_most_of_those_that_could_ack() -> None:
+    """Who is not heard could have acked something by what only it knows, with too few others."""
+    changed = then(t.truncate(OLD, 1))
+    after = then(restored(OLD, heard(a=OLD, b=changed), "c"))
+    assert after.isr == ("a", "b", "c")
+    for known in (OLD, changed):
         assert not is_regressed(known, after), "or nodes would not believe what they have restored"
-    assert newest([Known(OLD), Known(after), Known(all_in_sync)]) == after
+    assert not contradict([OLD, after, changed])
+    assert restored(OLD, heard(b=changed), "ac") is None
     # With min_isr 1 it may have been alone.
-    alone = replace(all_in_sync, settings={"min_isr": 1})
+    alone = replace(changed, settings={"min_isr": 1})
     assert restored(OLD, heard(a=OLD, b=alone), "c") is None
-    # Or it led with a, if that has caught up since.
-    assert restored(OLD, heard(a=OLD, b=NEW), "c") is None
-    # Of five, two others may not be heard, and the longest log of the rest has all.
     five = t.create("s", "one", {"min_isr": 3}, "abcde", starts=dict.fromkeys("abcde", 1))
     known = then(t.truncate(five, 1))
-    after = then(restored(five, heard(a=known, b=five, c=known), "de"))
-    assert after.isr == ("b",)
+    assert restored(five, heard(a=known, b=five, c=known), "de") is not None
     assert restored(five, heard(a=known, b=five), "cde") is None
 
 
-def test_a_node_whose_copy_cannot_be_served_counts_as_not_heard() -> None:
-    known = heard(a=None, b=NEW)
-    assert restored(OLD, {**known, "b": Known(NEW, None)}, "c") is None
+def test_who_has_gone_on_from_the_older_copy_may_have_acked_by_that() -> None:
+    """A node that has not heard of either may go over to what is stored, until it is replaced."""
+    assert restored(FORK, heard(a=OLD, b=NEW, c=FORK), ()) is None
+    assert restored(FORK, heard(a=NEW, b=NEW, c=FORK), ()) is not None
+    assert restored(FORK, heard(a=NEW, b=NEW), "c") is not None, "c alone has acked nothing"
+    assert restored(FORK, heard(b=NEW, c=FORK), "a") is None
+    further = then(t.truncate(FORK, 1))
+    assert restored(further, heard(a=FORK, b=NEW, c=further), ()) is None, "they go on"
 
 
-def test_two_continuations_of_one_version_are_left_to_an_operator() -> None:
-    assert newest(list(filter(None, heard(a=NEW, c=FORK).values()))) is None
-    stored = FORK
-    assert restored(stored, heard(a=NEW, b=NEW, c=FORK), ()) is None
+def test_of_three_histories_one_is_restored_that_has_what_two_nodes_know() -> None:
+    shared = then(t.truncate(OLD, 5))
+    ends = [then(t.register(shared, node, 2, clean=True)) for node in "bc"]
+    other = FORK
+    for offset in range(1, 9):
+        other = then(t.truncate(other, offset))
+    after = then(restored(OLD, heard(a=other, b=ends[0], c=ends[1]), ()))
+    assert after.log_start == 5
+    assert after.version > other.version
+    assert not is_regressed(shared, after)
+    assert is_regressed(other, after)
+    # If a is not heard, b and c may each have acked with it.
+    assert restored(OLD, heard(b=ends[0], c=ends[1]), "a") is None
+
+
+def test_a_node_goes_over_to_another_history_if_nothing_was_acked_in_its_own() -> None:
+    after = then(restored(FORK, heard(a=NEW, b=NEW, c=FORK), ()))
+    assert is_given_up(FORK, after, heard(a=NEW, b=after, c=FORK), ())
+    assert is_given_up(FORK, after, heard(a=NEW, b=after, c=then(t.truncate(FORK, 1))), ())
+    assert not is_given_up(FORK, after, heard(b=after, c=FORK), "a"), "it may know it, too"
+    assert not is_given_up(NEW, FORK, heard(a=NEW, b=NEW, c=FORK), ())
+    assert not is_given_up(NEW, after, heard(a=NEW, b=after, c=FORK), ()), "it is its own"
+    assert not is_given_up(FORK, None, heard(a=NEW, b=after, c=FORK), ())
+    low = replace(FORK, settings={"min_isr": 1})
+    assert not is_given_up(low, after, heard(a=NEW, b=after, c=low), ())
+
+
+def test_an_operator_decides_between_histories() -> None:
     further = then(t.register(FORK, "c", 3, clean=True))
     for fork in (FORK, further):
-        seen = heard(a=NEW, b=NEW, c=fork)
-        chosen = then(restored_by_operator(stored, seen))
+        seen = heard(b=NEW, c=fork)
+        assert contradict([NEW, fork])
+        chosen = then(restored_by_operator(OLD, heard(a=NEW, b=NEW, c=fork)))
         assert chosen.isr == ("b", "c"), "two have seen it"
-        for known in (NEW, fork):
-            assert not is_regressed(known, chosen), "all believe what the operator has decided"
-        assert restored_by_operator(chosen, seen) is None
+        assert not is_regressed(NEW, chosen)
+        assert is_regressed(fork, chosen)
+        assert is_given_up(fork, chosen, seen, "a"), "whatever others know"
+        assert restored_by_operator(chosen, heard(a=NEW, b=NEW, c=chosen)) is None
+    later = replace(fork, version=chosen.version + 1)
+    assert not is_given_up(later, chosen, heard(c=later), "ab"), "it came after the decision"
+
+
+def test_an_operator_does_not_replace_what_most_nodes_go_on_with() -> None:
+    after = then(t.truncate(NEW, 1))
+    chosen = then(restored_by_operator(after, heard(a=NEW, b=NEW, c=FORK)))
+    assert not is_regressed(after, chosen)
+    assert is_given_up(FORK, chosen, heard(c=FORK), "ab")
 
 
 @pytest.mark.parametrize("stored", [None, OLD])

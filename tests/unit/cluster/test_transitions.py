@@ -193,6 +193,17 @@ def test_a_copy_that_may_be_needed_is_not_discarded(node: str, changes: dict[str
         t.discard(record(**changes), node)
 
 
+def test_who_has_acted_by_another_history_counts_for_nothing_any_more() -> None:
+    after = made(t.give_up(record(), "a"))
+    assert (sets(after), after.leader_epoch) == ((None, "bc", "", ""), 2)
+    after = made(t.give_up(record(isr=("a",), eligible=("b", "c"), leader="a"), "b"))
+    assert sets(after) == ("a", "a", "c", "b")
+    assert after.leader_epoch == 2, "what b has confirmed counts no more"
+    with pytest.raises(Conflict, match="no other node"):
+        t.give_up(record(isr=("a",), leader=None), "a")
+    assert t.give_up(record(), "x") is None
+
+
 def test_transfer_needs_a_member_of_the_isr() -> None:
     after = made(t.transfer(record(), "b"))
     assert (sets(after), after.leader_epoch) == (("b", "abc", "", ""), 2)

@@ -37,6 +37,7 @@ class Node:
             link_to=no_link,
             log_end=lambda name: LogEnd(1, 5),
             stand_aside=self.aside.append,
+            give_up=lambda name, stored: pytest.fail(f"{name} is given up"),
         )
 
     async def set_back(self) -> dict[str, StreamRecord]:

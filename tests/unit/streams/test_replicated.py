@@ -34,6 +34,7 @@ from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, to_bytes, value_of
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.streams import copies
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.settings import parse_stream_settings
 from liftlog.stream import MessageRun
@@ -296,6 +297,62 @@ async def test_a_copy_stays_if_there_is_another_leader_than_the_one_that_was_ask
     await wait(lambda: "s" in streams.followed and streams.mirror.records["s"].leader == "c")
     assert "a" in streams.mirror.records["s"].isr
     assert "copy-dropped" not in caplog.text
+    await node.close()
+
+
+# --- copies of another history of the record ---
+
+
+async def test_a_node_goes_over_to_another_history_with_an_empty_copy(
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path / "a", store, start=1)
+    streams = node.streams
+    first = await streams.mirror.create(new_record("s", leader="b"))
+    await wait(lambda: "s" in streams.followed)
+    await streams.mirror.change("s", lambda one: transitions.truncate(one, 5))
+    fork = transitions.register(first, "c", 2, clean=True)
+    assert fork is not None
+    entry = await store.get("stream.s")
+    assert entry is not None
+    await store.cas("stream.s", fork.to_json(), entry.revision)
+    with caplog.at_level("INFO"):
+        streams._give_up("s", replace(fork, version=7))
+        await wait(lambda: "s" not in streams.followed)
+        await wait(lambda: "s" in streams.followed)
+        assert "replica-removed" not in caplog.text, "the store has changed since that was found"
+        streams._give_up("s", fork)
+        await wait(lambda: "copy-given-up" in caplog.text and "s" in streams.followed)
+    record = streams.mirror.records["s"]
+    assert record == streams.mirror.known["s"]
+    assert record.isr == ("b", "c")
+    assert record.log_start == first.log_start
+    assert record.leader_epoch > fork.leader_epoch
+    assert "replica-created stream=s" in caplog.text
+    await node.close()
+
+
+@pytest.mark.parametrize("replicas", ["abc", "a"])
+async def test_a_copy_that_is_given_up_is_dropped_after_a_stop_too(
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture, replicas: str
+) -> None:
+    """It was marked, and the node has stopped then. The only copy is never dropped."""
+    await with_copy(tmp_path / "a", store)
+    record = await change(
+        store, lambda one: replace(one, leader=None, replicas=(*replicas,), isr=("a",), version=9)
+    )
+    running = Running(tmp_path / "a")
+    log, _ = copies.open_copy(running.data_dir, record)
+    log.note_incomplete(copies.GIVEN_UP)
+    log.close()
+    running.data_dir.close(None)
+    with caplog.at_level("INFO"):
+        node = await started(tmp_path / "a", store)
+        await wait(lambda: "s" in {**node.streams.followed, **node.streams.led})
+    is_kept = replicas == "a"
+    assert node.streams.mirror.records["s"].must_keep("a") == is_kept
+    assert ("replica-created stream=s" not in caplog.text) == is_kept
+    assert not node.running.broker.hosts["s"].log.incomplete
     await node.close()
 
 
