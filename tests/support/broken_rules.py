@@ -179,16 +179,13 @@ BROKEN: dict[str, Broken] = {
     "R8 a damaged disk counts as whole": Broken(Rules(mutations=frozenset({"R8"}))),
     "R9 late answers": Broken(Rules(follower=LateAnswersUsed), None, 80),
     "R10 the store is believed": Broken(
-        Rules(mutations=frozenset({"R10"})), Faults(set_backs=1, lost_disks=0)
-    ),
-    "R10 restored without regard to those who are not heard": Broken(
-        Rules(mutations=frozenset({"R10 heard"})), Faults(set_backs=2, lost_disks=0)
+        Rules(mutations=frozenset({"R10"})), Faults(set_backs=1, lost_disks=0), 54
     ),
     "R10 what may have been acked is given up": Broken(
-        Rules(mutations=frozenset({"R10 given up"})), Faults(set_backs=2, lost_disks=0)
+        Rules(mutations=frozenset({"R10 given up"})), Faults(set_backs=2, lost_disks=0), 222
     ),
     "R10 a copy of another history is kept": Broken(
-        Rules(mutations=frozenset({"R10 kept"})), Faults(set_backs=2, lost_disks=0)
+        Rules(mutations=frozenset({"R10 kept"})), Faults(set_backs=2, lost_disks=0), 344
     ),
     "R11 all is committed on followers": Broken(Rules(follower=AllIsCommitted)),
     "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"})), None, 22),
@@ -199,7 +196,7 @@ BROKEN: dict[str, Broken] = {
         Rules(mutations=frozenset({"R15"})), Faults(discards=1)
     ),
     "R16 acked by an ISR that only the leader knows": Broken(
-        Rules(leader=AckedByAnIsrThatOnlyTheLeaderKnows), Faults(set_backs=1, lost_disks=0), 538
+        Rules(leader=AckedByAnIsrThatOnlyTheLeaderKnows), Faults(set_backs=1, lost_disks=0), 327
     ),
     "side state confirmed before it is stored": Broken(Rules(mutations=frozenset({"side state"}))),
     "side state of two leaders under one version": Broken(

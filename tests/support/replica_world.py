@@ -1058,8 +1058,6 @@ class World:
         }
         unheard = self.nodes.keys() - heard.keys()
         after = restored(self.record, heard, unheard)
-        if "R10 heard" in self.rules.mutations:
-            after = restored_by_operator(self.record, heard)
         gives_up = is_given_up(node.record, self.record, heard, unheard)
         if after is not None:
             self.submit(node, Change(self.record, after), "restored")
