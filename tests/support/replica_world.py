@@ -260,6 +260,7 @@ class Node:
         elif self.leader is not None:
             self.known = self.leader.high_watermark
         self.follower = None
+        self.granting.clear()  # as at the end of each lead: another leader may have come between
         disk = self.disk
         disk.sync()
         self.world.stats["terms"] += 1
