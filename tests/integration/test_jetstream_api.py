@@ -20,7 +20,7 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError, ServerError
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, publish, until
 from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.raw_nats import RawNats, pub_frame
 
 pytestmark = pytest.mark.integration
 
@@ -191,9 +191,30 @@ def test_a_list_that_is_too_long_for_one_message_has_pages() -> None:
                 found += [one["config"]["name"] for one in answer["streams"]]
                 pages += 1
             beyond = json.loads(raw.request("$JS.API.STREAM.NAMES", b'{"offset": 29}').payload)
+            _subjects_in_pages(raw)
     assert found == names
     assert pages > 1
     assert beyond["streams"] == names[29:]
+
+
+def _subjects_in_pages(raw: RawNats) -> None:
+    """As nats.js asks: the limit of the first page, times the number of the page."""
+    config = b'{"name": "many", "subjects": ["many.>"]}'
+    assert b'"error"' not in raw.request("$JS.API.STREAM.CREATE.many", config).payload
+    subjects = {f"many.{'x' * (number % 50)}{number}" for number in range(1000)}
+    raw.send(b"".join(pub_frame(subject, b"") for subject in sorted(subjects)[1:]))
+    assert b'"error"' not in raw.request(min(subjects), b"").payload
+    found: set[str] = set()
+    limit = pages = 0
+    while pages == 0 or pages * limit < len(subjects):
+        question = json.dumps({"subjects_filter": ">", "offset": pages * limit})
+        answer = raw.request("$JS.API.STREAM.INFO.many", question).json()
+        assert answer["total"] == len(subjects)
+        limit = limit or answer["limit"]
+        found |= set(answer["state"]["subjects"])
+        pages += 1
+    assert found == subjects
+    assert pages > 1
 
 
 @pytest.mark.parametrize(

@@ -131,19 +131,17 @@ async def _subjects_page(
     counts = await open_lookup(request)[1].subjects(pattern, MAX_SUBJECTS)
     names = sorted(counts)
     offset = max(0, min(offset, len(names)))
-    left = _PAGE_SHARE * (request.parts.max_payload_bytes() or _DEFAULT_PAYLOAD) - len(
-        to_text(state)
-    )
-    page: dict[str, int] = {}
-    for name in names[offset : offset + _SUBJECTS_LIMIT]:
-        # Otherwise as long as JSON can make it.
-        left -= 12 + (len(name) if _PLAIN.fullmatch(name) else 6 * len(name) + 12)
-        if page and left < 0:
-            break
-        page[name.decode("utf-8", "replace")] = counts[name]
-    if page:
-        state["subjects"] = page
-    return _page(len(names), offset, _SUBJECTS_LIMIT)
+    most_bytes = _PAGE_SHARE * (request.parts.max_payload_bytes() or _DEFAULT_PAYLOAD)
+    longest = max(map(len, names), default=0)
+    if not _PLAIN.fullmatch(b"".join(names)):
+        longest = 6 * longest + 12  # as long as JSON can make it
+    # All pages have as many: clients multiply the limit of the first one.
+    limit = int((most_bytes - len(to_text(state))) / (longest + 12))
+    limit = max(1, limit) if len(names) > limit else _SUBJECTS_LIMIT
+    limit = min(limit, _SUBJECTS_LIMIT)
+    if page := names[offset : offset + limit]:
+        state["subjects"] = {name.decode("utf-8", "replace"): counts[name] for name in page}
+    return _page(len(names), offset, limit)
 
 
 async def description(request: Request) -> StreamInfo:
