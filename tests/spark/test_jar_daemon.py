@@ -202,6 +202,20 @@ def test_values_that_a_query_does_not_use_are_not_sent(
     assert left.count() == end - 1 - 25
 
 
+def test_compact_with_many_keys(spark: SparkSession, logs: ServedLogs) -> None:
+    stream = logs.add("orders")
+    for first in (0, 2000, 4000, 1000):
+        numbers = range(first, first + 2000)
+        logs.append(
+            "orders", [b"%d" % first] * 2000, keys=[b"k%d" % n for n in numbers], timestamp_ns=NS
+        )
+    logs.call(stream.real_log.roll)
+    where = {"server": logs.server, "stream": "orders", "compact": "true"}
+    rows = jar_rows(spark, **where)
+    assert rows == python_rows(**where)
+    assert len(rows) == len({row["key"] for row in rows}) == 6000
+
+
 def test_refusals_and_logins(spark: SparkSession, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("daemon")

@@ -6,6 +6,7 @@ micro-batches say when each was committed and which offsets it had.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy as np
 
 from liftlog.client import connect_sync
 
+from .budget import Rounds
 from .figures import JAR, Measurements
 from .processes import WorkerFailed, run_worker
 from .progress import Progress
@@ -46,21 +48,22 @@ def throughput(
     measured: Measurements,
     progress: Progress,
     *,
-    rounds: int,
+    rounds: Rounds,
 ) -> None:
     """All that a stream holds, in micro-batches of half a million; the first round warms up."""
-    for number in range(rounds + 1):
+    for number in itertools.chain((None,), rounds):
         query = _start(stream(), directory / f"read-{number}", availableNow=True)
         if not query.awaitTermination(_PATIENCE_SECONDS):
             query.stop()
             raise WorkerFailed("a streaming query over what is there does not end")
         batches = micro_batches(query)
-        if number == 0:
+        if number is None:
             continue
         rate = sum(one.end - one.first for one in batches) / sum(one.seconds for one in batches)
         measured.add(JAR, "streaming", rate)
         progress.say(
-            f"round {number}/{rounds} streaming: {rate:,.0f} records/s in {len(batches)} batches"
+            f"round {number + 1}/{rounds.most} streaming: {rate:,.0f} records/s "
+            f"in {len(batches)} batches"
         )
 
 
@@ -72,11 +75,11 @@ def lag(
     measured: Measurements,
     progress: Progress,
     *,
-    rounds: int,
+    rounds: Rounds,
 ) -> None:
     """From the timestamp of each record to the commit of its micro-batch, while 50,000 records
     are published each second."""
-    for number in range(rounds):
+    for number in rounds:
         name = f"live-{number}"
         with connect_sync(address) as client:
             client.create_stream(name, subject=f"bench.{name}", durability="fsync")
@@ -103,7 +106,7 @@ def lag(
         measured.add(JAR, "streaming-lag-p99", p99)
         measured.add(JAR, "streaming-acked", paced["acked_in_time"] / _LIVE_SECONDS)
         progress.say(
-            f"round {number + 1}/{rounds} lag at {_RATE:,}/s, {len(batches)} batches: "
+            f"round {number + 1}/{rounds.most} lag at {_RATE:,}/s, {len(batches)} batches: "
             f"{p50:.2f} s (p50), {p99:.2f} s (p99)"
         )
 

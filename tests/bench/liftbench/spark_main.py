@@ -6,12 +6,14 @@ import argparse
 import json
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from support.spark import missing_for_spark
 
 from . import report, sparking
+from .budget import Rounds
 from .figures import SPARK_ROWS, Measurements
 from .main import as_json, interrupt, scratch_directory
 from .processes import WorkerFailed
@@ -25,6 +27,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "Ends with 1 when a figure falls short of its must.",
     )
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (3)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=8.0,
+        help="what begins later is measured in one round (8)",
+    )
     parser.add_argument("--records", type=int, default=2_000_000, help="of 200 B (2,000,000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there too")
     parser.add_argument(
@@ -40,15 +48,15 @@ def main(arguments: Sequence[str]) -> int:
     if missing is not None:
         print(missing, file=sys.stderr)
         return 2
+    started = time.monotonic()
     measured = Measurements()
     signal.signal(signal.SIGTERM, interrupt)
     try:
         with scratch_directory(options.dir) as directory:
             about = report.environment(directory)
             progress = Progress(quiet=options.quiet)
-            sparking.measure(
-                directory, measured, progress, rounds=options.rounds, records=options.records
-            )
+            rounds = Rounds(options.rounds, 60 * options.minutes)
+            sparking.measure(directory, measured, progress, rounds=rounds, records=options.records)
     except WorkerFailed as error:
         print(f"The figures are void: {error}", file=sys.stderr)
         return 2
@@ -59,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         found = as_json(measured, about, options.rounds, SPARK_ROWS)
         options.json.write_text(json.dumps(found, indent=2))
+    print(f"\nIt took {(time.monotonic() - started) / 60:.1f} minutes.")
     short = report.shortfalls(measured, SPARK_ROWS)
     if short:
         print(f"\nShort of their must: {', '.join(short)}")

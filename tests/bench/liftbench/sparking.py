@@ -25,6 +25,7 @@ from liftlog.spark.export.planning import ExportRequest
 from liftlog.spark.options import parse_options
 
 from . import micro_batches
+from .budget import Rounds
 from .figures import FILES, JAR, JAR_FILES, PARQUET, TUPLES, UNIX, WINDOW, Measurements
 from .incremental import incremental
 from .lake import SUBJECT
@@ -74,7 +75,7 @@ def session(directory: Path, *, fast: bool = True) -> Iterator[SparkSession]:
 
 
 def measure(
-    directory: Path, measured: Measurements, progress: Progress, *, rounds: int, records: int
+    directory: Path, measured: Measurements, progress: Progress, *, rounds: Rounds, records: int
 ) -> None:
     data_dir = directory / "daemon" / "data"
     streams = {_STREAM: records, _SMALL: records // 4, _LONG: _TIMES_LONGER * records}
@@ -102,7 +103,12 @@ def measure(
             spec = {"places": [str(place) for place in places], "records": records}
             found = run_worker(
                 "default_scans",
-                spec | {"rounds": rounds, "directory": str(directory / "plain")},
+                spec
+                | {
+                    "rounds": rounds.most,
+                    "seconds": rounds.seconds_left,
+                    "directory": str(directory / "plain"),
+                },
                 timeout=1800,
             )
             for who, what, samples in found["samples"]:
@@ -118,7 +124,8 @@ def scan_with_own_settings(spec: dict[str, Any]) -> dict[str, Any]:
     measured = Measurements()
     with session(directory, fast=False) as spark:
         queries = _Queries(spark, _Places(tcp, unix, Path(files), Path(lake)), spec["records"])
-        queries.scans(measured, Progress(quiet=True), rounds=spec["rounds"])
+        rounds = Rounds(spec["rounds"], spec["seconds"])
+        queries.scans(measured, Progress(quiet=True), rounds=rounds)
     return {"samples": [[who, what, found] for (who, what), found in measured.samples.items()]}
 
 
@@ -126,8 +133,8 @@ def _spec(mode: str, data_dir: Path, **more: Any) -> dict[str, Any]:
     return {"mode": mode, "data_dir": str(data_dir), **more}
 
 
-def decoder(data_dir: Path, measured: Measurements, progress: Progress, *, rounds: int) -> None:
-    told = run_worker("lake", _spec("decode", data_dir, stream=_STREAM, rounds=2 * rounds + 1))
+def decoder(data_dir: Path, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
+    told = run_worker("lake", _spec("decode", data_dir, stream=_STREAM, rounds=2 * rounds.most + 1))
     for way, who, what in (
         ("arrow", LIFTLOG, "decoder"),
         ("tuples", TUPLES, "decoder"),
@@ -190,7 +197,7 @@ class _Queries:
     def write_parquet(self) -> None:
         self._frame().write.option("compression", "zstd").parquet(self._parquet)
 
-    def scans(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    def scans(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
         """All rows and columns to nowhere."""
         ways: dict[str, Callable[[], DataFrame]] = {
             LIFTLOG: self._frame,
@@ -208,7 +215,7 @@ class _Queries:
         timed = {who: partial(_to_nowhere, frame) for who, frame in ways.items()}
         self._take_turns("scan", timed, measured, progress, rounds)
 
-    def parts(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    def parts(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
         """What needs few columns or none."""
         ways: dict[str, Callable[[], DataFrame]] = {
             JAR: self._by_jar,
@@ -222,7 +229,7 @@ class _Queries:
             timed = {who: partial(_run, ask, frame) for who, frame in ways.items()}
             self._take_turns(what, timed, measured, progress, rounds)
 
-    def selections(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    def selections(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
         """Few records of many, with all columns, to nowhere; beside all of them."""
         await_sketches(self._places.files / "streams" / _LONG)
         places = {
@@ -261,7 +268,7 @@ class _Queries:
             raise WorkerFailed(f"not both ways give the same rows: {found}")
 
     def streaming(
-        self, nats_port: int, measured: Measurements, progress: Progress, *, rounds: int
+        self, nats_port: int, measured: Measurements, progress: Progress, *, rounds: Rounds
     ) -> None:
         directory = self._lake / "queries"
 
@@ -282,7 +289,7 @@ class _Queries:
                 rounds=rounds,
             )
 
-    def exports(self, measured: Measurements, progress: Progress, *, rounds: int) -> None:
+    def exports(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
         """The newest value of each key as Parquet: the export job, and what one writes first."""
         ways = {LIFTLOG: self._export, WINDOW: self._window}
         sums = {}
@@ -335,12 +342,12 @@ class _Queries:
         ways: Mapping[str, Callable[[], None]],
         measured: Measurements,
         progress: Progress,
-        rounds: int,
+        rounds: Rounds,
         records: int | None = None,
     ) -> None:
         for run in ways.values():
             run()
-        for number in range(rounds):
+        for number in rounds:
             order = list(ways.items())
             for who, run in order if number % 2 else reversed(order):
                 started, cpu = time.perf_counter(), cpu_seconds(os.getpid())
@@ -350,7 +357,7 @@ class _Queries:
                 # Of the JVM and its Python workers, which are children of this process.
                 measured.add(who, f"{what}-cpu", cpu_seconds(os.getpid()) - cpu)
             told = ", ".join(f"{who} {measured.samples[who, what][-1]:.2f}" for who in ways)
-            progress.say(f"round {number + 1}/{rounds} {what}, M records/s: {told}")
+            progress.say(f"round {number + 1}/{rounds.most} {what}, M records/s: {told}")
 
 
 def _run(ask: Callable[[DataFrame], Any], frame: Callable[[], DataFrame]) -> None:

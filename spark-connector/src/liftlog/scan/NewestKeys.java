@@ -37,7 +37,8 @@ public final class NewestKeys {
             if (!batch.isNull(batch.keys, record)) {
                 int at = batch.start(batch.keys, record);
                 int size = batch.size(batch.keys, record);
-                offsets[number(batch.bytes(), at, size)] = batch.offset(record);
+                int number = number(batch.bytes(), at, size); // first: it can replace `offsets`
+                offsets[number] = batch.offset(record);
             }
         }
     }
