@@ -280,7 +280,8 @@ class Node:
         if disk.epochs != self.leader.epochs:
             raise Violation(f"the log has the epochs {disk.epochs}, {self.leader.epochs} expected")
         self.parked.clear()
-        self.shown = self.leader.high_watermark
+        # After an unclean recovery it may know of more than the one that was elected did.
+        self.shown = min(self.leader.high_watermark, len(self.world.committed))
         self.world.check_leader(self)
         self.world.see(self)
 
