@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -178,10 +178,16 @@ class Cluster:
         self._paused.difference_update(names or NODES)
 
     def pause(self, *names: str) -> None:
-        """SIGSTOP: connections stay up, and nothing moves."""
+        """SIGSTOP: connections stay up, and nothing moves. Not while it holds the lock of metadata
+        in files, without which the others could change nothing: a bucket has no such lock."""
         for name in names or NODES:
-            os.kill(self.nodes[name].pid, signal.SIGSTOP)
+            with self._store_lock():
+                os.kill(self.nodes[name].pid, signal.SIGSTOP)
             self._paused.add(name)
+
+    def _store_lock(self) -> AbstractContextManager[None]:
+        lock = self.store / f"records{LOCK_SUFFIX}"
+        return locked_file(lock) if lock.exists() else nullcontext()
 
     def resume(self, *names: str) -> None:
         for name in names or NODES:
@@ -201,7 +207,7 @@ class Cluster:
         """Under the lock of the nodes: what one of them is about to write would undo it."""
         copy = self.store / "records.old"
         copy.write_bytes(old)
-        with locked_file(self.store / f"records{LOCK_SUFFIX}"):
+        with self._store_lock():
             copy.replace(self.store / "records")
 
     def put_logs_aside(self, directory: Path, name: str) -> None:
