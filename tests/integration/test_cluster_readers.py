@@ -220,16 +220,19 @@ def test_the_reader_in_javascript_finds_the_leader_and_follows_it(
     cluster.wait_isr("orders")
 
 
-def test_a_reader_who_has_read_of_a_leader_unknown_here_is_not_told_that_it_diverged(
-    cluster: Cluster,
+@pytest.mark.parametrize(
+    ("read", "answer"), [({"e": 99}, "DIVERGED"), ({"x": "other"}, "STALE_INCARNATION")]
+)
+def test_a_reader_who_has_read_of_a_leader_unknown_here_is_not_told_that_its_records_are_gone(
+    cluster: Cluster, read: dict[str, Any], answer: str
 ) -> None:
-    """Before the metadata store has said that there is no such epoch."""
+    """Before the metadata store has said that there is no such epoch, or no such stream."""
     with BlockingPull(cluster.nodes[cluster.leader("orders")].pull_port) as pull:
         said = []
-        while not said or said[-1] != "DIVERGED":
-            pull.send(frame({"k": "fetch", "i": 1, "s": "orders", "o": 1, "e": 99}))
+        while not said or said[-1] != answer:
+            pull.send(frame({"k": "fetch", "i": 1, "s": "orders", "o": 1, **read}))
             said.append(pull.receive()["n"])
-    assert {*said} == {"NOT_LEADER", "DIVERGED"}
+    assert {*said} == {"NOT_LEADER", answer}
     assert said[0] == "NOT_LEADER"
 
 

@@ -34,6 +34,7 @@ from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.tailing import Tail
+from liftlog.server.streams.successors import Successors
 
 _CATCH_UP_SECONDS = 1.0
 """For so long a fetch waits for a follower to have what the client asks for; then it is sent to the
@@ -220,6 +221,10 @@ class FetchQueue:
         """Check that the client means this stream, and that what it has read before is in it.
         Raises StaleIncarnation, Diverged, NotLeader."""
         if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
+            successors = self._successors()
+            if successors is not None:
+                name = self._stream_name
+                successors.check_incarnation(name, log.incarnation, fetch.incarnation)
             raise StaleIncarnation(
                 f"the stream {fetch.stream!r} was deleted and created again since",
                 hint="describe the stream and start over",
@@ -228,9 +233,9 @@ class FetchQueue:
         if fetch.epoch is None or fetch.epoch == log.leader_epoch:
             return
         if fetch.epoch > log.leader_epoch:
-            replicated = self._services.broker.replicated
-            if replicated is not None and replicated.knows(self._stream_name):
-                replicated.newer_epochs.check(self._stream_name, fetch.epoch)
+            successors = self._successors()
+            if successors is not None:
+                successors.check_epoch(self._stream_name, fetch.epoch)
             raise Diverged(
                 f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
                 leader_epoch=log.leader_epoch,
@@ -243,6 +248,13 @@ class FetchQueue:
                 leader_epoch=log.leader_epoch,
                 epoch_end_offset=end,
             )
+
+    def _successors(self) -> Successors | None:
+        """None for a stream that is this node's alone."""
+        replicated = self._services.broker.replicated
+        if replicated is None or not replicated.knows(self._stream_name):
+            return None
+        return replicated.successors
 
     def _lags(self, waiting: _Waiting, stream: StreamHost) -> bool:
         """Whether the fetch waits until this copy has what the client asks for. Raises NotLeader

@@ -275,6 +275,16 @@ class Mirror:
             )
         return record
 
+    async def confirmed(self, name: str) -> StreamRecord | None:
+        """The record in the store, without doubt of this moment, and known here from now on. It may
+        cost a write. Raises MetadataUnavailable, also if this node has seen a newer one;
+        CorruptMetadata."""
+        entry = await self._get_newest(name)
+        record = self._believed(name, entry)
+        if entry is not None and record is not None:
+            self._note_record(record, entry.revision)
+        return record
+
     # --- what was forgotten ---
 
     async def read(self, name: str) -> StreamRecord | None:

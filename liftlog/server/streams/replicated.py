@@ -39,10 +39,10 @@ from liftlog.server.streams.handing_over import LOOK_SECONDS, Handovers
 from liftlog.server.streams.leadership import Leadership
 from liftlog.server.streams.local_node import LocalNode, StreamHosts
 from liftlog.server.streams.moves import Moves
-from liftlog.server.streams.newer_epochs import NewerEpochs
 from liftlog.server.streams.placing import NewStreams
 from liftlog.server.streams.replica import Replica
 from liftlog.server.streams.settings import origin_of, record_settings
+from liftlog.server.streams.successors import Successors
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -108,7 +108,7 @@ class ReplicatedStreams:
         self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
         self.moves = Moves(self.mirror)
         self.new_streams = NewStreams(self.mirror)
-        self.newer_epochs = NewerEpochs(self.mirror, self._spawn)
+        self.successors = Successors(self.mirror, self._spawn)
         self.guard = Guard(
             self.mirror,
             member.name,

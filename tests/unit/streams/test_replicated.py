@@ -722,25 +722,66 @@ async def test_a_leader_that_was_replaced_unheard_tells_no_client_that_its_recor
     await wait(lambda: streams.led)
 
     async def asked() -> None:
-        await wait(lambda: not streams.newer_epochs._asking)
+        await wait(lambda: not streams.successors._asking)
 
     with pytest.raises(NotLeader):
-        streams.newer_epochs.check("s", 3)
+        streams.successors.check_epoch("s", 3)
     await asked()
-    streams.newer_epochs.check("s", 3)  # the store has no such epoch: DIVERGED
-    streams.newer_epochs.check("s", 2)
+    streams.successors.check_epoch("s", 3)  # the store has no such epoch: DIVERGED
+    streams.successors.check_epoch("s", 2)
     with pytest.raises(NotLeader):
-        streams.newer_epochs.check("s", 4)
+        streams.successors.check_epoch("s", 4)
     await asked()
     elected = await change(store, lambda one: transitions.failover(one, {"a"}, "b"))
     assert streams.led["s"].leader.epoch < elected.leader_epoch == 2, "it has not heard of it"
-    streams.newer_epochs._gone.clear()
+    streams.successors._gone.clear()
     with pytest.raises(NotLeader):
-        streams.newer_epochs.check("s", 2)
+        streams.successors.check_epoch("s", 2)
     await wait(lambda: streams.followed)
     await asked()
     with pytest.raises(NotLeader):
-        streams.newer_epochs.check("s", 2)
+        streams.successors.check_epoch("s", 2)
+    await node.close()
+
+
+async def test_a_leader_of_a_stream_that_was_created_again_unheard_sends_its_readers_on(
+    tmp_path: Path, store: Store
+) -> None:
+    """It would tell a client of the new stream that its records are gone. One of a stream that was
+    before this one is told so: at once, if the record knows of that stream."""
+    node = await started(tmp_path / "a", store)
+    streams = node.streams
+    starts = {"a": 2, "b": 1, "c": 1}
+    old = replace(new_record("s", leader="a"), starts=starts, former=("older",))
+    await streams.mirror.create(old)
+    await wait(lambda: streams.led)
+    check, present = streams.successors.check_incarnation, old.incarnation
+
+    async def asked() -> None:
+        await wait(lambda: not streams.successors._asking)
+
+    check("s", present, "older")
+    with pytest.raises(NotLeader):
+        check("s", present, "unknown")
+    await asked()
+    check("s", present, "unknown")  # the store has this stream still: STALE_INCARNATION
+    with pytest.raises(NotLeader):
+        check("s", present, "new")
+    await asked()
+    check("s", present, "unknown")
+    check("s", present, "new")
+    streams.successors._gone.clear()
+    other = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+    await other.change("s", transitions.delete)
+    new = await other.create(replace(new_record("s", leader="b"), incarnation="new"))
+    assert streams.mirror.records["s"] == old, "it has not heard of it"
+    with pytest.raises(NotLeader):
+        check("s", present, "new")
+    await asked()
+    assert streams.mirror.records["s"] == new
+    with pytest.raises(NotLeader):  # its log may be the old one still
+        check("s", present, "new")
+    check("s", "new", present)
     await node.close()
 
 
