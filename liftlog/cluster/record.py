@@ -160,10 +160,12 @@ class StreamRecord:
         return (*self.trail, self.version, self.checksum)[-2 * _TRAIL :]
 
     def to_json(self) -> bytes:
-        """The value to store; the same record gives the same bytes."""
+        """The value to store; the same record gives the same bytes, in each version of liftlog
+        that has its format: they know a record by its checksum."""
         if not self._json:
             known = {name: getattr(self, name) for name in _KEYS}
-            text = _to_json({**self.unknown, "v": FORMAT_VERSION, **known})
+            later = {name: value for name in _LATER if (value := known.pop(name))}
+            text = _to_json({**self.unknown, **later, "v": FORMAT_VERSION, **known})
             object.__setattr__(self, "_json", text.encode())
         return self._json
 
@@ -286,6 +288,9 @@ _FORMS = {
     "trail": _are_counts,
 }
 _KEYS = tuple(_FORMS)
+# Versions that do not know these read the same format: they write what they do not know first. A
+# value of 0 is left out, as they would.
+_LATER = ("decided",)
 # What a record cannot do without; the rest has a default that an older version meant.
 _REQUIRED = frozenset(
     ("name", "version", "incarnation", "settings", "replicas", "leader", "leader_epoch", "isr")

@@ -55,6 +55,29 @@ def test_keys_that_an_older_version_did_not_know_have_a_meaning() -> None:
     assert StreamRecord.from_json(json.dumps(value).encode()) == RECORD
 
 
+def test_a_record_has_the_bytes_of_the_first_version_of_its_format() -> None:
+    """Nodes of several versions know a record by its checksum, which is of these bytes."""
+    first = (
+        b'{"v":1,"name":"orders","version":31,"incarnation":"00c0ffee","deleted":false,"former":[],'
+        b'"system":false,"settings":{"subject":"orders.>","min_isr":2,"of_tomorrow":[1]},'
+        b'"log_start":0,"replicas":["a","b","c"],"adding":[],"removing":[],"observers":[],'
+        b'"leader":"a","leader_epoch":7,"isr":["a","b"],"eligible":[],"last_eligible":[],'
+        b'"starts":{"a":4,"b":9,"c":2},"unclean_epoch":0,"trail":[]}'
+    )
+    assert RECORD.to_json() == first
+    assert StreamRecord.from_json(first).to_json() == first
+
+
+def test_a_key_of_a_later_version_stands_where_an_older_version_writes_it() -> None:
+    record = replace(RECORD, decided=31, unknown={"of_tomorrow": 1})
+    value = json.loads(record.to_json())
+    later = ("of_tomorrow", "decided")
+    as_unknown = {name: value.pop(name) for name in later}
+    older = json.dumps({**as_unknown, **value}, separators=(",", ":")).encode()
+    assert record.to_json() == older
+    assert StreamRecord.from_json(older).checksum == record.checksum
+
+
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
