@@ -18,6 +18,7 @@ from liftlog.errors import (
     LimitExceeded,
     NotLeader,
     NotReady,
+    RequestTimeout,
     ShuttingDown,
 )
 from liftlog.protocol.client_connection import Exchange
@@ -127,6 +128,12 @@ def lost(address: str, reason: object) -> LiftlogError:
     if isinstance(reason, LiftlogError):
         return reason
     return ConnectionLost(f"the connection to {address} is lost: {reason}", address=address)
+
+
+def unanswered(address: str, message: Message, seconds: float) -> RequestTimeout:
+    """The error of a request that has waited so long, which is less than the call may take if
+    attempts before this one took their part."""
+    return RequestTimeout(f"{address} has not answered {message.KIND!r} in {seconds:.1f} s")
 
 
 def never_greeted(error: ConnectionLost, address: Address) -> ConnectionLost:

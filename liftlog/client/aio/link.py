@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from liftlog.client.buffers import BufferPool
 from liftlog.client.dialing import RECEIVE_BYTES, SOFTWARE, Channel
-from liftlog.client.reconnecting import lost
-from liftlog.errors import LiftlogError, RequestTimeout
+from liftlog.client.reconnecting import lost, unanswered
+from liftlog.errors import LiftlogError
 from liftlog.protocol.client_connection import ClientConnection, Exchange
 from liftlog.protocol.handshake import Credentials, State
 from liftlog.protocol.messages import NONCE_BYTES, Message
@@ -91,9 +91,9 @@ class Link:
         self.connection.give_up(exchange)
         self._flush()
 
-    async def ask(self, message: Message, deadline: float, timeout: float) -> Exchange:
-        """Send one request and wait for its answer. Raises RequestTimeout at `deadline`, with
-        `timeout` in its message as the seconds that have passed."""
+    async def ask(self, message: Message, deadline: float) -> Exchange:
+        """Send one request and wait for its answer. Raises RequestTimeout at `deadline`."""
+        began = self._loop.time()
         answered: asyncio.Future[None] = self._loop.create_future()
         exchange = Exchange(on_done=lambda _: wake(answered))
         self.request(message, exchange)
@@ -101,9 +101,7 @@ class Link:
             async with asyncio.timeout_at(deadline):
                 await answered
         except TimeoutError:
-            raise RequestTimeout(
-                f"{self.address} has not answered {message.KIND!r} in {timeout:g} s"
-            ) from None
+            raise unanswered(self.address, message, self._loop.time() - began) from None
         finally:
             if not exchange.done:
                 self.give_up(exchange)

@@ -102,7 +102,7 @@ class Session:
         backoff = Backoff()
         while True:
             link = await self.connected(deadline)
-            exchange = await link.ask(message, started + timeout, timeout)
+            exchange = await link.ask(message, started + timeout)
             error = exchange.error
             if error is None or not is_interruption(error) or self._closed is not None:
                 return exchange

@@ -8,8 +8,8 @@ import time
 
 from liftlog.client.buffers import BufferPool
 from liftlog.client.dialing import RECEIVE_BYTES, SOFTWARE, Channel
-from liftlog.client.reconnecting import lost
-from liftlog.errors import LiftlogError, RequestTimeout
+from liftlog.client.reconnecting import lost, unanswered
+from liftlog.errors import LiftlogError
 from liftlog.protocol.client_connection import ClientConnection, Exchange
 from liftlog.protocol.handshake import Credentials, State
 from liftlog.protocol.messages import NONCE_BYTES, Message
@@ -65,18 +65,16 @@ class SyncLink:
         self.connection.give_up(exchange)
         self._flush()
 
-    def ask(self, message: Message, deadline: float, timeout: float) -> Exchange:
-        """Send one request and wait for its answer. Raises RequestTimeout at `deadline`, with
-        `timeout` as the number of seconds in its message."""
+    def ask(self, message: Message, deadline: float) -> Exchange:
+        """Send one request and wait for its answer. Raises RequestTimeout at `deadline`."""
+        began = time.monotonic()
         exchange = Exchange()
         self._silent_since = None
         self.request(message, exchange)
         try:
             while not exchange.done:
                 if not self._step(deadline):
-                    raise RequestTimeout(
-                        f"{self.address} has not answered {message.KIND!r} in {timeout:g} s"
-                    )
+                    raise unanswered(self.address, message, time.monotonic() - began)
         finally:
             if not exchange.done:
                 self.give_up(exchange)

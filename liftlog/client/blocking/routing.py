@@ -112,13 +112,14 @@ class SyncRouter:
         connection, or with `undecided` when the request may have taken effect.
         """
         started = time.monotonic()
+        ends = started + timeout
         deadline = deadline_after(started, timeout, self.target.reconnect_for)
         key, way, left = key_of(message), Wandering(), timeout
         while True:
             address = self._routes.address_of(key)
             session = self._session_at(address)
             if self._routes.has_choice:
-                exchange = self._ask_once(session, key, message, started + left, deadline)
+                exchange = self._ask_once(session, key, message, ends, deadline)
             else:
                 exchange = session.ask(message, left)
             error = None if exchange is None else exchange.error
@@ -147,7 +148,7 @@ class SyncRouter:
                 raise
             self._routes.failed(key, address)
             return None
-        exchange = link.ask(message, ends, ends - time.monotonic())
+        exchange = link.ask(message, ends)
         error = exchange.error
         if error is not None and is_detour(error):
             refused = link.error is not error

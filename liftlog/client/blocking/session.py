@@ -88,7 +88,7 @@ class SyncSession:
         backoff = Backoff()
         while True:
             link = self.connected(deadline)
-            exchange = link.ask(message, started + timeout, timeout)
+            exchange = link.ask(message, started + timeout)
             error = exchange.error
             if error is None or not is_interruption(error) or self._closed is not None:
                 return exchange

@@ -156,7 +156,7 @@ class PeerLink:
             link = Link(channel, target.address.text, _SILENCE_SECONDS, self._pool)
             try:
                 await link.open(target.credentials)
-                exchange = await link.ask(self._introduction(), deadline, _CONNECT_SECONDS)
+                exchange = await link.ask(self._introduction(), deadline)
                 if exchange.error is not None:
                     raise exchange.error
                 answer = exchange.answer

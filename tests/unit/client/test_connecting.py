@@ -236,7 +236,7 @@ async def test_an_answer_that_does_not_come(opener: Opener, broker: LogBroker) -
     broker.gate = asyncio.Event()
     async with pull_server(broker) as (_, address):
         client = await opener(address, request_timeout=0.1)
-        with pytest.raises(errors.RequestTimeout, match=r"'create' in 0\.1 s"):
+        with pytest.raises(errors.RequestTimeout, match=r"'create' in \d\.\d s"):
             if asyncio.iscoroutinefunction(client.create_stream):
                 await client.create_stream("new", subject="n")
             else:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+from liftlog.client.aio.routing import Router
+from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.routes import Routes, Wandering, key_of, stream_key
 from liftlog.client.target import Target
 from liftlog.errors import InvalidArgument, NotLeader, NotReady
 from liftlog.protocol.checkpoints import FetchCheckpoint
+from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import ANY_REPLICA, Fetch, Ping
 
 A, B, C = (f"tcp://127.0.0.1:{port}" for port in (9292, 9293, 9294))
@@ -108,3 +114,31 @@ def test_a_named_node_is_asked_at_once_but_only_once() -> None:
     pauses = [way.pause_before(B, is_named=True) for _ in range(10)]
     assert 0.02 <= pauses[0] <= 0.05
     assert max(pauses) <= 1.0
+
+
+@pytest.mark.parametrize("kind", [Router, SyncRouter])
+async def test_time_spent_on_the_way_to_the_right_node_is_not_counted_twice(
+    kind: type[Router] | type[SyncRouter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the last node has no time left, or less than none."""
+    ends: list[float] = []
+
+    def ask_once(*asked: Any) -> Exchange:
+        ends.append(asked[-2])
+        exchange = Exchange()
+        if len(ends) < 4:
+            exchange.error = NotReady("try again")
+        return exchange
+
+    async def ask_once_async(*asked: Any) -> Exchange:
+        return ask_once(*asked)
+
+    is_async = kind is Router
+    monkeypatch.setattr(kind, "_ask_once", ask_once_async if is_async else ask_once)
+    router = kind([*routes(f"{A},{B}").targets.values()])
+    if isinstance(router, Router):
+        await router.ask(Ping(), 10.0)
+    else:
+        await asyncio.to_thread(router.ask, Ping(), 10.0)
+    assert len(ends) == 4
+    assert len({*ends}) == 1
