@@ -27,7 +27,7 @@ class Run:
     """A process of pytest. Ctrl-C reaches it as it reaches this process."""
 
     def __init__(self, command: Sequence[str], again: Sequence[str], log: Path | None = None):
-        """`command` with `again` repeats what has failed. It prints to `log` if there is one."""
+        """`again` repeats what has failed, alone. `command` prints to `log` if there is one."""
         self._command, self._again, self._log = list(command), list(again), log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -50,7 +50,7 @@ class Run:
         return status
 
     def repeat(self) -> int:
-        return subprocess.call([*self._command, *self._again])
+        return subprocess.call(self._again)
 
     def terminate(self) -> None:
         if self._process is not None:
@@ -83,8 +83,9 @@ def run(others: Run, spark: Run) -> int:
 
 
 def main(options: Sequence[str]) -> int:
+    others, spark = [*_PYTEST, *_OTHERS], [*_PYTEST, *_SPARK]
     return run(
-        Run([*_PYTEST, *options, *_OTHERS], _AGAIN), Run([*_PYTEST, *_SPARK], _AGAIN, log=_LOG)
+        Run([*others, *options], [*others, *_AGAIN]), Run(spark, [*spark, *_AGAIN], log=_LOG)
     )
 
 

@@ -16,8 +16,9 @@ def start(directory: Path, others: str, spark: str) -> subprocess.Popen[str]:
     """Two lines of shell instead of pytest; `$0` is `again` when they are repeated."""
     code = (
         "import sys; from pathlib import Path; from tools.run_tests import Run, run;"
-        "sys.exit(run(Run(['sh', '-c', sys.argv[1]], ['again']),"
-        " Run(['sh', '-c', sys.argv[2]], ['again'], log=Path('build/log'))))"
+        "others, spark = (['sh', '-c', line] for line in sys.argv[1:]);"
+        "sys.exit(run(Run(others, [*others, 'again']),"
+        " Run(spark, [*spark, 'again'], log=Path('build/log'))))"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, others, spark],

@@ -136,10 +136,11 @@ async def test_no_stream_stores_our_acks(
     async def ack() -> None:
         nonlocal sent
         while not ended.is_set():
-            commands = publish_commands([(b"_INBOX.a", b'{"seq":%d}' % sent)])
+            numbers = range(sent, sent + 10)
+            commands = publish_commands([(b"_INBOX.a", b'{"seq":%d}' % n) for n in numbers])
             assert old.send(commands)
             handover.sent(commands)
-            sent += 1
+            sent += len(numbers)
             await asyncio.sleep(0.001)
 
     before = publish_commands([(b"_INBOX.a", b"before")])
