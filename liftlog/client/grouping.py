@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -109,6 +110,8 @@ class GroupReading:
         self._unread: list[Any] = []  # readers whose lanes are gone, to be closed
         self._news: deque[tuple[AssignmentAnswer | LiftlogError, int, float]] = deque()
         self._slot_count = 0
+        self._token = ""  # of the join under way
+        self._had_joined: int | None = None  # in the newest membership of this client
         self._incarnation, self._epoch = "", 0
         self._run: Arrived | None = None  # what records are returned from at once
         self._run_end, self._run_until = 0, 0.0
@@ -148,12 +151,26 @@ class GroupReading:
 
     # --- what it says ---
 
-    def _join_request(self, token: str, start: int) -> JoinGroup:
+    def _join_request(self, start: int) -> JoinGroup:
+        """The same join again until it is answered, or this client would take the member of one
+        whose answer was lost for another client."""
         one = self._settings
+        token = self._token = self._token or secrets.token_hex(16)
         session_ms = round(one.session * 1000)
         return JoinGroup(
-            self.stream, self.group, self.member, token, session_ms, one.slot_count, start
+            self.stream,
+            self.group,
+            self.member,
+            token,
+            session_ms,
+            one.slot_count,
+            start,
+            self._had_joined,
         )
+
+    def _has_joined(self, answer: AssignmentAnswer, sent: float) -> None:
+        self._token, self._had_joined = "", answer.joined
+        self._told(answer, sent)
 
     def _beat_request(self, wait: float, *, without: Collection[int] = ()) -> BeatGroup:
         """`without` these slots, which it has finished."""

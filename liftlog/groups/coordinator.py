@@ -265,6 +265,8 @@ class Coordinator:
         present = state.members.get(asked.member)
         if present is not None and present.token == asked.token:
             return state
+        if present is not None and asked.joined not in (None, present.joined):
+            raise _replaced(asked)  # the client hung while a newer one took its name
         flight.quota.join(asked.principal, present)
         member = Member(0, asked.session_ms, asked.token, asked.principal)
         return joined(state, asked.member, member)
@@ -409,11 +411,7 @@ def _member_of(state: GroupState | None, asked: Join | Beat | Commit | Leave) ->
     if state is None or member is None or not _is_by(asked, member):
         reason = "its session has ended"
         if member is not None and (isinstance(asked, Join) or member.joined > asked.joined):
-            raise GroupFenced(
-                f"another client has joined group {group} of stream {stream} as {asked.member}",
-                hint="give each member a name of its own",
-                replaced=True,
-            )
+            raise _replaced(asked)
     elif isinstance(asked, Beat | Commit) and asked.generation > state.generation:
         reason = "the daemon has lost the newest state of the group to damage"
     else:
@@ -421,6 +419,15 @@ def _member_of(state: GroupState | None, asked: Join | Beat | Commit | Leave) ->
     raise GroupFenced(
         f"{asked.member} is no longer a member of group {group} of stream {stream}: {reason}",
         hint="join again: the records since the last commit are read again",
+    )
+
+
+def _replaced(asked: Join | Beat | Commit | Leave) -> GroupFenced:
+    group, stream = asked.key
+    return GroupFenced(
+        f"another client has joined group {group} of stream {stream} as {asked.member}",
+        hint="give each member a name of its own",
+        replaced=True,
     )
 
 

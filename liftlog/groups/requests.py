@@ -34,7 +34,8 @@ class Assignment:
 @dataclass(frozen=True, slots=True)
 class Join:
     """`slots` None: those of the group, or the default for a new one, which begins at `start`. A
-    join with the same token again is the same join."""
+    join with the same token again is the same join. `joined` is that of the membership that the
+    client had before, None for a client that begins: only such a one replaces another member."""
 
     key: GroupKey
     member: str
@@ -43,6 +44,7 @@ class Join:
     slots: int | None = None
     start: int = 0
     principal: str = ""
+    joined: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class GroupInfo(Described):
 @dataclass(frozen=True, slots=True)
 class JoinGroup(Message):
     """Become a member; a group that does not exist is created, and begins at `start` (0: at the log
-    start). A join with the same token again is the same one."""
+    start). A join with the same token again is the same one. `joined` is that of the membership
+    that this client had before: a member of the name with another one is not replaced."""
 
     KIND: ClassVar[str] = "groupjoin"
     REPEATABLE: ClassVar[bool] = True
@@ -63,6 +64,7 @@ class JoinGroup(Message):
     session_ms: int = key("z", uint())
     slot_count: int | None = key("p", uint(), default=None)
     start: int = key("o", uint(), default=0)
+    joined: int | None = key("j", uint(), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -191,13 +190,13 @@ class SyncGroupConsumer(GroupReading):
         """Become a member, perhaps again."""
         if self._state.joined:
             self._lose(GroupFenced("its session has ended: it was not heard for too long"))
-        token, start = secrets.token_hex(16), 0
+        start = 0
         if self._settings.start != "earliest":
             start = self._first_offset()
         sent = time.monotonic()
-        answer = self._ask(self._join_request(token, start))
+        answer = self._ask(self._join_request(start))
         assert isinstance(answer, AssignmentAnswer)
-        self._told(answer, sent)
+        self._has_joined(answer, sent)
         self._say()
         self._beating.start()
 

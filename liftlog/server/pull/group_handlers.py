@@ -35,6 +35,7 @@ async def _join_group(caller: Caller, message: JoinGroup) -> Message:
         message.slot_count,
         message.start,
         caller.principal or "",
+        message.joined,
     )
     return _assignment(await caller.broker.checkpoints.groups.asked(join))
 

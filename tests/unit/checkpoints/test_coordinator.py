@@ -88,3 +88,35 @@ def test_a_beat_that_waits_while_its_group_begins_again_is_answered() -> None:
     )
     assert coordinator.groups[KEY].generation == joined.generation
     assert [type(one) for one in answers] == [GroupFenced]
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_an_older_process_does_not_take_its_name_back(removed: bool) -> None:
+    """It hung while its session ended, and joins again when it wakes up. Numbers of joins begin
+    again with the group, so they do not tell who is older."""
+    coordinator = Coordinator({}, 0.0)
+    told(coordinator, Join(KEY, "b", "another", SESSION_MS))
+    (older,) = told(coordinator, Join(KEY, "a", "first", SESSION_MS))
+    assert older is not None
+    if removed:
+        gone = [Leave(KEY, *one) for one in joins(coordinator).items()]
+        told(coordinator, *gone, Remove(KEY))
+    (newer,) = told(coordinator, Join(KEY, "a", "second", SESSION_MS))
+    assert newer is not None
+    assert (newer.joined < older.joined) == removed
+    again = Join(KEY, "a", "third", SESSION_MS, joined=older.joined)
+    errors: list[LiftlogError | None] = []
+    coordinator.ask(again, lambda _, error: errors.append(error), 1.0)
+    coordinator.landed(coordinator.begin(1.0), None, 1.0)
+    (error,) = errors
+    assert isinstance(error, GroupFenced)
+    assert error.details["replaced"]
+    assert joins(coordinator)["a"] == newer.joined
+    own = Join(KEY, "a", "fourth", SESSION_MS, joined=newer.joined)
+    assert told(coordinator, own) != [None], "the newer one may join again"
+    told(coordinator, Leave(KEY, "a", joins(coordinator)["a"]))
+    assert told(coordinator, again) != [None], "and the older one when the name is free"
+
+
+def joins(coordinator: Coordinator) -> dict[str, int]:
+    return {name: one.joined for name, one in coordinator.groups[KEY].members.items()}

@@ -395,6 +395,36 @@ def test_what_was_asked_as_an_earlier_member_says_nothing_of_this_one() -> None:
         reading._take_news()
 
 
+async def test_a_process_that_hung_leaves_its_name_to_a_newer_one(
+    broker: LogBroker, address: str, offsets_stream: LocalOffsets
+) -> None:
+    """Its own clock tells it that its session has ended, before any answer does."""
+    async with connect(address) as one:
+        older, newer = (one.group("billing", "orders", member="w") for _ in range(2))
+        await anext(older)
+        await older._beating.stop()
+        await anext(newer)
+        older._run_until, older._state.deadline = 0.0, -math.inf
+        for _ in range(2):
+            with pytest.raises(GroupFenced, match="another client"):
+                await anext(older)
+        newer._run_until, newer._state.deadline = 0.0, -math.inf
+        await anext(newer)  # it joins again, as itself
+        await newer.close()
+
+
+def test_a_join_whose_answer_was_lost_is_asked_for_again() -> None:
+    """Else its member would be taken for that of another client."""
+    reading = make()
+    first = reading._join_request(0)
+    assert reading._join_request(0) == first
+    assert first.joined is None
+    reading._has_joined(AssignmentAnswer(7, 7, 64, [], [], []), 0.0)
+    second = reading._join_request(0)
+    assert second.joined == 7
+    assert second.token != first.token
+
+
 class Read:
     """As a reader that has had an answer in this epoch."""
 

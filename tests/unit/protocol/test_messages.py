@@ -57,7 +57,7 @@ EXAMPLES: list[Message] = [
     c.DeleteCheckpoint("s", "billing", 17),
     c.CheckpointAnswer({"consumer": "billing", "offset": 17}),
     c.CheckpointsAnswer([{"consumer": "billing", "offset": 17}], "billing/s"),
-    g.JoinGroup("s", "billing", "w1", "0f1e", 10_000, 64, 17),
+    g.JoinGroup("s", "billing", "w1", "0f1e", 10_000, 64, 17, 3),
     g.BeatGroup("s", "billing", "w1", 3, 5, [0, 1], 3_000),
     g.CommitGroup("s", "billing", "w1", 3, 5, [0, 1], [17, 18], "abc", 5),
     g.LeaveGroup("s", "billing", "w1", 3),
