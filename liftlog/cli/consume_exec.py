@@ -134,7 +134,7 @@ class Exec:
         process = subprocess.Popen(
             ["/bin/sh", "-c", self.command],
             stdin=subprocess.PIPE,
-            env=os.environ | _variables(stream, record),
+            env=environment(stream, record),
             process_group=0,  # Ctrl-C is for the worker: the record in hand is finished
         )
         try:
@@ -171,9 +171,11 @@ def _said(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-def _variables(stream: str, record: Record) -> dict[str, str]:
-    """A key that no variable can hold is left out."""
-    found = {
+def environment(stream: str, record: Record) -> dict[str, str]:
+    """Of the command. A key that no variable can hold is left out, and none stays from a command
+    that this worker runs in."""
+    inherited = {name: value for name, value in os.environ.items() if name != "RECORD_KEY"}
+    found = inherited | {
         "RECORD_STREAM": stream,
         "RECORD_OFFSET": str(record.offset),
         "RECORD_SUBJECT": record.subject,
