@@ -172,7 +172,7 @@ def test_no_name_pushes_figures_out_of_sight(daemon: Daemon, window: NewWindow, 
 
 
 def test_nothing_of_a_row_is_cut_off_on_a_phone(daemon: Daemon, window: NewWindow) -> None:
-    """Consumers, leases and possible losses of a stream: a card for each row, with its labels."""
+    """Consumers, groups, leases and possible losses: a card for each row, with its labels."""
     with connect_sync(daemon.pull_address) as client:
         client.acquire_lease("orders", "earliest", ttl=60, holder=LONG)
         client.commit_checkpoint(LONG, "orders", 1)
@@ -181,6 +181,7 @@ def test_nothing_of_a_row_is_cut_off_on_a_phone(daemon: Daemon, window: NewWindo
         ("/ui/streams/orders", "Consumers"),
         ("/ui/streams/orders", "Leases"),
         ("/ui/consumers", "Consumers"),
+        ("/ui/consumers", "Groups"),
     ):
         page.goto(path)
         region = page.get_by_role("region", name=f"{name}, a table")

@@ -83,6 +83,15 @@ async def test_long_pages_can_be_turned_at_both_ends(site: Any, broker: Any) -> 
         assert text.count('rel="prev"') == 1
 
 
+async def test_a_stream_that_is_not_there(site: Any) -> None:
+    """The page has a button for what the hint says to do in a shell."""
+    async with site() as browser:
+        status, text, _ = await browser.get("/ui/streams/nothing")
+    assert status == 404
+    assert "liftlog stream ls" not in text
+    assert '<a class="button" href="/ui/streams">All streams</a>' in text
+
+
 async def test_an_offset_that_is_not_there(site: Any, orders: Any) -> None:
     """The advice is a sentence, as all else on a page."""
     async with site() as browser:
