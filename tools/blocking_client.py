@@ -22,7 +22,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "liftlog/client/aio"
 TARGET = ROOT / "liftlog/client/blocking"
-MODULES = ("calls.py", "client.py", "consumer.py", "dead_letters.py", "group.py", "routing.py")
+MODULES = (
+    "calls.py",
+    "client.py",
+    "consumer.py",
+    "consuming_block.py",
+    "dead_letters.py",
+    "group.py",
+    "routing.py",
+)
 
 NAMES = {
     "aio": "blocking",

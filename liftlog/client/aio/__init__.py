@@ -4,6 +4,8 @@ client        `Client`: reading, and the consumer that it opens
 calls         its calls that are one request and one answer
 consumer      `Consumer`: a stream read from a stored checkpoint on
 group         the members of a consumer group share a stream
+consuming_block
+              what both have: the end of their block, and batches
 dead_letters  records that could not be processed are published elsewhere
 routing       a session for each node of a cluster that is asked something
 session       the way to a daemon: one connection, and another one when it is lost

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Self
 
 from liftlog.client.aio.calls import Calls
+from liftlog.client.aio.consuming_block import Batches, ConsumingBlock
 from liftlog.client.batch_reader import BatchReader
 from liftlog.client.consuming import ConsumerSettings, ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch
 
 
-class Consumer(ConsumerState):
+class Consumer(ConsumerState, ConsumingBlock[RecordBatch]):
     """Records from the stored checkpoint on, at least once. Made by `Client.consumer`.
 
     A record counts as processed when the next one is asked for; `checkpoint()` counts the last one
@@ -64,7 +64,7 @@ class Consumer(ConsumerState):
 
         When single records of a batch were returned before, the rest of it comes first.
         """
-        return _Batches(self)
+        return Batches(self)
 
     async def _take_batch(self) -> RecordBatch:
         batch = self._rest_of_batch()
@@ -160,29 +160,3 @@ class Consumer(ConsumerState):
         self._check_open()
         await self._opened()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await self.close()
-        except LiftlogError as failure:
-            if error is None:
-                raise
-            self._log_failure(failure)  # the exception that ended the work is raised instead
-
-
-class _Batches:
-    """What `Consumer.batches` returns. Not a generator, which would end with an exception."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RecordBatch:
-        return await self._consumer._take_batch()

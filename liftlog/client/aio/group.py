@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
+from liftlog.client.aio.consuming_block import Batches, ConsumingBlock
 from liftlog.client.aio.routing import Router
 from liftlog.client.batch_reader import BatchReader, first_of, together
 from liftlog.client.beating import Beating
@@ -24,7 +24,7 @@ from liftlog.protocol.messages import Done, Message
 from liftlog.records.decode import Record
 
 
-class GroupConsumer(GroupReading):
+class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     """Records of the slots that this member owns, at least once, in order for each key. Made by
     `Client.group`.
 
@@ -70,7 +70,7 @@ class GroupConsumer(GroupReading):
     def batches(self) -> AsyncIterator[list[Record]]:
         """The same records, those of a batch together: they count when the next ones are asked
         for."""
-        return _Batches(self)
+        return Batches(self)
 
     async def _take_batch(self) -> list[Record]:
         while True:
@@ -335,29 +335,3 @@ class GroupConsumer(GroupReading):
         if not self._stopped:
             await self._attend()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await self.close()
-        except LiftlogError as failure:
-            if error is None:
-                raise
-            self._log_failure(failure)  # the exception that ended the work is raised instead
-
-
-class _Batches:
-    """What `GroupConsumer.batches` returns. Not a generator: that would end with an error."""
-
-    def __init__(self, consumer: GroupConsumer) -> None:
-        self._consumer = consumer
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> list[Record]:
-        return await self._consumer._take_batch()

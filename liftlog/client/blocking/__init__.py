@@ -1,6 +1,6 @@
 """The blocking client, without threads.
 
-client, calls, consumer, group, dead_letters, routing
+client, calls, consumer, consuming_block, group, dead_letters, routing
                made from those of `liftlog.client.aio` by `make blocking`
 session, link  by hand: the way to the daemon, and one connection
 """

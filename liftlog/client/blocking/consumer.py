@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from liftlog.client.batch_reader import SyncBatchReader
 from liftlog.client.blocking.calls import SyncCalls
+from liftlog.client.blocking.consuming_block import Batches, ConsumingBlock
 from liftlog.client.consuming import ConsumerSettings, ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch
 
 
-class SyncConsumer(ConsumerState):
+class SyncConsumer(ConsumerState, ConsumingBlock[RecordBatch]):
     """Records from the stored checkpoint on, at least once. Made by `SyncClient.consumer`.
 
     A record counts as processed when the next one is asked for; `checkpoint()` counts the last one
@@ -66,7 +66,7 @@ class SyncConsumer(ConsumerState):
 
         When single records of a batch were returned before, the rest of it comes first.
         """
-        return _Batches(self)
+        return Batches(self)
 
     def _take_batch(self) -> RecordBatch:
         batch = self._rest_of_batch()
@@ -162,29 +162,3 @@ class SyncConsumer(ConsumerState):
         self._check_open()
         self._opened()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except LiftlogError as failure:
-            if error is None:
-                raise
-            self._log_failure(failure)  # the exception that ended the work is raised instead
-
-
-class _Batches:
-    """What `SyncConsumer.batches` returns. Not a generator, which would end with an exception."""
-
-    def __init__(self, consumer: SyncConsumer) -> None:
-        self._consumer = consumer
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> RecordBatch:
-        return self._consumer._take_batch()

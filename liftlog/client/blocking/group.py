@@ -6,12 +6,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from liftlog.client.batch_reader import SyncBatchReader, first_of_sync, together
 from liftlog.client.beating import SyncBeating
 from liftlog.client.beside import OPENING_SECONDS, SyncOpening, SyncSpeaking
+from liftlog.client.blocking.consuming_block import Batches, ConsumingBlock
 from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.group_member import Lane
 from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
@@ -24,7 +24,7 @@ from liftlog.protocol.messages import Done, Message
 from liftlog.records.decode import Record
 
 
-class SyncGroupConsumer(GroupReading):
+class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     """Records of the slots that this member owns, at least once, in order for each key. Made by
     `SyncClient.group`.
 
@@ -72,7 +72,7 @@ class SyncGroupConsumer(GroupReading):
     def batches(self) -> Iterator[list[Record]]:
         """The same records, those of a batch together: they count when the next ones are asked
         for."""
-        return _Batches(self)
+        return Batches(self)
 
     def _take_batch(self) -> list[Record]:
         while True:
@@ -335,29 +335,3 @@ class SyncGroupConsumer(GroupReading):
         if not self._stopped:
             self._attend()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except LiftlogError as failure:
-            if error is None:
-                raise
-            self._log_failure(failure)  # the exception that ended the work is raised instead
-
-
-class _Batches:
-    """What `SyncGroupConsumer.batches` returns. Not a generator: that would end with an error."""
-
-    def __init__(self, consumer: SyncGroupConsumer) -> None:
-        self._consumer = consumer
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> list[Record]:
-        return self._consumer._take_batch()

@@ -16,7 +16,7 @@ from tools import blocking_client
 
 def test_the_modules_are_up_to_date() -> None:
     made = blocking_client.render_all()
-    assert len(made) == 6
+    assert len(made) == 7
     for path, text in made.items():
         assert path.read_text() == text, "run: make blocking"
 

@@ -1,0 +1,53 @@
+"""What both consumers of the asyncio client have: the end of their block, and batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from liftlog.errors import LiftlogError
+
+Batch = TypeVar("Batch")
+
+
+class ConsumingBlock(ABC, Generic[Batch]):
+    """A consumer that is closed at the end of its block."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Raises LiftlogError when what was processed could not be stored."""
+
+    @abstractmethod
+    async def _take_batch(self) -> Batch:
+        """The next one. Ends the iteration if there is none."""
+
+    @abstractmethod
+    def _log_failure(self, failure: LiftlogError) -> None:
+        """What `close` has raised, if nobody else will tell of it."""
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except LiftlogError as failure:
+            if error is None:
+                raise
+            self._log_failure(failure)  # the exception that ended the work is raised instead
+
+
+class Batches(Generic[Batch]):
+    """What `batches` of a consumer returns. Not a generator, which would end with an exception."""
+
+    def __init__(self, consumer: ConsumingBlock[Batch]) -> None:
+        self._consumer = consumer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        return await self._consumer._take_batch()
