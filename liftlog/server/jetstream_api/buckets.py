@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from bisect import bisect_left
+from collections import deque
 from concurrent.futures import Executor
 from itertools import pairwise
 from weakref import WeakKeyDictionary
@@ -24,30 +27,59 @@ from liftlog.server.streams.broker import Broker
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
-_PIECE_BYTES = 1024 * 1024
+_PIECE_BYTES = 256 * 1024
+_TURN_SECONDS = 0.02
+"""Of one bucket, in a thread; then it is the turn of another, or of a scan."""
 _MAX_RECORDS = 2_000_000
 """Shown of all buckets, some 250 bytes each. Of one that has more nothing is noted."""
 _PATIENCE_SECONDS = 2.0
+_LOOK_SECONDS = 0.2
+_MOST_OF_TIME = 0.2
+"""The share of time in which a bucket is read for its limit of bytes."""
 _OVERHEAD_BYTES = 24
 """Of a record that shares its batch with others."""
+_LIST_RECORDS = 64
+"""More of one subject are in a deque, which takes little to drop the first, and more memory."""
+
+_Some = list[tuple[int, int]] | deque[tuple[int, int]]
 
 
 class Buckets:
-    """Belongs to the event loop; `keep` is a task."""
+    """Belongs to the event loop; `keep` is a task. Buckets are read in turns, one at a time."""
 
     def __init__(self, broker: Broker, threads: Executor, ages: Ages) -> None:
         self._broker, self._threads, self._ages = broker, threads, ages
         self._known: WeakKeyDictionary[StreamHost, BucketIndex] = WeakKeyDictionary()
+        self._turn = asyncio.Lock()  # those who wait get it in the order in which they came
 
     async def keep(self) -> None:
         """Count what limits of bytes need."""
         await look_often(self._broker, self._look)
 
-    async def index(
-        self, host: StreamHost, patience_seconds: float | None = _PATIENCE_SECONDS
-    ) -> BucketIndex | None:
+    async def close(self) -> None:
+        tasks = [one.advancing for one in self._known.values() if one.advancing is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def index(self, host: StreamHost) -> BucketIndex | None:
         """Of all that is committed now; None for a stream without a history, and for one that has
         too many records, or more than can be read while the caller waits."""
+        known = self._index_of(host)
+        if known is None:
+            return None
+        end, until = host.log.high_watermark, time.monotonic() + _PATIENCE_SECONDS
+        while known.advancing or self._is_behind(known, host, end):
+            if not self._begin(known, host):
+                return None
+            assert known.advancing is not None, "it was begun"
+            patience = max(0.0, until - time.monotonic())
+            done, _ = await asyncio.wait({known.advancing}, timeout=patience)
+            if not done or any(one.cancelled() or not one.result() for one in done):
+                return None
+        return known
+
+    def _index_of(self, host: StreamHost) -> BucketIndex | None:
         own = host.settings.jetstream
         history = None if own is None else own.max_msgs_per_subject
         if history is None:
@@ -55,39 +87,89 @@ class Buckets:
         known = self._known.get(host)
         if known is None or known.history != history:
             known = self._known[host] = BucketIndex(history)
-        end = host.log.high_watermark
-        while (
-            known.next_offset < end
-            or known.first_offset != self._ages.first_offset(host)
-            or known.advancing
-        ):
-            if known.advancing is None:
-                known.advancing = asyncio.create_task(self._advance(known, host))
-            done, _ = await asyncio.wait({known.advancing}, timeout=patience_seconds)
-            if not (done and done.pop().result()):
-                return None
         return known
+
+    def _is_behind(self, index: BucketIndex, host: StreamHost, end: int) -> bool:
+        return index.next_offset < end or index.first_offset != self._ages.first_offset(host)
+
+    def _begin(self, index: BucketIndex, host: StreamHost) -> bool:
+        """Read on, unless that is being done. False if it would be too much."""
+        if index.advancing is None:
+            refused, log = index.refused, host.log
+            if refused is not None and refused.still(
+                log, self._ages.first_offset(host), self._most(index)
+            ):
+                return False
+            index.advancing = asyncio.create_task(self._advance(index, host))
+        return True
+
+    def _most(self, index: BucketIndex) -> int:
+        return _MAX_RECORDS - sum(one.count for one in self._known.values() if one is not index)
 
     async def _advance(self, index: BucketIndex, host: StreamHost) -> bool:
         """False if it cannot be read, or is too much."""
-        log, first_offset = host.log, self._ages.first_offset(host)
-        most = _MAX_RECORDS - sum(one.count for one in self._known.values() if one is not index)
+        log, end, took = host.log, host.log.high_watermark, 0.0
         try:
-            future = self._threads.submit(index.advance, log, first_offset, most)
-            return await asyncio.wrap_future(future)
+            while True:
+                async with self._turn:
+                    first_offset, most = self._ages.first_offset(host), self._most(index)
+                    at_bytes = log.size_bytes  # what comes meanwhile may count twice
+                    began = time.monotonic()
+                    future = self._threads.submit(
+                        index.advance, log, first_offset, most, _TURN_SECONDS
+                    )
+                    fits = await asyncio.wrap_future(future)
+                    took += time.monotonic() - began
+                if not fits:
+                    index.refused = Refused(log, first_offset, most)
+                    host.newest.count(None)
+                    return False
+                if index.next_offset >= min(end, log.high_watermark):
+                    index.refused = None
+                    self._count(index, host, at_bytes)
+                    return True
         except (LiftlogError, OSError) as error:
             logger.warning("bucket-not-read stream=%s error=%s", log.name, error)
+            host.newest.count(None)
             return False
         finally:
+            index.look_at = time.monotonic() + max(_LOOK_SECONDS, took / _MOST_OF_TIME)
             index.advancing = None
 
+    def _count(self, index: BucketIndex, host: StreamHost, at_bytes: int) -> None:
+        if counts_newest(host.settings):
+            host.newest.count(index.size_bytes, at_bytes)
+
     async def _look(self, host: StreamHost) -> None:
-        if not (host.is_leading and counts_newest(host.settings)):
+        """Waits for nothing: while one bucket is read, the others are counted."""
+        index = self._index_of(host) if host.is_leading and counts_newest(host.settings) else None
+        if index is None:
             host.newest.count(None)
-            return
-        at_bytes = host.log.size_bytes  # what comes meanwhile may count twice, but never not at all
-        found = await self.index(host, None)
-        host.newest.count(None if found is None else found.size_bytes, at_bytes)
+        elif index.advancing is None:
+            at_bytes = host.log.size_bytes
+            if not self._is_behind(index, host, host.log.high_watermark):
+                self._count(index, host, at_bytes)
+            elif time.monotonic() >= index.look_at and not self._begin(index, host):
+                host.newest.count(None)
+
+
+class Refused:
+    """A bucket had more than `most`: to read it again would take long, and mostly say the same."""
+
+    def __init__(self, log: Log, first_offset: int, most: int) -> None:
+        self._first_offset, self._end, self._most = first_offset, log.high_watermark, most
+        self._size_bytes = log.size_bytes
+
+    def still(self, log: Log, first_offset: int, most: int) -> bool:
+        """False when it has lost, or deleted, or there is room for, an eighth more or so."""
+        extent = max(1, self._end - self._first_offset)
+        return (
+            self._first_offset <= first_offset < self._first_offset + extent / 8
+            # An end that is lower: records were lost. Twice as many: many may be tombstones.
+            and self._end <= log.high_watermark < self._end + extent
+            and log.size_bytes > self._size_bytes * 7 / 8
+            and most < self._most + _MAX_RECORDS / 8
+        )
 
 
 class BucketIndex:
@@ -97,37 +179,50 @@ class BucketIndex:
     def __init__(self, history: int) -> None:
         self.history = history
         self.advancing: asyncio.Task[bool] | None = None
+        self.refused: Refused | None = None
+        self.look_at = 0.0
+        """When to read on for a limit of bytes, on the monotonic clock."""
+        # Offset and size of what is shown of each subject, ascending; by the newest of them.
+        self._shown: dict[bytes, _Some] = {}
         self._start_over()
 
     def _start_over(self) -> None:
+        while self._shown:  # `clear` of millions would keep the interpreter from the event loop
+            self._shown.popitem()
+        self._shown = {}
         self.count = self.size_bytes = 0
         self.next_offset = 0
         """Everything below was noted."""
         self.first_offset = 0
-        # Offset and size of what is shown of each subject, ascending; by the newest of them.
-        self._shown: dict[bytes, list[tuple[int, int]]] = {}
 
     @property
     def subject_count(self) -> int:
         return len(self._shown)
 
     def shows(self, subject: bytes, offset: int) -> bool:
-        return any(offset == one for one, _ in self._shown.get(subject, ()))
+        some = self._shown.get(subject, [])
+        at = bisect_left(some, (offset,))
+        return at < len(some) and some[at][0] == offset
 
-    def advance(self, log: Log, first_offset: int, most: int) -> bool:
-        """Note what is committed now, from `first_offset` on. False if that is more than `most`.
-        Blocking. Raises LiftlogError, OSError."""
+    def advance(self, log: Log, first_offset: int, most: int, seconds: float | None = None) -> bool:
+        """Note what is committed now, from `first_offset` on, up to `next_offset`: all of it, or as
+        much as takes about so many seconds. False if that is more than `most`. Blocking. Raises
+        LiftlogError, OSError."""
+        until = None if seconds is None else time.monotonic() + seconds
         if log.high_watermark < self.next_offset or first_offset < self.first_offset:
             self._start_over()  # records were lost, or are shown again
         self._forget(first_offset)
-        at, end = max(self.next_offset, first_offset), log.high_watermark
+        end = log.high_watermark
+        at = max(self.next_offset, first_offset)
         while at < end:
-            if self.count > most:
-                self._start_over()
-                return False
             at = max(self._take(log, at, end), at + 1)
-        self.next_offset = end
-        return self.count <= most
+            if self.count > most or (until is not None and time.monotonic() >= until):
+                break
+        self.next_offset = min(at, end)
+        if self.count > most:
+            self._start_over()
+            return False
+        return True
 
     def _take(self, log: Log, at: int, end: int) -> int:
         """Returns where to continue; what cannot be read is not shown."""
@@ -158,25 +253,32 @@ class BucketIndex:
             if deletes and values[row] is None:
                 self._keep(subject, deleted_below(keys[row], offset))
                 continue
-            before = self._shown.pop(subject, [])
+            some = self._shown.pop(subject, [])
+            if self.history == 1 or ROLLUP_LINE in block:
+                self._drop(some, offset)
+            elif len(some) >= self.history:
+                self._drop(some, some[0][0] + 1)
+            if len(some) == _LIST_RECORDS and isinstance(some, list):
+                some = deque(some)
             size = high - low + len(block) + len(subject) + _OVERHEAD_BYTES
-            kept = [] if self.history == 1 or ROLLUP_LINE in block else before[1 - self.history :]
-            self._shown[subject] = [*kept, (offset, size)]
-            self._changed(before, self._shown[subject])
+            some.append((offset, size))
+            self._shown[subject] = some
+            self.count += 1
+            self.size_bytes += size
 
     def _keep(self, subject: bytes, first_offset: int) -> None:
         """Of one subject nothing below that is shown any more."""
-        before = self._shown.get(subject, [])
-        kept = [one for one in before if one[0] >= first_offset]
-        if kept:
-            self._shown[subject] = kept
-        else:
-            self._shown.pop(subject, None)
-        self._changed(before, kept)
+        some = self._shown.get(subject)
+        if some is not None:
+            self._drop(some, first_offset)
+            if not some:
+                del self._shown[subject]
 
-    def _changed(self, before: list[tuple[int, int]], after: list[tuple[int, int]]) -> None:
-        self.count += len(after) - len(before)
-        self.size_bytes += sum(size for _, size in after) - sum(size for _, size in before)
+    def _drop(self, some: _Some, first_offset: int) -> None:
+        while some and some[0][0] < first_offset:
+            self.count -= 1
+            self.size_bytes -= some[0][1]
+            del some[0]
 
     def _forget(self, first_offset: int) -> None:
         if first_offset <= self.first_offset:

@@ -178,7 +178,7 @@ class JetStreamApi:
         )
         self._services = services
         self._ages = Ages(broker, services.cold_readers)
-        self._buckets = Buckets(broker, services.cold_readers, self._ages)
+        self._buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
         self._consumers = Consumers(broker, services, self._ages, _leaf_link(broker))
         self._parts = Parts(
             broker,
@@ -224,6 +224,7 @@ class JetStreamApi:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._consumers.close()
+        await self._buckets.close()
         await self.link.close()
 
     @property
