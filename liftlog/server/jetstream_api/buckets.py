@@ -38,10 +38,14 @@ _MOST_OF_TIME = 0.2
 """The share of time in which a bucket is read for its limit of bytes."""
 _OVERHEAD_BYTES = 24
 """Of a record that shares its batch with others."""
-_LIST_RECORDS = 64
+_TUPLE_RECORDS = 64
 """More of one subject are in a deque, which takes little to drop the first, and more memory."""
+_SIZE_BITS = 32
+_SIZE_MASK = (1 << _SIZE_BITS) - 1
 
-_Some = list[tuple[int, int]] | deque[tuple[int, int]]
+_Some = tuple[int, ...] | deque[int]
+"""Offsets and, in the lowest bits, sizes, ascending. Garbage collection, which stops the whole
+process, passes over tuples of numbers only once: millions of lists would take it half a second."""
 
 
 class Buckets:
@@ -182,7 +186,7 @@ class BucketIndex:
         self.refused: Refused | None = None
         self.look_at = 0.0
         """When to read on for a limit of bytes, on the monotonic clock."""
-        # Offset and size of what is shown of each subject, ascending; by the newest of them.
+        # What is shown of each subject, by the newest of it.
         self._shown: dict[bytes, _Some] = {}
         self._start_over()
 
@@ -200,9 +204,9 @@ class BucketIndex:
         return len(self._shown)
 
     def shows(self, subject: bytes, offset: int) -> bool:
-        some = self._shown.get(subject, [])
-        at = bisect_left(some, (offset,))
-        return at < len(some) and some[at][0] == offset
+        some = self._shown.get(subject, ())
+        at = bisect_left(some, offset << _SIZE_BITS)
+        return at < len(some) and some[at] >> _SIZE_BITS == offset
 
     def advance(self, log: Log, first_offset: int, most: int, seconds: float | None = None) -> bool:
         """Note what is committed now, from `first_offset` on, up to `next_offset`: all of it, or as
@@ -253,39 +257,53 @@ class BucketIndex:
             if deletes and values[row] is None:
                 self._keep(subject, deleted_below(keys[row], offset))
                 continue
-            some = self._shown.pop(subject, [])
+            some = self._shown.pop(subject, ())
             if self.history == 1 or ROLLUP_LINE in block:
-                self._drop(some, offset)
+                some = self._drop(some, offset)
             elif len(some) >= self.history:
-                self._drop(some, some[0][0] + 1)
-            if len(some) == _LIST_RECORDS and isinstance(some, list):
-                some = deque(some)
+                some = self._drop(some, (some[0] >> _SIZE_BITS) + 1)
             size = high - low + len(block) + len(subject) + _OVERHEAD_BYTES
-            some.append((offset, size))
-            self._shown[subject] = some
+            self._shown[subject] = _with(some, offset << _SIZE_BITS | size)
             self.count += 1
             self.size_bytes += size
 
     def _keep(self, subject: bytes, first_offset: int) -> None:
         """Of one subject nothing below that is shown any more."""
-        some = self._shown.get(subject)
-        if some is not None:
-            self._drop(some, first_offset)
-            if not some:
-                del self._shown[subject]
+        some = self._drop(self._shown.get(subject, ()), first_offset)
+        if some:
+            self._shown[subject] = some
+        else:
+            self._shown.pop(subject, None)
 
-    def _drop(self, some: _Some, first_offset: int) -> None:
-        while some and some[0][0] < first_offset:
-            self.count -= 1
-            self.size_bytes -= some[0][1]
-            del some[0]
+    def _drop(self, some: _Some, first_offset: int) -> _Some:
+        dropped = 0
+        for one in some:
+            if one >> _SIZE_BITS >= first_offset:
+                break
+            dropped += 1
+            self.size_bytes -= one & _SIZE_MASK
+        self.count -= dropped
+        if isinstance(some, tuple):
+            return some[dropped:]
+        for _ in range(dropped):
+            some.popleft()
+        return some
 
     def _forget(self, first_offset: int) -> None:
         if first_offset <= self.first_offset:
             return
         self.first_offset = first_offset
-        for subject, some in list(self._shown.items()):
-            if some[0][0] < first_offset:
+        for subject in list(self._shown):
+            if self._shown[subject][0] >> _SIZE_BITS < first_offset:
                 self._keep(subject, first_offset)
             elif self.history == 1:
                 return  # the others are newer
+
+
+def _with(some: _Some, one: int) -> _Some:
+    if isinstance(some, tuple):
+        if len(some) < _TUPLE_RECORDS:
+            return (*some, one)
+        some = deque(some)
+    some.append(one)
+    return some

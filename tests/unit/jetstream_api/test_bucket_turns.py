@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from typing import Any
 
@@ -165,4 +166,26 @@ def test_a_record_costs_about_the_same_with_any_history() -> None:
         return time.thread_time() - began
 
     assert min(seconds(2000) for _ in range(3)) < 8 * min(seconds(1) for _ in range(3))
+    log.close()
+
+
+def test_notes_of_many_subjects_are_no_work_for_garbage_collection() -> None:
+    log = keyed(SimFileSystem())
+    add(log, [[row(None, b"x", subject=f"k.{i % 1000}") for i in range(3000)]])
+    index = BucketIndex(3)
+    index.advance(log, 1, 1_000_000)
+    gc.collect()
+    assert not any(map(gc.is_tracked, index._shown.values()))
+    log.close()
+
+
+def test_a_long_history_is_noted_in_its_order() -> None:
+    log = keyed(SimFileSystem())
+    add(log, [[row(None, b"x", subject="k.a") for _ in range(300)]])
+    index = BucketIndex(200)
+    assert index.advance(log, 1, 1000)
+    assert [offset for offset in range(302) if index.shows(b"k.a", offset)] == [*range(101, 301)]
+    assert index.advance(log, 250, 1000)
+    assert index.count == 51
+    assert index.size_bytes == 51 * (1 + len("k.a") + module._OVERHEAD_BYTES)
     log.close()
