@@ -32,6 +32,9 @@ class Fetch:
     side_version: int
     mark: Mark
     """Of the record that this node knows."""
+    leader_mark: Mark
+    """The version of the leader's record that this node was told last, and the checksum which that
+    version has in the history that is known here; 0: none."""
     damaged: bool = False
     """The last answer could not be used: the leader should check what it has there."""
 
@@ -109,6 +112,8 @@ class Answer:
     """Whether a body or a side state came along."""
     side_version: int | None = None
     """Of the side state that came along."""
+    brings_record: bool = False
+    """Whether the leader's record came along."""
 
 
 class Follower:
@@ -132,6 +137,7 @@ class Follower:
         self.node = node
         self.record = record
         self._mark = record.mark
+        self._leader_mark: Mark = (0, 0)
         self.epochs = epochs
         self.log_end = log_end
         self.high_watermark = high_watermark
@@ -160,8 +166,10 @@ class Follower:
         that the record is known here."""
         if record.version <= self.record.version:
             return None
+        told = self._leader_mark[0] if record.leader_epoch == self.record.leader_epoch else 0
         self.record = record
         self._mark = record.mark
+        self._leader_mark = (told, record.checksum_of(told))
         self.outstanding = None
         return self.resumed()
 
@@ -181,6 +189,7 @@ class Follower:
             self.last_epoch,
             self.side_version,
             self._mark,
+            self._leader_mark,
             damaged,
         )
         return self.outstanding
@@ -192,6 +201,10 @@ class Follower:
             return None
         self.outstanding = None
         self._first_stored = first_stored
+        if answer.version != self._leader_mark[0] and (
+            answer.brings_record or answer.version <= self.record.version
+        ):
+            self._leader_mark = (answer.version, self.record.checksum_of(answer.version))
         effect = self._effect_of(answer)
         if isinstance(effect, Fail):
             self.failure = effect.reason

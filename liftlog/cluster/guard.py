@@ -85,14 +85,18 @@ def restored(
 
 
 def is_given_up(
+    node: str,
     known: StreamRecord,
     stored: StreamRecord | None,
     heard: Mapping[str, Known | None],
     unheard: Collection[str],
 ) -> bool:
-    """Whether a node that knows `known`, which `stored` has not come from, may go over to `stored`:
-    an operator has decided that, or nothing was acked by what would be given up. `heard` has this
-    node, too."""
+    """Whether `node`, which knows `known` and stands aside from `stored`, may go over to that: an
+    operator has decided it, or nothing was acked by what would be given up, nor will be. `heard`
+    has this node, too.
+
+    A leader tells its followers what it knows. So it is not enough that few know it now: there may
+    be no other node that leads by it."""
     if stored is None or stored.deleted or stored.incarnation != known.incarnation:
         return False
     if not is_regressed(known, stored):
@@ -100,10 +104,13 @@ def is_given_up(
     if known.version < stored.decided:
         return True
     others = {node: one.record for node, one in heard.items() if one is not None}
-    unsure = len({*unheard, *known.members, *stored.members} - others.keys())
+    if {*unheard, *known.members, *stored.members} - others.keys():
+        return False
     first = min(one for one in known.marks if not _may_come_from(stored, one))
-    knowing = sum(_may_come_from(one, first) for one in others.values())
-    return knowing + unsure < min(known.min_isr, stored.min_isr)
+    knowing = {name: one for name, one in others.items() if _may_come_from(one, first)}
+    if any(name != node and one.leader == name for name, one in knowing.items()):
+        return False
+    return len(knowing) < min(known.min_isr, stored.min_isr)
 
 
 def restored_by_operator(

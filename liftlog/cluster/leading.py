@@ -36,6 +36,9 @@ class FetchRequest:
     mark: Mark | None = None
     """Of the record that it knows, durably. None from a node of a version that does not tell: its
     confirmations count all the same."""
+    leader_mark: Mark | None = None
+    """The version of this leader's record that it was told last, and the checksum which that has in
+    the history that it knows; 0: none. None from a node that does not tell."""
 
 
 class Kind(enum.Enum):
@@ -87,6 +90,7 @@ class FollowerState:
     """Everything below is durable there; -1 before it has confirmed anything in this epoch."""
     side_version: int = 0
     mark: Mark | None = None
+    leader_mark: Mark | None = None
     agrees: bool = True
     """Whether it knows the in-sync set that acks are given by."""
     heard: float = 0.0
@@ -206,9 +210,9 @@ class Leader:
             follower = FollowerState(request.node, request.start, caught_up=self._began)
             self._followers[request.node] = follower
         self.is_settled = False
-        if request.mark != follower.mark:
-            follower.mark = request.mark
-            follower.agrees = self._agrees(request.mark)
+        if request.mark != follower.mark or request.leader_mark != follower.leader_mark:
+            follower.mark, follower.leader_mark = request.mark, request.leader_mark
+            follower.agrees = self._has_agreed(follower)
         asked_before, leader_end_before = follower.heard, follower.leader_end
         follower.heard, follower.leader_end = now, self.log_end
         follower.lost = follower.parked = False
@@ -225,7 +229,11 @@ class Leader:
             # It has all that there was when it asked before: under load it is never quite level.
             follower.caught_up = max(follower.caught_up, asked_before)
         self._advance()
-        if request.offset < self.log_end or request.side_version != self.side_version:
+        if (
+            request.offset < self.log_end
+            or request.side_version != self.side_version
+            or self._is_uninformed(request.mark, request.leader_mark)
+        ):
             follower.told = self.high_watermark
             return _SEND
         follower.parked = True
@@ -235,6 +243,18 @@ class Leader:
         """Parked followers that have been told a lower high watermark: answer them now. The shell
         asks a little after the high watermark moved, when no data has carried it."""
         return self._wake(now, lambda follower: follower.told < self.high_watermark)
+
+    def disagreeing(self, now: float) -> list[str]:
+        """Parked followers that do not know the in-sync set that acks are given by: answer them
+        now."""
+        return self._wake(now, lambda follower: not follower.agrees)
+
+    def tells_record(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
+        """Whether the answer to a request with these marks is to carry the record: acks wait for
+        the follower to know it, and the metadata store may be out of its reach. It gets each
+        version once."""
+        is_old = mark is not None and mark[0] < self.record.version
+        return is_old and self._is_uninformed(mark, leader_mark)
 
     def expired(self, node: str, now: float) -> list[str]:
         """The request of `node` was parked for long: it is answered without news, if it still is
@@ -385,7 +405,19 @@ class Leader:
             if follower.start < record.starts.get(node, 0) or node not in self._others:
                 del self._followers[node]
             else:
-                follower.agrees = self._agrees(follower.mark)
+                follower.agrees = self._has_agreed(follower)
+
+    def _has_agreed(self, follower: FollowerState) -> bool:
+        """Who knows a newer record than this leader says which version of the leader's that has
+        come from: it acts only by what comes from there."""
+        told = follower.leader_mark
+        return self._agrees(follower.mark) or (told is not None and self._agrees(told))
+
+    def _is_uninformed(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
+        """Whether acks wait for a follower that has not been told of the present record."""
+        if leader_mark is None or leader_mark[0] == self.record.version:
+            return False
+        return not (self._agrees(mark) or self._agrees(leader_mark))
 
     def _agrees(self, mark: Mark | None) -> bool:
         """Whether who knows this record knows that those are gone who have left the in-sync set.

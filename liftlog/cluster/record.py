@@ -134,10 +134,15 @@ class StreamRecord:
 
     def has(self, mark: Mark) -> bool:
         """Whether `mark` is of this version, or of one before it that the trail goes back to."""
-        if mark[0] >= self.version:
+        version, checksum = mark
+        if version >= self.version:
             return mark == self.mark
         versions = self.trail[::2]
-        return mark[0] in versions and self.trail[2 * versions.index(mark[0]) + 1] == mark[1]
+        return version in versions and self.trail[2 * versions.index(version) + 1] == checksum
+
+    def checksum_of(self, version: int) -> int:
+        """That of this version or of one before it; 0 if the trail does not have it."""
+        return dict(self.marks).get(version, 0)
 
     @property
     def checksum(self) -> int:

@@ -34,6 +34,9 @@ MAX_PARKED_MS = 30_000
 MAX_ASKED = 1000
 """Streams in one `ends` or `resign`."""
 
+MAX_RECORD_BYTES = 64 * 1024
+"""Of the record of a stream, as JSON."""
+
 _MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the bound on frames is lower
 
 
@@ -59,7 +62,8 @@ class Replicate(Message):
     `last_epoch` is the leader epoch of its last batch, 0 when its log is empty. `side_version` is
     the version of the side state that it has stored. `corrupt`: the last answer held bytes that
     fail their checksum. `record` has the version and the checksum of the stream's record that the
-    node knows, and will know after a start.
+    node knows, and will know after a start; `leader_record` the version that the leader has told
+    last, or 0, and the checksum of that in the history which the node knows, or 0.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -72,6 +76,7 @@ class Replicate(Message):
     side_version: int = key("v", uint(), default=0)
     corrupt: bool = key("c", BOOL, default=False)
     record: list[int] | None = key("r", array_of(uint(), 2), default=None)
+    leader_record: list[int] | None = key("lr", array_of(uint(), 2), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +320,8 @@ class Replica(Message):
     `diverging` (an epoch, and the offset at which it ends on the leader) the follower cuts its log
     and asks again; with `gap` it skips offsets. `first_stored` is the first offset that the leader
     still has; below `tombstones_removed_below` it has forgotten deletions. `side_state` comes when
-    the follower has told another version than the leader's.
+    the follower has told another version than the leader's. `record` is the leader's record of the
+    stream as JSON, when acks wait for the follower to know it.
     """
 
     KIND: ClassVar[str] = "replica"
@@ -333,6 +339,7 @@ class Replica(Message):
     record_version: int = key("v", uint(), default=0)
     side_state: dict[str, Any] | None = key("sd", MAP, default=None)
     body_length: int = key("b", uint(), default=0)
+    record: bytes | None = key("rc", raw(1, MAX_RECORD_BYTES), default=None)
 
 
 @dataclass(frozen=True, slots=True)

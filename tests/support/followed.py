@@ -10,6 +10,7 @@ from typing import Any
 from support.logs import SMALL
 
 from liftlog.cluster import transitions
+from liftlog.cluster.record import StreamRecord
 from liftlog.log import Log
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replicate
@@ -66,7 +67,13 @@ class Link:
         self.asked = message, exchange
 
 
-def followed(host: Host, link: Link) -> FollowedStream:
+def followed(
+    host: Host,
+    link: Link,
+    *,
+    learn: Callable[[StreamRecord], None] = lambda record: None,
+    tell_record_is_old: Callable[[], None] = lambda: None,
+) -> FollowedStream:
     """It follows node a."""
     record = transitions.create(
         "s", host.log.incarnation, {}, ["a", "b", "c"], starts=dict.fromkeys("abc", 1)
@@ -76,5 +83,6 @@ def followed(host: Host, link: Link) -> FollowedStream:
         record,
         "b",
         link_to=lambda node: link,  # type: ignore[arg-type, return-value]
-        tell_record_is_old=lambda: None,
+        learn=learn,
+        tell_record_is_old=tell_record_is_old,
     )

@@ -118,6 +118,7 @@ class Frame:
     answer: Answer | None = None
     body: Body = None
     side: Side | None = None
+    record: StreamRecord | None = None
 
 
 @dataclass
@@ -168,6 +169,13 @@ class Node:
         self.record = record
         self.take_role()
 
+    def learn(self, record: StreamRecord) -> None:
+        """The leader tells it, whether the store does or not."""
+        if record.version > self.record.version and not is_regressed(self.record, record):
+            self.world.stats["told"] += 1
+            self.record = record
+            self.take_role()
+
     def stands_aside(self) -> bool:
         """Whether the store has forgotten what this node knows; then it neither leads nor is
         elected by what is there. The barrier read is made at once here."""
@@ -202,6 +210,8 @@ class Node:
         if isinstance(role, Lead):
             if self.leader is not None and self.leader.epoch == role.epoch:
                 self.leader.adopt(self.record)
+                for name in self.leader.disagreeing(self.world.now):
+                    self.answer(self.parked.pop(name))
                 self.world.see(self)
             else:
                 self.lead()
@@ -418,6 +428,7 @@ class Node:
                 effect.last_epoch,
                 effect.side_version,
                 effect.mark,
+                effect.leader_mark,
             )
             self.world.send(Frame(self.name, effect.leader, 0, request=request))
         elif isinstance(effect, Append):
@@ -461,6 +472,8 @@ class Node:
             first = self.disk.first
             self.perform(self.follower.answered(frame.answer, first_stored=first))
             self.world.see(self)
+            if frame.record is not None:
+                self.learn(frame.record)
 
     def serve(self, request: FetchRequest) -> None:
         if self.leader is None:
@@ -488,6 +501,7 @@ class Node:
             body, end = self.disk.read(offset, self.world.random.randrange(1, 5))
         side = self.side if request.side_version != self.side.version else None
         gap = Gap(end, leader.epochs_of_gap(offset, end)) if end > offset else None
+        is_told = leader.tells_record(request.mark, request.leader_mark)
         answer = Answer(
             leader.epoch,
             offset,
@@ -500,6 +514,7 @@ class Node:
             gap=gap,
             has_content=bool(body) or side is not None,
             side_version=None if side is None else side.version,
+            brings_record=is_told,
         )
         self.world.send(
             Frame(
@@ -509,6 +524,7 @@ class Node:
                 answer=answer,
                 body=body,
                 side=side,
+                record=leader.record if is_told else None,
             )
         )
 
@@ -1060,7 +1076,7 @@ class World:
         }
         unheard = self.nodes.keys() - heard.keys()
         after = restored(self.record, heard, unheard)
-        gives_up = is_given_up(node.record, self.record, heard, unheard)
+        gives_up = is_given_up(node.name, node.record, self.record, heard, unheard)
         if after is not None:
             self.submit(node, Change(self.record, after), "restored")
         elif gives_up or "R10 given up" in self.rules.mutations:

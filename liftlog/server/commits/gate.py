@@ -156,6 +156,10 @@ class ReplicatedGate:
         """A request was parked for long: it is answered without news."""
         self._wake_all(self.leader.expired(node, self._now()))
 
+    def tell_of_record(self) -> None:
+        """Acks wait for followers that have not heard of the record: those that wait hear now."""
+        self._wake_all(self.leader.disagreeing(self._now()))
+
     def lost(self, node: str) -> None:
         """The connection of a follower is gone, or it answers no ping."""
         self.leader.lost(node)

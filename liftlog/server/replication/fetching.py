@@ -55,8 +55,9 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 
 class FollowedStream:
-    """Belongs to the event loop. `link_to` gives the connection to a node; `tell_record_is_old` is
-    called when a leader's answer shows that the record has changed."""
+    """Belongs to the event loop. `link_to` gives the connection to a node; `learn` is called with a
+    newer record that an answer brings, `tell_record_is_old` when one only shows that there is one.
+    """
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class FollowedStream:
         node: str,
         *,
         link_to: Callable[[str], PeerLink],
+        learn: Callable[[StreamRecord], None],
         tell_record_is_old: Callable[[], None],
     ) -> None:
         log = host.log
@@ -81,12 +83,12 @@ class FollowedStream:
         self.leader_end = 0
         """Where the leader's log ended in its last answer."""
         self._link_to = link_to
+        self._learn = learn
         self._tell_record_is_old = tell_record_is_old
         self._loop = asyncio.get_running_loop()
         self._exchange: Exchange | None = None
         self._body: memoryview | None = None
         self._told: Replica | None = None  # the newest answer
-        self._newest_told = 0  # version of the record, which was read for it
         self._pause = _FIRST_PAUSE_SECONDS
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -154,6 +156,7 @@ class FollowedStream:
             fetch.side_version,
             corrupt=fetch.damaged,
             record=[*fetch.mark],
+            leader_record=[*fetch.leader_mark],
         )
         self._exchange = Exchange(on_done=self._answered)
         self._link_to(fetch.leader).request(message, self._exchange)
@@ -183,7 +186,7 @@ class FollowedStream:
         if self.follower.high_watermark > before:
             self.host.commit_up_to(self.follower.high_watermark)
         self._follow_log_start(answer.log_start_offset)
-        self._note_version(answer.record_version)
+        self._note_record(answer)
         if effect is None and self.follower.working is None:
             if self.follower.outstanding is asked:
                 self.follower.lost()  # it does not fit the request, and there is no other answer
@@ -192,12 +195,21 @@ class FollowedStream:
             self._ask_later()
         self._do(effect)
 
-    def _note_version(self, version: int) -> None:
+    def _note_record(self, answer: Replica) -> None:
         """The leader may not count what this node has before it knows the newer record, of which a
-        notice can come late."""
-        if version > max(self.follower.record.version, self._newest_told):
-            self._newest_told = version
+        notice can come late, or never while the metadata store is out of reach."""
+        if answer.record_version <= self.follower.record.version:
+            return
+        if answer.record is None:
             self._tell_record_is_old()
+            return
+        try:
+            record = StreamRecord.from_json(answer.record)
+        except LiftlogError as error:
+            logger.warning("record-not-understood stream=%s error=%s", self.host.name, error)
+            return
+        if record.name == self.host.name:
+            self._learn(record)
 
     def _refused(self, error: LiftlogError) -> None:
         self.follower.lost()
@@ -355,6 +367,7 @@ def _answer_from(received: Replica) -> Answer:
         gap=gap,
         has_content=received.body_length > 0 or received.side_state is not None,
         side_version=_version_of(received.side_state),
+        brings_record=received.record is not None,
     )
 
 

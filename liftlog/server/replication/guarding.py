@@ -97,7 +97,7 @@ class Guard:
                 after = restored(stored, told, unheard)
                 if after is not None:
                     await self._restore(after, stored, revision)
-                elif stored is not None and is_given_up(known, stored, told, unheard):
+                elif stored is not None and is_given_up(self._node, known, stored, told, unheard):
                     self._give_up(name, stored)
             except LiftlogError as error:  # the other streams do not wait for this one
                 self._warn("metadata-not-restored stream=%s error=%s", name, error)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from liftlog.cluster.leading import Change, FetchRequest, Kind, Leader
-from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.record import Mark, StreamRecord
 from liftlog.errors import (
     Cancelled,
     CorruptRange,
@@ -181,7 +181,6 @@ class ServedStream:
         if request.incarnation != self._log.incarnation:
             reply.refuse(StaleIncarnation(f"stream {request.stream} was created again"))
             return
-        mark = request.record
         asked = FetchRequest(
             node,
             start,
@@ -189,7 +188,8 @@ class ServedStream:
             request.offset,
             request.last_epoch,
             request.side_version,
-            (mark[0], mark[1]) if mark is not None and len(mark) == 2 else None,
+            _mark_from(request.record),
+            _mark_from(request.leader_record),
         )
         if node in self._parked:
             self._drop_parked(node)
@@ -249,11 +249,9 @@ class ServedStream:
         self.gate.adopt(record)
         if record.version > before.version and not self.leader.resigned:
             # A node that stops has left, and asks no more: it must not be taken in again.
-            left = set(before.isr).difference(record.isr)
-            for node in left:
+            for node in set(before.isr).difference(record.isr):
                 self.lost(node)
-            if left:
-                self.hear_again()  # acks wait until the others have heard of it
+            self.gate.tell_of_record()
         self._tell_confirmed()
 
     def lead_on(self, leader: Leader, ended: Callable[[str], None]) -> None:
@@ -425,12 +423,25 @@ class ServedStream:
             leader.record.version,
             None if leader.side_version == request.side_version else self._side_state(),
             body_length=body_length,
+            record=self._record_for(request),
         )
+
+    def _record_for(self, request: Replicate) -> bytes | None:
+        """The record, when the answer is to carry it."""
+        told = _mark_from(request.leader_record)
+        leader = self.leader
+        is_to_know = leader.tells_record(_mark_from(request.record), told)
+        return leader.record.to_json() if is_to_know else None
 
     def _side_state(self) -> dict[str, Any]:
         """As it is now, which may be newer than what is being confirmed."""
         side = self._log.leases.side_state
         return {**side.to_dict(), "version": side.version, "tombstone_bound": side.tombstone_bound}
+
+
+def _mark_from(value: list[int] | None) -> Mark | None:
+    """Another node may send anything."""
+    return (value[0], value[1]) if value is not None and len(value) == 2 else None
 
 
 def _refusal(kind: Kind, request: Replicate, leader: Leader) -> LiftlogError:

@@ -65,6 +65,7 @@ class Replica:
         self._doing: list[tuple[int, asyncio.Future[None]]] = []
         self._is_leaving = False
         self._is_to_copy_again = False
+        self._is_reading = False
         self._goes_over_to: StreamRecord | None = None
 
     def record_changed(self, record: StreamRecord) -> None:
@@ -474,6 +475,7 @@ class Replica:
             record,
             self._me,
             link_to=self._node.link_to,
+            learn=self._node.mirror.told,
             tell_record_is_old=self._look_again,
         )
         followed.start()
@@ -485,11 +487,24 @@ class Replica:
         )
 
     def _look_again(self) -> None:
-        self._node.spawn(self._read_record())
+        """Called with each answer that shows a newer record: one read is under way at a time."""
+        if not self._is_reading:
+            self._is_reading = True
+            self._node.spawn(self._read_record())
 
     async def _read_record(self) -> None:
-        with contextlib.suppress(MetadataUnavailable):
-            await self._node.mirror.change(self.name, lambda present: None)
+        """The leader does not ask for it again: it is read until the store answers."""
+        pause = _FIRST_PAUSE_SECONDS
+        try:
+            while self.followed is not None:
+                try:
+                    await self._node.mirror.change(self.name, lambda present: None)
+                    return
+                except MetadataUnavailable:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        finally:
+            self._is_reading = False
 
     async def _log_between_roles(self, record: StreamRecord) -> Log:
         """The log, which no role uses. Until the next one has begun it can be read here."""

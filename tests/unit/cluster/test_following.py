@@ -36,11 +36,12 @@ def follower(record: StreamRecord = RECORD, **changes: Any) -> Follower:
 
 
 def answer(**changes: Any) -> Answer:
-    known = {"epoch": 5, "offset": 10, "last_epoch": 4, "version": 1, "high_watermark": 8}
+    known = {"epoch": 5, "offset": 10, "last_epoch": 4, "version": 0, "high_watermark": 8}
     return Answer(**{**known, **changes})
 
 
 def fetch(offset: int, last_epoch: int, known: StreamRecord = RECORD, **changes: Any) -> Fetch:
+    changes = {"leader_mark": (0, 0), **changes}
     return Fetch(
         **{"leader": "a", "epoch": 5, "side_version": 0, "mark": known.mark, **changes},
         offset=offset,
@@ -127,10 +128,10 @@ def test_a_copy_that_was_begun_after_tombstones_went_is_not_begun_again() -> Non
     one = follower(OUT)
     gone = answer(has_content=True, version=2, first_stored=3, tombstones_removed_below=40)
     assert one.answered(gone) == Resync(3, 40)
-    assert one.stored(3, ()) == fetch(3, 0, OUT)
+    assert one.stored(3, ()) == fetch(3, 0, OUT, leader_mark=OUT.mark)
     more = replace(gone, offset=3, last_epoch=0)
     assert one.answered(more) == Append()
-    assert one.stored(20, ((5, 3),)) == fetch(20, 5, OUT)
+    assert one.stored(20, ((5, 3),)) == fetch(20, 5, OUT, leader_mark=OUT.mark)
     more = replace(gone, offset=20, last_epoch=5, tombstones_removed_below=41)
     assert one.answered(more) == Resync(3, 41), "these may be of keys that have been copied"
 
@@ -155,6 +156,29 @@ def test_another_version_in_the_same_epoch_is_told_to_the_leader_at_once() -> No
     assert one.assigned(OUT) is None
     assert one.answered(answer(has_content=True)) == Append()
     assert one.assigned(replace(OUT, version=3)) is None, "with the next request"
+
+
+def test_who_knows_a_newer_record_tells_which_of_the_leaders_it_has_come_from() -> None:
+    """The leader may not hear of the newer one for long."""
+    newer = t.update(RECORD, {"min_isr": 2, "max_age": 1})
+    assert newer is not None
+    one = follower(newer)
+    first, known = answer(version=1), replace(newer, version=3, trail=newer.next_trail())
+    assert one.answered(first) == fetch(10, 4, newer, leader_mark=RECORD.mark)
+    assert one.assigned(known) == fetch(10, 4, known, leader_mark=RECORD.mark)
+    lost = replace(known, version=4, trail=())
+    assert one.assigned(lost) == fetch(10, 4, lost, leader_mark=(1, 0)), "too long ago"
+
+
+def test_a_newer_record_is_told_of_until_it_has_come_once() -> None:
+    one = follower()
+    assert one.answered(answer(version=2)) == fetch(10, 4), "it did not come along"
+    told = (2, 0)
+    assert one.answered(answer(version=2, brings_record=True)) == fetch(10, 4, leader_mark=told)
+    out = replace(OUT, trail=RECORD.next_trail())
+    assert one.assigned(out) == fetch(10, 4, out, leader_mark=out.mark)
+    after = replace(out, version=3, leader="c", leader_epoch=6)
+    assert one.assigned(after) == fetch(10, 4, after, leader="c", epoch=6), "another leader"
 
 
 def test_without_a_leader_nothing_is_asked() -> None:
@@ -242,7 +266,7 @@ def test_a_copy_that_cannot_be_continued_starts_again(changes: dict[str, Any]) -
     removed = changes.get("tombstones_removed_below", 0)
     assert one.answered(answer(**changes, version=2)) == Resync(first, removed)
     assert one.high_watermark == 0, "nothing is shown while the log is dropped"
-    assert one.stored(first, ()) == fetch(first, 0, OUT)
+    assert one.stored(first, ()) == fetch(first, 0, OUT, leader_mark=OUT.mark)
     assert one.high_watermark == first
 
 

@@ -158,14 +158,21 @@ def test_of_three_histories_one_is_restored_that_has_what_two_nodes_know() -> No
 
 def test_a_node_goes_over_to_another_history_if_nothing_was_acked_in_its_own() -> None:
     after = then(restored(FORK, heard(a=NEW, b=NEW, c=FORK), ()))
-    assert is_given_up(FORK, after, heard(a=NEW, b=after, c=FORK), ())
-    assert is_given_up(FORK, after, heard(a=NEW, b=after, c=then(t.truncate(FORK, 1))), ())
-    assert not is_given_up(FORK, after, heard(b=after, c=FORK), "a"), "it may know it, too"
-    assert not is_given_up(NEW, FORK, heard(a=NEW, b=NEW, c=FORK), ())
-    assert not is_given_up(NEW, after, heard(a=NEW, b=after, c=FORK), ()), "it is its own"
-    assert not is_given_up(FORK, None, heard(a=NEW, b=after, c=FORK), ())
+    assert is_given_up("c", FORK, after, heard(a=NEW, b=after, c=FORK), ())
+    assert is_given_up("c", FORK, after, heard(a=NEW, b=after, c=then(t.truncate(FORK, 1))), ())
+    assert not is_given_up("c", FORK, after, heard(b=after, c=FORK), "a"), "it may know it, too"
+    led = replace(FORK, settings={"min_isr": 3}, leader="c")
+    alone = then(t.truncate(led, 1))
+    wide = replace(after, settings={"min_isr": 3})
+    assert is_given_up("c", alone, wide, heard(a=wide, b=wide, c=alone), ())
+    assert not is_given_up("b", alone, wide, heard(a=wide, b=alone, c=alone), ()), "c may tell a"
+    assert is_given_up("c", alone, wide, heard(a=wide, b=alone, c=alone), ())
+    assert not is_given_up("c", alone, wide, heard(a=wide, c=alone), "b"), "it may lead"
+    assert not is_given_up("b", NEW, FORK, heard(a=NEW, b=NEW, c=FORK), ())
+    assert not is_given_up("b", NEW, after, heard(a=NEW, b=after, c=FORK), ()), "it is its own"
+    assert not is_given_up("c", FORK, None, heard(a=NEW, b=after, c=FORK), ())
     low = replace(FORK, settings={"min_isr": 1})
-    assert not is_given_up(low, after, heard(a=NEW, b=after, c=low), ())
+    assert not is_given_up("c", low, after, heard(a=NEW, b=after, c=low), ())
 
 
 def test_an_operator_decides_between_histories() -> None:
@@ -177,17 +184,17 @@ def test_an_operator_decides_between_histories() -> None:
         assert chosen.isr == ("b", "c"), "two have seen it"
         assert not is_regressed(NEW, chosen)
         assert is_regressed(fork, chosen)
-        assert is_given_up(fork, chosen, seen, "a"), "whatever others know"
+        assert is_given_up("c", fork, chosen, seen, "a"), "whatever others know"
         assert restored_by_operator(chosen, heard(a=NEW, b=NEW, c=chosen)) is None
     later = replace(fork, version=chosen.version + 1)
-    assert not is_given_up(later, chosen, heard(c=later), "ab"), "it came after the decision"
+    assert not is_given_up("c", later, chosen, heard(c=later), "ab"), "it came after the decision"
 
 
 def test_an_operator_does_not_replace_what_most_nodes_go_on_with() -> None:
     after = then(t.truncate(NEW, 1))
     chosen = then(restored_by_operator(after, heard(a=NEW, b=NEW, c=FORK)))
     assert not is_regressed(after, chosen)
-    assert is_given_up(FORK, chosen, heard(c=FORK), "ab")
+    assert is_given_up("c", FORK, chosen, heard(c=FORK), "ab")
 
 
 @pytest.mark.parametrize("stored", [None, OLD])

@@ -67,6 +67,50 @@ def test_without_a_follower_nothing_is_acked_before_the_others_know_that_it_has_
     assert one.adopt(later) == 19
 
 
+def test_acks_go_on_while_only_the_others_hear_of_changes_that_take_no_one_out() -> None:
+    """The leader cannot reach the metadata store, where an operator changes the settings, and c
+    registers its next start."""
+    one = leader(log_end=20, durable_end=20)
+    newer = made(t.register(made(t.update(RECORD, {"min_isr": 2, "x": 1})), "c", 2, clean=True))
+    told = (RECORD.version, newer.checksum_of(RECORD.version))
+    assert ask(one, "b", 20, mark=newer.mark, leader_mark=(0, 0)).kind is Kind.SEND, "which one?"
+    assert ask(one, "b", 20, mark=newer.mark, leader_mark=told).kind is Kind.PARK
+    ask(one, "c", 19, mark=newer.mark, leader_mark=told, start=2)
+    assert one.high_watermark == 19
+    ask(one, "c", 20, mark=newer.mark, leader_mark=(RECORD.version, 0), start=2)
+    assert one.high_watermark == 19, "of another history"
+    left = made(t.fence(RECORD, {"c"}))
+    one.adopt(left)
+    assert one.disagreeing(100.0) == ["b", "c"], "they know the version before"
+
+
+def test_acks_go_on_if_a_follower_hears_of_the_record_from_its_leader_alone() -> None:
+    one = leader(log_end=20, durable_end=20)
+    told = RECORD.mark
+    for node in "bc":
+        assert ask(one, node, 20, mark=told, leader_mark=told).kind is Kind.PARK
+    assert not one.tells_record(told, told)
+    one.written(21, 100.0)
+    one.local(21)
+    left = made(t.fence(RECORD, {"c"}))
+    one.adopt(left)
+    assert ask(one, "b", 21, mark=told, leader_mark=told).kind is Kind.SEND
+    assert one.tells_record(told, told)
+    heard = (left.version, 0)
+    assert ask(one, "b", 21, mark=told, leader_mark=heard).kind is Kind.PARK, "it has it"
+    assert not one.tells_record(told, heard), "once is enough"
+    assert one.high_watermark == 20
+    ask(one, "b", 21, mark=left.mark, leader_mark=left.mark)
+    assert one.high_watermark == 21
+
+
+def test_a_record_is_not_sent_to_who_knows_a_newer_one() -> None:
+    one = leader()
+    other = made(t.truncate(made(t.truncate(RECORD, 1)), 2))
+    assert ask(one, "b", 10, mark=other.mark, leader_mark=(0, 0)).kind is Kind.SEND
+    assert not one.tells_record(other.mark, (0, 0))
+
+
 def test_who_does_not_hear_of_the_in_sync_set_leaves_it() -> None:
     one = leader(made(t.fence(RECORD, {"c"})))
     ask(one, "b", 10, mark=RECORD.mark, now=105.0)

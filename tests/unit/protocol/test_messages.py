@@ -69,7 +69,9 @@ EXAMPLES: list[Message] = [
     g.GroupAnswer({"group": "billing", "stream": "s"}),
     g.GroupsAnswer([{"group": "billing", "stream": "s"}], "billing/s"),
     r.Peer("b", 3, "c0ffee", ["x"]),
-    r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True, record=[9, 123]),
+    r.Replicate(
+        "s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True, record=[9, 123], leader_record=[8, 9]
+    ),
     r.DescribeCluster(),
     r.Forward(b"\x80", "billing"),
     r.Forward(b"\x80"),
@@ -99,7 +101,7 @@ EXAMPLES: list[Message] = [
     r.SuspectAnswer(True, 1500, {"s": [3, 40]}),
     r.Replica(7, 100, 6, 90, 120, 1, body_length=8),
     r.Replica(7, 100, 6, 90, 120, 1, [5, 80]),
-    r.Replica(7, 1, 0, 90, 120, 1, None, {"next": 4}, 3, 2, 5, 6, {"version": 1}),
+    r.Replica(7, 1, 0, 90, 120, 1, None, {"next": 4}, 3, 2, 5, 6, {"version": 1}, record=b"{}"),
     r.ClusterAnswer({"cluster_id": "c0ffee"}),
     m.Cancel(),
     a.Updated({"name": "s"}, [{"setting": "acks"}], {"records": 3}, True),

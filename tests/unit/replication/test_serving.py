@@ -14,6 +14,7 @@ from support.simfs import SimFileSystem
 
 from liftlog.cluster import side_state, transitions
 from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import StreamRecord
 from liftlog.errors import NotLeader
 from liftlog.log import EncodedBatch, Log, LogSlice
 from liftlog.log.leases import Lease, SideState
@@ -132,12 +133,44 @@ async def test_who_waits_for_records_hears_at_once_that_another_has_left(
     led: ServedStream, log: Log
 ) -> None:
     """Nothing is acked before it knows."""
-    waiting = ask(led, log, "b", 1)
+    mark = [*led.leader.record.mark]
+    request = Replicate("s", log.incarnation, EPOCH, 1, 0, 1 << 20, 0, record=mark)
+    waiting = Replies()
+    led.fetch("b", START, request, waiting)
     left = transitions.fence(led.leader.record, {"c"})
     assert left is not None
     led.adopt(left)
     [answer] = waiting.replicas
     assert answer.record_version == left.version
+
+
+async def test_an_answer_has_the_record_that_acks_wait_for(led: ServedStream, log: Log) -> None:
+    """Also if no one has left by it: who may be needed is in fewer sets."""
+    record = led.leader.record
+
+    def told(known: StreamRecord, heard: tuple[int, int]) -> Replies:
+        replies = Replies()
+        request = Replicate(
+            *("s", log.incarnation, EPOCH, log.log_end_offset, 0, 1 << 20, 0),
+            record=[*known.mark],
+            leader_record=[*heard],
+        )
+        led.fetch("b", START, request, replies)
+        return replies
+
+    eligible = transitions.fence(record, {"b", "c"})
+    assert eligible is not None
+    led.adopt(eligible)
+    waiting = told(record, record.mark)
+    assert waiting.replicas == [], "no one has left who may be needed"
+    joined = transitions.expand(eligible, "c", START)
+    assert joined is not None
+    assert (eligible.eligible, joined.eligible) == (("b", "c"), ())
+    led.adopt(joined)
+    [answer] = waiting.replicas
+    assert answer.record == joined.to_json()
+    assert [one.record for one in told(record, record.mark).replicas] == [joined.to_json()]
+    assert told(record, (joined.version, 0)).replicas == [], "it has come"
 
 
 def write(led: ServedStream, log: Log, *sizes: int) -> list[EncodedBatch]:
