@@ -138,6 +138,46 @@ async def test_a_start_that_cannot_register_keeps_what_it_knows_of_its_log(
     assert "a" in record.isr, "it has all that it confirmed"
 
 
+@pytest.mark.parametrize("least", [2, 3], ids=["it leaves", "it stays eligible"])
+async def test_a_follower_tells_of_another_in_sync_set_when_that_is_on_its_disk(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    """The leader takes it for known also after a start, whatever the metadata store forgets."""
+    node = Node(tmp_path / "a", store, start=1)
+    mirror = node.streams.mirror
+    record = new_record("s", leader="b")
+    record = replace(record, settings={**record.settings, "min_isr": least})
+    await mirror.create(record)
+    await wait(lambda: node.streams.followed)
+    await mirror.remembered()
+    may_write, asked, remembered = asyncio.Event(), asyncio.Event(), mirror.remembered
+
+    async def slowly() -> None:
+        asked.set()
+        await may_write.wait()
+        await remembered()
+
+    monkeypatch.setattr(mirror, "remembered", slowly)
+    followed = node.streams.followed["s"].follower
+    left = await change(store, lambda present: transitions.fence(present, {"c"}))
+    mirror.told(left)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asked.wait()
+    assert followed.record == record
+    may_write.set()
+    await wait(lambda: followed.record == left)
+    asked.clear()
+    may_write.clear()
+    joined = await change(store, lambda present: transitions.expand(present, "c", 1))
+    mirror.told(joined)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asked.wait()
+    assert followed.record == left
+    may_write.set()
+    await wait(lambda: followed.record == joined)
+    await node.close()
+
+
 async def test_a_record_that_cannot_be_read_leaves_other_streams_in_sync(
     tmp_path: Path, store: Store
 ) -> None:
