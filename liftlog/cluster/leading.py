@@ -13,6 +13,7 @@ The high watermark is the end of what is committed, exclusive; so are all ends.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -93,8 +94,8 @@ class FollowerState:
     leader_mark: Mark | None = None
     agrees: bool = True
     """Whether it knows the in-sync set that acks are given by."""
-    heard: float = 0.0
-    """When it last asked."""
+    heard: float = -math.inf
+    """When it last asked; -inf before it has."""
     caught_up: float = 0.0
     """When it last had all that the leader had."""
     leader_end: int = 0
@@ -146,6 +147,8 @@ class Leader:
         self._lag_max = lag_max
         self._began = now
         self._followers: dict[str, FollowerState] = {}
+        # When followers last asked in lives that have ended: tombstones wait for the next one.
+        self._heard_before: dict[str, float] = {}
         self.is_settled = False
         """Nothing is to be proposed before a follower or the record is heard of: most streams are
         idle most of the time, and it is asked ten times a second."""
@@ -297,7 +300,7 @@ class Leader:
         `forget_after` seconds: tombstones below it may be deleted. `known` is the last such end.
 
         It falls when a replica has lost its disk: deleting more of what that one copies now would
-        make it begin again.
+        make it begin again. It stands still while one that has started again has not asked yet.
         """
         end = self.high_watermark
         for node in self.record.members:
@@ -306,7 +309,7 @@ class Leader:
             follower = self._followers.get(node)
             if follower is not None and now - follower.heard <= forget_after:
                 end = min(end, max(follower.offset, 0))
-            elif now - self._began <= forget_after:
+            elif now - self._heard_before.get(node, self._began) <= forget_after:
                 end = min(end, known)
         return end
 
@@ -403,6 +406,8 @@ class Leader:
         self._waits_for = tuple(sorted(nodes - {self.node}))
         for node, follower in list(self._followers.items()):
             if follower.start < record.starts.get(node, 0) or node not in self._others:
+                before = self._heard_before.get(node, self._began)
+                self._heard_before[node] = max(follower.heard, before)
                 del self._followers[node]
             else:
                 follower.agrees = self._has_agreed(follower)

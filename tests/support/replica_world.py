@@ -694,8 +694,9 @@ class World:
     def hear(self, request: FetchRequest, leader: Leader, removed_below: int) -> None:
         """What a replica copies from the begin on may be compacted until the bound has fallen."""
         name, end = request.node, request.offset
-        if end > len(self.nodes[name].disk.log):
-            return  # a late copy of what it asked before it dropped its copy
+        node = self.nodes[name]
+        if node.lost_data or request.start < node.born or end > len(node.disk.log):
+            return  # a late copy of what it asked before it lost or dropped its copy
         if end >= leader.high_watermark:
             self.copying.discard(name)
         if end >= removed_below and name not in self.copying:
@@ -1152,10 +1153,12 @@ class World:
             return
         after = t.recover(record, node.name) if node.name in record.replicas else None
         if after is not None:
+            # As `lead` does: it may tell this node that more is committed.
+            if node.follower is not None and node.follower.working is not None:
+                node.finish_work()
             log, known = node.disk.log, self.committed
             end = min(node.disk.log_start, len(log), len(known))
-            # What this node was about to copy again is not on its disk yet.
-            while end < min(node.disk.synced, len(known)) and log[end] == known[end]:
+            while end < min(len(log), len(known)) and log[end] == known[end]:
                 end += 1
             self.stats["given up"] += len(known) - end
             # What an earlier recovery gave up may be committed by this node's own knowledge.

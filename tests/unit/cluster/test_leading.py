@@ -523,3 +523,29 @@ def test_tombstones_wait_for_every_replica_that_was_heard_of() -> None:
     one.adopt(t.register(one.record, "c", 2, clean=False) or one.record)
     ask(one, "c", 3, now=300.0, start=2, last_epoch=2)
     assert one.confirmed_by_all(300.0, 50.0, 20) == 3, "it has lost its disk"
+
+
+def test_tombstones_wait_for_a_replica_that_has_started_again() -> None:
+    one = leader(made(t.fence(RECORD, {"c"})))
+    grown(one, 20)
+    ask(one, "b", 20, now=300.0)
+    ask(one, "c", 15, now=300.0)
+    assert one.confirmed_by_all(300.0, 50.0, 0) == 15
+    one.adopt(made(t.register(one.record, "c", 2, clean=True)))
+    assert one.confirmed_by_all(310.0, 50.0, 15) == 15, "it has not asked in this life yet"
+    one.lost("c")
+    one.adopt(made(t.register(one.record, "c", 3, clean=True)))
+    one.lost("c")
+    ask(one, "b", 20, now=350.0)
+    assert one.confirmed_by_all(350.0, 50.0, 15) == 15, "two starts without a request"
+    assert one.confirmed_by_all(350.5, 50.0, 15) == 20, "it is away for too long"
+    ask(one, "c", 12, now=351.0, start=3)
+    assert one.confirmed_by_all(351.0, 50.0, 20) == 12
+
+
+def test_a_lost_connection_of_who_has_never_asked_does_not_hold_tombstones_from_the_begin() -> None:
+    one = leader(made(t.fence(RECORD, {"c"})), now=30.0)  # soon after the machine has started
+    grown(one, 20)
+    ask(one, "b", 20, now=40.0)
+    one.lost("c")
+    assert one.confirmed_by_all(40.0, 50.0, 15) == 15
