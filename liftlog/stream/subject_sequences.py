@@ -62,7 +62,8 @@ class SubjectSequences:
         self.max_subjects = max_subjects
         self.tombstones_delete = tombstones_delete
         self.expired_below = 0
-        """Records below this offset count as deleted, though they are still in the log."""
+        """Records below this offset count as deleted, though they are still in the log; see
+        `expire`."""
         self.known_from = known_from
         self.marks = Marks()
         self._log_start_offset = log_start_offset
@@ -86,6 +87,13 @@ class SubjectSequences:
         """Whether no subject is unknown."""
         return self._unknown_below <= self._start
 
+    def expire(self, below: int) -> bool:
+        """Records below this offset count as deleted from now on; those above it do not, even if
+        they did. Returns whether a scan has to find some of them again."""
+        is_less = below < self.expired_below
+        self.expired_below = below
+        return is_less and not self.is_complete
+
     def last_offset(self, subject: bytes) -> int | None:
         """Of the newest record that is still there, 0 without one; None when it is not known."""
         mark = self.marks.of(subject)
@@ -102,7 +110,9 @@ class SubjectSequences:
             return None
         table, start = self._committed, self._start
         while table and abs(next(iter(table.values()))) < start:
-            self._remove(next(iter(table)))
+            removed = self._remove(next(iter(table)))
+            # It may count again if less is expired one day.
+            self._unknown_below = max(self._unknown_below, removed + 1)
         return len(table) - self._deleted
 
     def _remove(self, mark: bytes) -> int:

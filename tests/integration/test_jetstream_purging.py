@@ -247,6 +247,20 @@ async def test_what_is_too_old_is_not_there(js: JetStreamContext, raw: RawNats) 
     assert state["first_seq"] > first
 
 
+async def test_a_part_that_was_purged_leaves_the_last_value_of_a_shorter_history(
+    js: JetStreamContext, raw: RawNats
+) -> None:
+    bucket = await new_bucket(js, history=5)
+    for value in (b"1", b"2", b"3"):
+        await bucket.put("a", value)
+    assert purged(raw, bucket, "a", keep=1) == 2
+    config = (await js.stream_info(bucket._stream)).config
+    config.max_msgs_per_subject = 1
+    await js.update_stream(config)
+    assert await shown(bucket) == {"a": b"3"}
+    assert (await bucket.get("a")).value == b"3"
+
+
 async def test_a_key_is_found_while_it_changes(js: JetStreamContext) -> None:
     """What was its last value when it was looked up is superseded before it is read."""
     bucket = await new_bucket(js, history=1)

@@ -76,8 +76,6 @@ def test_all_say_the_same(
     for changes, expired in batches:
         rows, offset = [], log.log_end_offset
         for subject, kind, back in changes:
-            if kind == "delete a part" and history == 1:
-                kind = "delete"  # there are no parts
             below = max(1, offset - back)
             model.apply(subject, kind, below, offset)
             key = partial_key(below) if kind == "delete a part" else subject.encode()

@@ -16,7 +16,7 @@ STEPS = st.lists(
     st.one_of(
         RUNS,
         RUNS,
-        st.sampled_from(["commit", "commit", "fail", "retain", "expire", "lose"]),
+        st.sampled_from(["commit", "commit", "fail", "retain", "expire", "expire less", "lose"]),
         st.tuples(st.just("delete"), st.sampled_from(SUBJECTS)),
         st.tuples(st.just("fail_at"), st.integers(0, 3)),
         st.tuples(st.just("scan"), st.sets(st.integers(1, 60)), st.integers(0, 3)),
@@ -84,7 +84,12 @@ class World:
     def expire(self) -> None:
         """Records count as deleted that are still in the log."""
         if self.committed:
-            self.table.expired_below = self.committed[len(self.committed) // 2][0]
+            below = self.committed[len(self.committed) // 2][0]
+            self.scanned &= not self.table.expire(below)
+
+    def expire_less(self) -> None:
+        """The time that they are kept was raised, or a clock was set back."""
+        self.scanned &= not self.table.expire(self.table.expired_below // 2)
 
     def retain(self) -> None:
         if self.committed:
@@ -153,7 +158,7 @@ def test_never_a_wrong_offset(steps: list[Any], max_subjects: int, known_from: i
         elif isinstance(step, tuple):
             getattr(world, step[0])(*step[1:])
         else:
-            getattr(world, step)()
+            getattr(world, step.replace(" ", "_"))()
         world.check()
     world.scan(set(), 0)
     world.check()

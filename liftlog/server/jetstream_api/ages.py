@@ -44,8 +44,8 @@ class Ages:
         settings = host.settings
         seconds = settings.retention.max_age_seconds
         if settings.jetstream is None or not seconds or not host.is_leading:
-            if self._known.pop(host, None) is not None and host.sequencer.subjects is not None:
-                host.sequencer.subjects.expired_below = 0
+            if self._known.pop(host, None) is not None:
+                _expire(host, 0)
             return
         max_age_ns, now_ns = int(seconds * _NS), self._broker.now_ns()
         age = self._known.get(host)
@@ -54,8 +54,13 @@ class Ages:
                 self._threads.submit(_age_of, host.log, max_age_ns, now_ns)
             )
             self._known[host] = age
-        if host.sequencer.subjects is not None:  # perhaps another table than before
-            host.sequencer.subjects.expired_below = age.first_offset
+        _expire(host, age.first_offset)  # perhaps another table than before
+
+
+def _expire(host: StreamHost, below: int) -> None:
+    table = host.sequencer.subjects
+    if table is not None and table.expire(below):
+        host.subjects.request()
 
 
 async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None]]) -> None:

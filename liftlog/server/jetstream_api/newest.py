@@ -34,10 +34,9 @@ class LastOf:
     """The last offset of each subject below `end`, of those whose last record is no tombstone, if
     `tombstones_delete`."""
 
-    columns = frozenset((OFFSET, SUBJECT))
-
     def __init__(self, end: int, *, tombstones_delete: bool) -> None:
         self._end, self._tombstones_delete = end, tombstones_delete
+        self.columns = frozenset((OFFSET, SUBJECT, KEY) if tombstones_delete else (OFFSET, SUBJECT))
         self._last: dict[bytes, int] = {}
 
     @property
@@ -47,16 +46,20 @@ class LastOf:
 
     def note(self, body: bytes) -> None:
         for batch in _below(body, self._end):
-            subjects, offsets = batch.raw_subjects(), batch.offsets()
-            self._last.update(zip(subjects, offsets, strict=True))
             if self._tombstones_delete and batch.has_tombstones:
-                self._delete(batch)
+                self._note_with_tombstones(batch)
+            else:
+                self._last.update(zip(batch.raw_subjects(), batch.offsets(), strict=True))
 
-    def _delete(self, batch: RecordBatch) -> None:
+    def _note_with_tombstones(self, batch: RecordBatch) -> None:
         last = self._last
-        rows = zip(batch.raw_subjects(), batch.offsets(), batch.values(), strict=True)
-        for subject, offset, value in rows:
-            if value is None and last.get(subject) == offset:
+        columns = (batch.raw_subjects(), batch.offsets(), batch.keys(), batch.values())
+        for subject, offset, key, value in zip(*columns, strict=True):
+            if value is not None:
+                last[subject] = offset
+                continue
+            below = deleted_below(key, offset)
+            if last.get(subject, below) < below:
                 del last[subject]
 
     def by_subject(self) -> dict[bytes, Sequence[int]]:
