@@ -271,10 +271,14 @@ class Follower:
         return Append() if answer.has_content else None
 
     def _may_keep_deleted_keys(self, answer: Answer) -> bool:
-        """Whether a tombstone that this log never saw is gone at the leader. What is copied in one
-        go from the leader's first record on needs none of those that were gone when it began."""
-        removed = answer.tombstones_removed_below
-        return self.log_end < removed and self._tombstones_removed_below < removed
+        """Whether a tombstone that this log never saw is gone at the leader, or at the next one.
+
+        What is copied in one go from the leader's first record on needs none of those that were
+        gone when it began: their keys were gone, too. Another leader that has removed fewer may
+        still have values of such keys, so nothing of its log may follow.
+        """
+        removed, known = answer.tombstones_removed_below, self._tombstones_removed_below
+        return removed != known and self.log_end < max(removed, known)
 
     def _cut(self, answer: Answer, epoch: int, end: int) -> Effect | None:
         """Where the logs part: at most where either of them ends the newest epoch that both have.

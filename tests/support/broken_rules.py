@@ -203,6 +203,6 @@ BROKEN: dict[str, Broken] = {
         Rules(mutations=frozenset({"side versions"})), None, 106
     ),
     "side state confirmed by the leader alone": Broken(Rules(leader=SideStateConfirmedByLeader)),
-    "caught up without the side state": Broken(Rules(leader=CaughtUpWithoutSideState), None, 165),
+    "caught up without the side state": Broken(Rules(leader=CaughtUpWithoutSideState), None, 2542),
     "deleted keys come back": Broken(Rules(follower=KeepsDeletedKeys), STEADY, 379, compacted=True),
 }

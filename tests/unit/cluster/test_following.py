@@ -136,6 +136,18 @@ def test_a_copy_that_was_begun_after_tombstones_went_is_not_begun_again() -> Non
     assert one.answered(more) == Resync(3, 41), "these may be of keys that have been copied"
 
 
+def test_a_copy_is_not_continued_from_a_leader_that_has_removed_fewer_tombstones() -> None:
+    """It may still have values that they deleted. The next leader may lack the tombstones again,
+    and would take this copy for one that needs none of them."""
+    one = follower(OUT, tombstones_removed_below=40)
+    more = answer(has_content=True, version=2, first_stored=3, tombstones_removed_below=39)
+    assert one.answered(more) == Resync(3, 39)
+    assert one.stored(3, ()) == fetch(3, 0, OUT, leader_mark=OUT.mark)
+    assert one.answered(replace(more, offset=3, last_epoch=0)) == Append()
+    other = follower(OUT, tombstones_removed_below=10)
+    assert other.answered(replace(more, tombstones_removed_below=0)) == Append(), "it has them all"
+
+
 # --- records ---------------------------------------------------------------------
 
 
