@@ -204,5 +204,7 @@ BROKEN: dict[str, Broken] = {
     ),
     "side state confirmed by the leader alone": Broken(Rules(leader=SideStateConfirmedByLeader)),
     "caught up without the side state": Broken(Rules(leader=CaughtUpWithoutSideState), None, 2542),
-    "deleted keys come back": Broken(Rules(follower=KeepsDeletedKeys), STEADY, 379, compacted=True),
+    "deleted keys come back": Broken(
+        Rules(follower=KeepsDeletedKeys), STEADY, 3261, compacted=True
+    ),
 }
