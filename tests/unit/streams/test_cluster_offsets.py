@@ -229,6 +229,9 @@ async def test_it_grows_with_the_cluster_and_waits_for_its_replicas(
         OFFSETS_STREAM, lambda present: transitions.fence(present, {"c", "d"})
     )
     assert record is not None
+    led = node.streams.led_here(OFFSETS_STREAM)
+    assert led is not None
+    await wait(lambda: not led.leader.can_commit)
     with pytest.raises(NotEnoughReplicas):
         await commit(node.broker.checkpoints, "s", 7)
     await node.close()
