@@ -87,6 +87,20 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
     yield from _check_compaction(stream, at)
 
 
+def check_history(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
+    """Not for a stream that exists: it must open, with a warning."""
+    own = stream.jetstream
+    history = None if own is None else own.max_msgs_per_subject
+    compaction = stream.compaction
+    if history is not None and history > 1 and compaction is not None and compaction.enabled:
+        yield Finding(
+            (*at, "jetstream", "max_msgs_per_subject"),
+            f"{history}: expected 1 with compaction, which keeps only the newest record of each "
+            "subject; for a longer history set compaction: null",
+            involved=((*at, "compaction"),),
+        )
+
+
 def _check_replicas(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
     if stream.min_isr > stream.replicas:
         yield Finding(
@@ -167,6 +181,7 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
     for name, stream in settings.streams.items():
         at: KeyPath = ("streams", name)
         yield from check_stream(stream, at)
+        yield from check_history(stream, at)
         if stream.max_message_bytes > settings.ingest.max_pending_bytes:
             yield Finding(
                 (*at, "max_message_bytes"),

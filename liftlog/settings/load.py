@@ -18,7 +18,7 @@ from acl.document import MAX_CHARACTERS, read_document
 from acl.policy import Policy
 from liftlog.errors import ConfigError, InvalidArgument
 
-from .checks import check_installed, check_settings, check_stream
+from .checks import check_history, check_installed, check_settings, check_stream
 from .daemon import Settings
 from .findings import Finding, from_validation, message_of
 from .keys import KeyPath, SettingsModel, is_text_field, is_texts_field, known_keys
@@ -208,7 +208,7 @@ def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) ->
     """The settings of one stream from the keys of the YAML file.
 
     Raises InvalidArgument with every finding. For a stream that `exists`, a missing package (such
-    as a codec) is not a finding.
+    as a codec) is not a finding, nor a history that compaction deletes: it has a warning.
     """
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise InvalidArgument("the settings of a stream must be a mapping whose keys are text")
@@ -220,6 +220,7 @@ def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) ->
     def check(stream: StreamSettings) -> Iterator[Finding]:
         yield from check_stream(stream)
         if not exists:
+            yield from check_history(stream)
             yield from check_installed(stream)
 
     settings, findings = _validate(StreamSettings, dict(values), check)

@@ -241,7 +241,7 @@ class JetStreamSettings(SettingsModel):
         description="Clients of JetStream see only so many of the newest records of each subject "
         "(1 to 1000), and a key-value bucket can be kept in the stream: `Nats-Rollup: sub` is "
         "taken, and a record without a key has its subject for one, by which compaction keeps the "
-        "newest. `null`: all records.",
+        "newest. Above 1 compaction has to be off. `null`: all records.",
     )
     max_consumers: Count | None = Field(
         default=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import statistics
@@ -21,6 +22,9 @@ from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, publish, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats, pub_frame
+
+from liftlog.client import connect_sync
+from liftlog.errors import InvalidArgument
 
 pytestmark = pytest.mark.integration
 
@@ -378,6 +382,37 @@ def test_where_jetstream_is_on_the_daemon_is_silent() -> None:
         until(lambda: "jetstream_api" in json.loads(daemon.get("/readyz")[1])["warnings"])
         with RawNats(server.port) as raw:
             assert b"liftlog" not in raw.request("$JS.API.INFO", b"").payload
+
+
+async def test_two_updates_at_once_leave_what_one_of_them_asked_for(
+    server: NatsServer, daemon: Daemon
+) -> None:
+    """A history of 5 with the compaction of the other update would lose its older records."""
+    longer: dict[str, Any] = {"name": "raced", "subjects": ["raced.>"], "max_msgs_per_subject": 5}
+    asked = [longer | {"max_msgs_per_subject": 1}, longer | {"description": "hello"}]
+    clients = [await nats.connect(server.url) for _ in asked]
+    try:
+        await clients[0].request("$JS.API.STREAM.CREATE.raced", json.dumps(longer).encode())
+        for _ in range(10):
+            answers = await asyncio.gather(
+                *(
+                    client.request("$JS.API.STREAM.UPDATE.raced", json.dumps(one).encode(), 20)
+                    for client, one in zip(clients, asked, strict=True)
+                )
+            )
+            shown = [json.loads(answer.data)["config"] for answer in answers]
+            assert [one["max_msgs_per_subject"] for one in shown] == [1, 5]
+            with connect_sync(daemon.pull_address) as pull:
+                now = pull.describe_stream("raced").settings
+                history = now["jetstream"]["max_msgs_per_subject"]
+                assert (history, now["compaction"] is not None) in [(1, True), (5, False)]
+                if history == 5:
+                    with pytest.raises(InvalidArgument, match="expected 1 with compaction"):
+                        pull.update_stream("raced", {"compaction": {}})
+            await clients[0].request("$JS.API.STREAM.UPDATE.raced", json.dumps(longer).encode())
+    finally:
+        for client in clients:
+            await client.close()
 
 
 def test_when_jetstream_is_switched_on_the_daemon_falls_silent(tmp_path: Path) -> None:

@@ -121,7 +121,10 @@ def changes_from(
     `want` are what `config_of` says before and after: what is the same there stays as it is here,
     and so does what was derived when the stream was created."""
     changes = {key: settings[key] for key in ("retention", "jetstream")}
-    if have.get("max_msgs_per_subject") != want.get("max_msgs_per_subject"):
+    history = settings["jetstream"]["max_msgs_per_subject"]
+    is_longer = history is not None and history > 1
+    # A longer history takes its `null` along even if `have` says the same: it may be out of date.
+    if is_longer or have.get("max_msgs_per_subject") != want.get("max_msgs_per_subject"):
         changes["compaction"] = settings["compaction"]
     for key, field in _CHANGEABLE.items():
         if have.get(field) != want.get(field):

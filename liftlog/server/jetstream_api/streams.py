@@ -365,6 +365,12 @@ async def _recorded(request: Request, name: str) -> tuple[Sequence[str], str]:
 async def _update(request: Request) -> Answer:
     settings = _wanted(request)
     request.authorize("create", subjects=settings["subject"])
+    async with request.parts.updates.turn(request.stream):
+        return await _changed(request, settings)
+
+
+async def _changed(request: Request, settings: dict[str, Any]) -> Answer:
+    """What changes depends on what is there, so updates of one stream take turns."""
     existing = await description(request)
     have = config_of(existing.name, settings_of(existing))
     want = config_of(request.stream, parse_stream_settings(settings))

@@ -12,6 +12,7 @@ from liftlog.protocol.described import StreamInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.settings import origin_of
 from liftlog.settings import StreamSettings
+from liftlog.settings.checks import check_history
 
 _MAX_STREAMS = 20
 _MAX_RANGES = 3
@@ -21,6 +22,7 @@ def describe(
     host: StreamHost, state: str, warnings: Sequence[str], compaction: dict[str, Any]
 ) -> StreamInfo:
     log = host.log
+    warnings = [*history_warnings(host.settings), *warnings]
     return StreamInfo(
         name=host.name,
         subject=host.settings.shown_subjects,
@@ -39,11 +41,16 @@ def describe(
         acks=host.settings.acks,
         durability=host.settings.durability,
         settings=host.shown_settings(),
-        warnings=[host.failure, *warnings] if host.failure else list(warnings),
+        warnings=[host.failure, *warnings] if host.failure else warnings,
         possible_losses=host.possible_losses,
         quarantined=[asdict(entry) for entry in log.quarantined if entry.is_loss],
         compaction=compaction,
     )
+
+
+def history_warnings(settings: StreamSettings) -> list[str]:
+    """A warning if compaction deletes what clients are to see. New settings are refused for it."""
+    return [f"{finding.dotted}: {finding.problem}" for finding in check_history(settings)]
 
 
 def describe_broken(name: str, reason: str) -> StreamInfo:

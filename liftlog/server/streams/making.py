@@ -27,6 +27,7 @@ from liftlog.server.streams.dedupe_restoring import (
     learn_more,
     restore_dedupe,
 )
+from liftlog.server.streams.description import history_warnings
 from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.retention import removes_too_much
 from liftlog.server.streams.settings import (
@@ -265,6 +266,8 @@ class StreamMaker:
         if before is not None:
             before.close()  # its readers find the new one
         host.subjects.adopt(settings)
+        for warning in history_warnings(settings) if is_leading else ():
+            logger.warning("stream-warning stream=%s %s", name, warning)
         return host
 
     async def remove_files(self, name: str) -> None:

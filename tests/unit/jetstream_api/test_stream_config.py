@@ -116,6 +116,29 @@ def test_an_update_leaves_alone_what_jetstream_does_not_know() -> None:
     assert reached.durability == "interval"
 
 
+def test_an_update_with_a_longer_history_always_has_compaction_off() -> None:
+    """What the update was compared with may be out of date: a history of 1 with compaction."""
+    bucket = {"subjects": ["$KV.b.>"], "max_msgs_per_subject": 5}
+    have = config_of("orders", settings_of(**bucket))
+    asked = settings_from("orders", wanted(**bucket, description="hello"))
+    want = config_of("orders", parse_stream_settings(asked))
+    now = settings_of(**bucket | {"max_msgs_per_subject": 1})
+    assert now.compaction is not None
+    reached = merged_settings(now, changes_from(asked, have, want))
+    assert (config_of("orders", reached), reached.compaction) == (want, None)
+
+
+@pytest.mark.parametrize("compaction", [None, {"enabled": True, "min_lag": "1h"}])
+def test_an_update_of_a_bucket_leaves_its_compaction_alone(compaction: Any) -> None:
+    ours = {"subject": "orders", "compaction": compaction, "jetstream": {"max_msgs_per_subject": 1}}
+    before = parse_stream_settings(ours)
+    have = config_of("orders", before)
+    asked = settings_from("orders", {**have, "description": "hello"})
+    want = config_of("orders", parse_stream_settings(asked))
+    reached = merged_settings(before, changes_from(asked, have, want))
+    assert reached.compaction == before.compaction
+
+
 def test_without_subjects_the_name_is_the_subject() -> None:
     assert settings_of().subjects == ("orders",)
 

@@ -324,6 +324,11 @@ def test_listening_on_loopback_is_fine(tmp_path: Path, address: str) -> None:
     load(f"pull: {{listen: ['{address}']}}", tmp_path)
 
 
+def test_a_file_with_compaction_of_a_longer_history_is_refused(tmp_path: Path) -> None:
+    text = "streams: {a: {subject: a, compaction: {}, jetstream: {max_msgs_per_subject: 5}}}"
+    assert list(refused(text, tmp_path)) == ["streams.a.jetstream.max_msgs_per_subject"]
+
+
 def test_a_bad_value_raises_no_echo(tmp_path: Path) -> None:
     text = "pull: {listen: ['tcp://0.0.0.0:0']}\nacl: {file: [1]}"
     assert list(refused(text, tmp_path)) == ["acl.file"]

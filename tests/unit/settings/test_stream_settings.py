@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from liftlog.errors import InvalidArgument
+from liftlog.server.streams.description import history_warnings
 from liftlog.settings import StreamSettings, parse_stream_settings
 
 
@@ -127,6 +128,21 @@ def test_compaction_is_off_unless_its_section_is_there() -> None:
     off = parse_stream_settings({"subject": "a", "compaction": {"enabled": False}}).compaction
     assert off is not None
     assert not off.enabled
+
+
+def test_a_longer_history_than_compaction_keeps_is_refused() -> None:
+    ours: dict[str, Any] = {"subject": "a", "jetstream": {"max_msgs_per_subject": 5}}
+    with pytest.raises(InvalidArgument, match="expected 1 with compaction"):
+        parse_stream_settings(ours | {"compaction": {}})
+    parse_stream_settings(ours | {"compaction": {"enabled": False}})
+    parse_stream_settings(ours | {"compaction": None})
+    parse_stream_settings(ours | {"compaction": {}, "jetstream": {"max_msgs_per_subject": 1}})
+    # One that exists opens, and is described with a warning.
+    exists = parse_stream_settings(ours | {"compaction": {}}, exists=True)
+    assert exists.compaction is not None
+    (warning,) = history_warnings(exists)
+    assert "set compaction: null" in warning
+    assert history_warnings(parse_stream_settings(ours)) == []
 
 
 def test_compaction_defaults() -> None:
