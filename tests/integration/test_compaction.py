@@ -202,7 +202,8 @@ def lone_files(daemon: Daemon, stream: str) -> list[str]:
 
 
 def test_progress_is_visible_and_publishing_goes_on(server: NatsServer, raw: RawNats) -> None:
-    with Daemon(server.url, {"streams": {"slow": SLOW}, **QUICK}) as daemon:
+    slower = SLOW | {"compaction": {"max_rate": "128KiB", **ON_DEMAND}}  # than four requests
+    with Daemon(server.url, {"streams": {"slow": slower}, **QUICK}) as daemon:
         slow = Compacted(raw, "slow")
         slow.put_many(KEYS, pad=300)
         start_pass(daemon, "slow")
