@@ -72,6 +72,18 @@ async def test_a_daemon_on_its_own(site: Any, orders: Any) -> None:
         assert json.loads((await browser.get("/ui/streams/orders.json"))[1])["replication"] is None
 
 
+async def test_a_node_that_is_not_heard_is_neither_live_nor_in_sync(
+    site: Any, orders: Any, join: Any
+) -> None:
+    """For some seconds the record says of a node that is gone that it leads."""
+    node = Node(record("of_b", replicas=("b",), isr=("b",), leader="b"), record("of_a", isr=("a",)))
+    node.silent.add("b")
+    join(node)
+    async with site() as browser:
+        data = json.loads((await browser.get("/ui/cluster.json"))[1])
+    assert data["totals"] == {"live": 1, "streams": 2, "troubled": 2}
+
+
 async def test_what_needs_help_comes_first(site: Any, orders: Any, join: Any) -> None:
     join(
         Node(

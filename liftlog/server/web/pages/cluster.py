@@ -3,7 +3,7 @@ help comes first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 from urllib.parse import quote
 
@@ -43,7 +43,7 @@ async def cluster(asked: Asked) -> Shown:
         "cluster_id": streams.member.cluster_id,
         "node": streams.member.name,
         "totals": {
-            "live": sum(one["state"] != "down" for one in nodes),
+            "live": sum(one["state"] not in ("down", "silent") for one in nodes),
             "streams": len(rows),
             "troubled": sum(row["state"] != IN_SYNC for row in rows),
         },
@@ -73,7 +73,7 @@ def standing(
     leader = "" if record.leader is None else record.leader
     return {
         "name": record.name,
-        "state": _state(record),
+        "state": _state(record, {node for node in record.isr if streams.silent_seconds(node)}),
         "leader": leader,
         "leader_page": page_of(streams, leader, record.name),
         "leader_epoch": record.leader_epoch,
@@ -94,12 +94,13 @@ def without_lags(row: dict[str, Any]) -> list[Any]:
     return [value for key, value in row.items() if key not in ("lag", "copies")]
 
 
-def _state(record: StreamRecord) -> str:
+def _state(record: StreamRecord, silent: Set[str]) -> str:
+    """`silent` are nodes that are in sync by the record, and are not heard."""
     if record.leader is None:
         return NO_LEADER
     if not record.can_commit:
         return TOO_FEW
-    return IN_SYNC if {*record.target} <= {*record.isr} else MISSING
+    return IN_SYNC if {*record.target} <= {*record.isr} - silent else MISSING
 
 
 def _known(streams: ReplicatedStreams) -> dict[str, NodeInfo]:
