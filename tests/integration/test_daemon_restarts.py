@@ -127,9 +127,13 @@ def test_readers_go_on_after_kills(tmp_path: Path) -> None:
                 program.has(expected)
             until(lambda: committed(client) == expected - expected % 7 + 1, 15, "a checkpoint")
 
+        def losses() -> list[str]:
+            return [line for line in consume.complaints if "is lost" in line]
+
         more(10)
-        for _ in range(2):
+        for count in (1, 2):
             daemon.kill()
+            until(lambda count=count: len(losses()) == count)  # it is told after a moment
             daemon.start()
             assert daemon.pull_address == address
             more(10)
@@ -139,9 +143,8 @@ def test_readers_go_on_after_kills(tmp_path: Path) -> None:
         assert consume.interrupt() == ExitCode.INTERRUPTED
         assert consumer.interrupt() == -signal.SIGINT
         assert committed(client) == expected + 1, "the next one had been asked for"
-        losses = [line for line in consume.complaints if "is lost" in line]
-        assert [line[:8] for line in losses] == ["warning:"] * 2
-        assert "trying again" in losses[0]
+        assert [line[:8] for line in losses()] == ["warning:"] * 2
+        assert "trying again" in losses()[0]
         assert_no_traceback(daemon)
 
 

@@ -184,7 +184,7 @@ BROKEN: dict[str, Broken] = {
     "R5 guessing an outcome": Broken(Rules(mutations=frozenset({"R5"})), None, 198),
     "R6 caught up before it is": Broken(Rules(leader=CaughtUpAtOnce)),
     "R6 caught up with the high watermark only": Broken(Rules(leader=CaughtUpWithTheHighWatermark)),
-    "R7 requests of former lives": Broken(Rules(leader=AnyStartServed), FORGETFUL, 503),
+    "R7 requests of former lives": Broken(Rules(leader=AnyStartServed), FORGETFUL, 3231),
     "R8 a damaged disk counts as whole": Broken(Rules(mutations=frozenset({"R8"}))),
     "R9 late answers": Broken(Rules(follower=LateAnswersUsed), None, 80),
     "R10 the store is believed": Broken(
