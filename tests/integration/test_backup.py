@@ -95,8 +95,9 @@ def test_under_load_and_what_comes_of_it(source: Daemon, nats: NatsServer, tmp_p
     ]
     try:
         with connect_sync(source.pull_address) as client:
-            rolled = lambda: client.describe_stream("orders").segment_count > 5  # noqa: E731
-            wait_for(rolled, "no load")
+            for name in ("orders", "prices"):
+                rolled = lambda name=name: client.describe_stream(name).segment_count > 5  # noqa: E731
+                wait_for(rolled, "no load")
             client.commit_checkpoint("billing", "orders", 17)
             before = {info.name: info for info in client.list_streams()}
             command.ok("backup", "create", str(source.data_dir), str(tmp_path / "backup"))

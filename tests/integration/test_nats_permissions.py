@@ -130,6 +130,7 @@ def test_acks_that_nats_refuses(server: NatsServer) -> None:
         for _ in range(200):
             raw.send(b"PUB in.a _INBOX.x.y 1\r\n1\r\n")
         until(lambda: daemon.metric("liftlog_acks_refused_total") == 200)
+        until(lambda: "acks_refused" in readiness(daemon)["warnings"])
         found = readiness(daemon)
         assert found["problems"] == {}
         assert "200 acks, the last to _INBOX.x.y" in found["warnings"]["acks_refused"]
