@@ -54,7 +54,8 @@ class Replica:
         """Leader, replicas and in-sync set, as they are on this node's disk."""
         self._settings: tuple[Mapping[str, object], StreamSettings] | None = None
         """Those of the record that was seen last, and what they mean."""
-        self._resigned_epoch = 0
+        self._resigned = ("", 0)
+        """The incarnation of which this life has given up leading last, and in which epoch."""
         self._is_whole = False
         """Whether the log, as it was opened, can have all that this node confirmed."""
         self._wake = asyncio.Event()
@@ -180,9 +181,8 @@ class Replica:
         host = self._node.hosts.hosts.get(self.name)
         if host is not None and host.log.incarnation != record.incarnation:
             await self._end_role()  # deleted and created again
-        role = role_of(
-            record, self._me, self._node.member.start, resigned_epoch=self._resigned_epoch
-        )
+        resigned = self._resigned_epoch(record.incarnation)
+        role = role_of(record, self._me, self._node.member.start, resigned_epoch=resigned)
         await self._remember(record)
         if isinstance(role, Leave):
             await self._leave_node(record)
@@ -265,10 +265,19 @@ class Replica:
                 and member.had(present.starts.get(self._me, 0)),
             ),
         )
-        if log.incomplete == copies.GIVEN_UP and after and not after.must_keep(self._me):
-            await self._remove_given_up(after)
-        elif log.incomplete:
-            await asyncio.to_thread(log.note_complete)
+        if after is not None:
+            await self._judge_mark(log, after)
+
+    async def _judge_mark(self, log: Log, record: StreamRecord) -> None:
+        """The record tells what a copy is worth that is marked as incomplete: it has registered as
+        such. One that is given up is dropped. Raises Conflict while no other one is whole."""
+        if log.incomplete != copies.GIVEN_UP or record.must_keep(self._me):
+            if log.incomplete:
+                await asyncio.to_thread(log.note_complete)
+        elif record.isr or record.eligible:
+            await self._remove_given_up(record)
+        else:
+            raise Conflict(f"the copy is kept, since no other one is whole: {copies.GIVEN_UP}")
 
     async def _open(self, record: StreamRecord) -> tuple[Log, bool]:
         """The log, opened or created; and whether it can have all that this node confirmed."""
@@ -325,14 +334,15 @@ class Replica:
         log, _ = await self._open(self._node.mirror.known[self.name])
         before = log.incomplete
         await asyncio.to_thread(log.note_incomplete, copies.GIVEN_UP)
+        after = None
         try:
             after = await self._node.mirror.go_over(self.name, self._me, stored)
         except Conflict as error:
             logger.warning("copy-kept stream=%s reason=%s", self.name, error)
-            after = None
-        if after is None:
-            await asyncio.to_thread(log.note_incomplete, before)
-        else:
+        finally:  # the guard tries again: meanwhile the copy counts for what is known here
+            if after is None:
+                await asyncio.to_thread(log.note_incomplete, before)
+        if after is not None:
             await self._remove_given_up(after)
 
     async def _remove_given_up(self, record: StreamRecord) -> None:
@@ -358,7 +368,7 @@ class Replica:
             leader,
             log,
             pace=self._node.pace,
-            ended=partial(self._ended, epoch),
+            ended=partial(self._ended, record.incarnation, epoch),
             expects_repair=partial(self._node.hosts.expects_repair, self.name),
         )
         settings, origin = self._settings_of(record), origin_of(record)
@@ -428,7 +438,7 @@ class Replica:
             if led.leader.resigned:
                 return
             leader = self._leader_of(record, log)
-            led.lead_on(leader, partial(self._ended, epoch))
+            led.lead_on(leader, partial(self._ended, record.incarnation, epoch))
             self._lose_silent(led, record)
             host.adopt(host.settings)  # batches bear the epoch
             host.commit_up_to(leader.local(log.durable_end_offset))
@@ -443,20 +453,26 @@ class Replica:
             return
         logger.info("leading stream=%s epoch=%d", self.name, epoch)
 
-    def _ended(self, epoch: int, reason: str) -> None:
-        """This node no longer leads in this epoch, and will not again, whatever the record says."""
-        self._resigned_epoch = max(self._resigned_epoch, epoch)
+    def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
+        """This node no longer leads in this epoch, and will not again, whatever the record says.
+        A stream that is created again has epochs of its own."""
+        self._resigned = (incarnation, max(self._resigned_epoch(incarnation), epoch))
         record = self._node.mirror.records[self.name]
-        if (record.leader, record.leader_epoch) == (self._me, epoch):
+        present = (record.incarnation, record.leader, record.leader_epoch)
+        if present == (incarnation, self._me, epoch):
             logger.warning("resigning stream=%s epoch=%d reason=%s", self.name, epoch, reason)
-            self._node.spawn(self._resign(epoch))
+            self._node.spawn(self._resign(incarnation, epoch))
         self.wake()
 
-    async def _resign(self, epoch: int) -> None:
+    def _resigned_epoch(self, incarnation: str) -> int:
+        resigned, epoch = self._resigned
+        return epoch if resigned == incarnation else 0
+
+    async def _resign(self, incarnation: str, epoch: int) -> None:
         """Tell the others, who may lead in another epoch; until the record says that one does."""
 
         def step(present: StreamRecord) -> StreamRecord | None:
-            if present.leader_epoch != epoch:
+            if (present.incarnation, present.leader_epoch) != (incarnation, epoch):
                 return None
             return transitions.resign(present, self._me)
 
@@ -517,6 +533,9 @@ class Replica:
                 return host.log
             await self._end_role()
         log, _ = await self._open(record)
+        if log.incomplete:  # what was to follow the change of the record has failed
+            await self._judge_mark(log, record)
+            log, _ = await self._open(record)
         return log
 
     async def _change_log(self, change: Callable[[], object]) -> None:

@@ -21,7 +21,7 @@ from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience
 from liftlog.cluster.leading import FetchRequest, Kind
 from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.store import Entry, StoreUnavailable
+from liftlog.cluster.store import CasUnknown, Entry, StoreUnavailable
 from liftlog.errors import Conflict, NotLeader, StorageError, StreamNotFound
 from liftlog.log import DataDir, FileSystem
 from liftlog.log.manifest import Manifest
@@ -51,6 +51,8 @@ class Store(FileMetaStore):
     most_under_way = 0
     together = 0
     """So many changes wait for each other."""
+    unheard = 0
+    """So many of the next changes are made without an answer."""
 
     async def cas(self, key: str, value: bytes, revision: int) -> int:
         if self.failing > self.failed:
@@ -60,7 +62,11 @@ class Store(FileMetaStore):
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
             await wait(lambda: self.most_under_way >= self.together)
-            return await super().cas(key, value, revision)
+            stored = await super().cas(key, value, revision)
+            if self.unheard:
+                self.unheard -= 1
+                raise CasUnknown("on purpose")
+            return stored
         finally:
             self.under_way -= 1
 
@@ -343,9 +349,25 @@ async def test_a_copy_stays_if_there_is_another_leader_than_the_one_that_was_ask
 # --- copies of another history of the record ---
 
 
+@pytest.mark.parametrize("failures", [0, 1])
 async def test_a_node_goes_over_to_another_history_with_an_empty_copy(
-    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    store: Store,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    failures: int,
 ) -> None:
+    """Also if the copy cannot be removed at first: what it has may not be told from what others
+    have."""
+    left = [StorageError("on purpose")] * failures
+
+    def remove(data_dir: DataDir, record: StreamRecord) -> None:
+        if left:
+            raise left.pop()
+        remove_copy(data_dir, record)
+
+    remove_copy = copies.remove_copy
+    monkeypatch.setattr(copies, "remove_copy", remove)
     node = Node(tmp_path / "a", store, start=1)
     streams = node.streams
     first = await streams.mirror.create(new_record("s", leader="b"))
@@ -371,14 +393,15 @@ async def test_a_node_goes_over_to_another_history_with_an_empty_copy(
     await node.close()
 
 
-@pytest.mark.parametrize("replicas", ["abc", "a"])
+@pytest.mark.parametrize(("replicas", "isr"), [("abc", "ab"), ("abc", "a"), ("a", "a")])
 async def test_a_copy_that_is_given_up_is_dropped_after_a_stop_too(
-    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture, replicas: str
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture, replicas: str, isr: str
 ) -> None:
-    """It was marked, and the node has stopped then. The only copy is never dropped."""
+    """It was marked, and the node has stopped then. The only copy is never dropped; nor the last
+    one that an operator may still choose, before another one is chosen."""
     await with_copy(tmp_path / "a", store)
     record = await change(
-        store, lambda one: replace(one, leader=None, replicas=(*replicas,), isr=("a",), version=9)
+        store, lambda one: replace(one, leader=None, replicas=(*replicas,), isr=(*isr,), version=9)
     )
     running = Running(tmp_path / "a")
     log, _ = copies.open_copy(running.data_dir, record)
@@ -387,10 +410,39 @@ async def test_a_copy_that_is_given_up_is_dropped_after_a_stop_too(
     running.data_dir.close(None)
     with caplog.at_level("INFO"):
         node = await started(tmp_path / "a", store)
+        if replicas != isr == "a":
+            await wait(lambda: "the copy is kept" in node.running.broker.broken.get("s", ""))
+            await change(store, lambda one: transitions.recover(one, "b"))
+            await node.streams.mirror.load()
         await wait(lambda: "s" in {**node.streams.followed, **node.streams.led})
     is_kept = replicas == "a"
+    await wait(lambda: not node.running.broker.broken)
     assert node.streams.mirror.records["s"].must_keep("a") == is_kept
     assert ("replica-created stream=s" not in caplog.text) == is_kept
+    assert not node.running.broker.hosts["s"].log.incomplete
+    await node.close()
+
+
+@pytest.mark.parametrize("reason", [copies.GIVEN_UP, "it was repaired"])
+async def test_a_copy_that_is_given_up_is_dropped_though_the_store_answers_late(
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    """The node has registered, and is not told that it has."""
+    await with_copy(tmp_path / "a", store)
+    record = await change(store, lambda one: replace(one, version=9))
+    running = Running(tmp_path / "a")
+    log, _ = copies.open_copy(running.data_dir, record)
+    log.note_incomplete(reason)
+    log.close()
+    running.data_dir.close(None)
+    store.unheard = 1
+    with caplog.at_level("INFO"):
+        node = await started(tmp_path / "a", store)
+        await node.streams.mirror.load()
+        await wait(lambda: "s" in node.streams.followed)
+    assert store.unheard == 0
+    assert not node.streams.mirror.records["s"].must_keep("a")
+    assert ("replica-created stream=s" in caplog.text) == (reason == copies.GIVEN_UP)
     assert not node.running.broker.hosts["s"].log.incomplete
     await node.close()
 
@@ -1068,4 +1120,25 @@ async def test_a_copy_that_could_not_be_created_is_created_when_the_disk_has_roo
     await wait(lambda: "s" in node.streams.followed)
     assert not left
     await wait(lambda: not node.running.broker.broken)
+    await node.close()
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+async def test_the_leader_of_a_stream_that_is_created_again_unheard_leads_the_new_one(
+    tmp_path: Path, store: Store, epoch: int
+) -> None:
+    """It sees the new record only. The epochs of the two streams have nothing to do with each
+    other: those that were given up in the old one are free in the new one."""
+    node = await started(tmp_path / "a", store)
+    streams = node.streams
+    first = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(replace(first, leader_epoch=epoch))
+    await wait(lambda: streams.led)
+    await change(store, transitions.delete)
+    other = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+    await other.create(replace(first, incarnation="s-2"))
+    await streams.mirror.load()
+    await wait(lambda: streams.led and streams.led["s"].leader.record.incarnation == "s-2")
+    leader = streams.led["s"].leader
+    assert (leader.epoch, leader.record.isr) == (1, first.isr)
     await node.close()
