@@ -215,7 +215,8 @@ class Coordinator:
             gone = [name for name, deadline in deadlines.items() if deadline <= now]
             if gone:
                 self.expired_total += len(gone)
-                logger.warning("group-members-expired group=%s/%s members=%s", *key, gone)
+                names = ",".join(gone)
+                logger.warning("group-members-expired group=%s stream=%s members=%s", *key, names)
                 flight.drafts[key] = without(self.groups[key], gone)
 
     def _judge(self, flight: Flight, asked: Asked, now: float) -> None:

@@ -149,7 +149,7 @@ class Groups:
             try:
                 await self.asked(Remove(key, state))
             except LiftlogError as error:
-                logger.warning("group-not-expired group=%s/%s error=%s", *key, error)
+                logger.warning("group-not-expired group=%s stream=%s error=%s", *key, error)
             else:
                 count += key not in self._coordinator.groups
         if count:

@@ -29,7 +29,9 @@ from liftlog.errors import ConfigError
 
 logger = logging.getLogger("liftlog.server")
 
-_FIELD = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX])(?:\s+|$)")
+_FIELD = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_.]*)=(%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]|[\w.-]+)(?:\s+|$)"
+)
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdrfgixX]")
 _USER_INFO = re.compile(r"(?<=://)[^/\s\"']+@")  # up to the last @: a password may hold one
 # Without a scheme (`user:password@host:4222`), only text that a port follows is taken for a login.
@@ -54,7 +56,7 @@ class Event(NamedTuple):
 
 class _Template(NamedTuple):
     name: str
-    keys: tuple[tuple[str, str], ...]  # (key, conversion)
+    keys: tuple[tuple[str, str], ...]  # (key, conversion or the value itself)
     rest: str
 
 
@@ -82,11 +84,14 @@ def event_of(record: logging.LogRecord) -> Event:
     if template is None or not isinstance(arguments, (tuple, type(None))):
         return Event("message", {}, _sentence(record))
     values = arguments or ()
-    wanted = len(template.keys)
+    wanted = sum([value[0] == "%" for _, value in template.keys])
+    given = iter(values[:wanted])
     try:
+        if len(values) < wanted:
+            raise TypeError("not enough values")
         fields = {
-            key: _field_value(conversion, value)
-            for (key, conversion), value in zip(template.keys, values[:wanted], strict=True)
+            key: _field_value(value, next(given)) if value[0] == "%" else value
+            for key, value in template.keys
         }
         rest = template.rest % values[wanted:] if values[wanted:] else template.rest
     except (TypeError, ValueError):

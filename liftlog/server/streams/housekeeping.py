@@ -189,7 +189,7 @@ class SideBySide:
                 self._running[host] = task
                 done, _ = await asyncio.wait({task}, timeout=self._patience_seconds)
                 if not done:
-                    logger.warning("%s-stalled stream=%s", self._what, host.name)
+                    logger.warning(f"{self._what}-stalled stream=%s", host.name)
 
         free = [host for host in hosts if host not in self._running]
         await asyncio.gather(*map(take_turn, free))
@@ -200,9 +200,9 @@ class SideBySide:
         try:
             await work(host)
         except LiftlogError as error:
-            logger.warning("%s-failed stream=%s error=%s", self._what, host.name, error)
+            logger.warning(f"{self._what}-failed stream=%s error=%s", host.name, error)
         except Exception:  # a supervisor: housekeeping must not end the daemon
-            logger.exception("%s-failed stream=%s", self._what, host.name)
+            logger.exception(f"{self._what}-failed stream=%s", host.name)
         finally:
             del self._running[host]
 

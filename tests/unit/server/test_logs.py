@@ -1,5 +1,6 @@
 """Log lines: fields arrive whole, stay on one line, and hold no secret."""
 
+import ast
 import io
 import json
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import liftlog
 from liftlog.errors import ConfigError
 from liftlog.server.life.logs import (
     JsonFormatter,
@@ -19,6 +21,7 @@ from liftlog.server.life.logs import (
     PrettyFormatter,
     RepeatFilter,
     configure_logging,
+    event_of,
     mask,
     reopen_logs,
 )
@@ -77,6 +80,49 @@ def test_a_value_may_hold_anything() -> None:
 def test_free_text_behind_the_fields() -> None:
     fields = as_json("recovery stream=%s %s", "s", "cut 5 bytes")
     assert (fields["stream"], fields["message"]) == ("s", "cut 5 bytes")
+
+
+def test_a_value_that_is_always_the_same() -> None:
+    fields = as_json("nats-error connection=http error=%s attempt=%d", "refused", 2)
+    assert (fields["event"], fields["connection"]) == ("nats-error", "http")
+    assert (fields["error"], fields["attempt"]) == ("refused", 2)
+    assert as_json("not-committed stream=%s action=stop", "s")["action"] == "stop"
+
+
+def test_every_line_of_the_daemon_is_an_event_with_fields() -> None:
+    """Who looks for an event by its name in JSON would miss what was logged as a sentence."""
+    root = Path(liftlog.__file__).parent
+    calls = 0
+    for package in ("server", "groups", "log"):
+        for path in sorted((root / package).rglob("*.py")):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(call, ast.Call) or not _logs(call.func):
+                    continue
+                calls += 1
+                template = _text_of(call.args[0])
+                values = (7,) * template.count("%")
+                event = event_of(record(template, *values))
+                where = f"{path.relative_to(root)}:{call.lineno}: {template}"
+                assert event.name != "message", where
+                assert " " not in event.name, where
+                assert "=" not in event.message, where
+    assert calls > 100
+
+
+def _logs(function: ast.expr) -> bool:
+    return (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "logger"
+        and function.attr in ("debug", "info", "warning", "error", "exception", "critical")
+    )
+
+
+def _text_of(template: ast.expr) -> str:
+    """What stands in braces is a word."""
+    if isinstance(template, ast.JoinedStr):
+        return "".join([_text_of(part) for part in template.values])
+    return str(template.value) if isinstance(template, ast.Constant) else "word"
 
 
 def test_an_event_of_two_words_and_one_without_fields() -> None:
