@@ -1,20 +1,24 @@
 """The sketch of one sealed segment: which of its blocks can hold records of a subject, with a key,
-or of a time. A read that wants few records skips the others.
+or of a time, and checksums of the parts of its batches (`parts`). A read that wants few records
+skips the other blocks; one that wants few columns reads those alone.
 
 A block is a run of batches of about 64 KiB. The file lies beside the segment:
 
      0  4  "LLSK"
-     4  4  version 1                        u32
+     4  4  version 2                        u32
      8  4  number of blocks                 u32
     12  4  CRC-32C of the log's lineage     u32
     16  8  size of the segment in bytes     u64
     24  8  offset after the segment         u64
     32  4  CRC-32C of the filters           u32
-    36  4  CRC-32C of bytes 0 to 35 and of the entries  u32
-    40     one entry of 32 bytes for each block, then the filters
+    36  4  number of batches                u32
+    40  4  CRC-32C of the value checks      u32
+    44  4  CRC-32C of bytes 0 to 43 and of all entries  u32
+    48     one entry of 32 bytes for each block, one of 16 bytes for each batch, the filters, and
+           the value checks to the end of the file
 
-Of an entry: offset - base u32, position u32, oldest and newest timestamp in ns i64, where its
-filter begins among the filters u32, how many bytes the filter has u32.
+Of a block: offset - base u32, position u32, oldest and newest timestamp in ns i64, where its
+filter begins among the filters u32, how many bytes the filter has u32. Of a batch: see `parts`.
 
 The filter of a block is a Bloom filter over its subjects ("s" and the stored bytes) and keys ("k"
 and the bytes): PROBES bits for each, at (c + i * d) modulo the number of bits, where c is the
@@ -23,13 +27,15 @@ n // 8.
 
 A sketch is derived from its segment and can be missing; then everything is read. It counts only for
 the lineage, size and end that it names, so one that outlived a truncation is ignored. It is not
-fsynced: what a crash leaves of it fails its checksum. A damaged segment has none.
+fsynced: what a crash leaves of it fails its checksum. A damaged segment has none. One of version 1,
+which had no checksums of parts, counts as missing.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,10 +45,11 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from liftlog.log.filesystem import FileSystem, write_all
+from liftlog.log.filesystem import File, FileSystem, write_all
 from liftlog.log.index import index_path
 from liftlog.log.manifest import SegmentEntry
-from liftlog.log.unreadable import read_small_file
+from liftlog.log.parts import PART, PartsBuilder
+from liftlog.log.unreadable import is_unreadable
 from liftlog.records.decode import RecordBatch
 
 BLOCK_BYTES = 64 * 1024
@@ -52,8 +59,8 @@ _MOST_PART = 32
 """A filter takes at most one part in so many of its block; with more items it excludes less."""
 
 _MAGIC = b"LLSK"
-_VERSION = 1
-_HEAD = struct.Struct("<4sIIIQQII")
+_VERSION = 2
+_HEAD = struct.Struct("<4sIIIQQIIII")
 _ENTRY = np.dtype(
     [
         ("relative", "<u4"),
@@ -105,13 +112,30 @@ class Block(NamedTuple):
     may_match: bool
 
 
+class ValueChecks(NamedTuple):
+    """Where they lie in the file, to its end, and their checksum."""
+
+    position: int
+    check: int
+
+
 class Sketch:
     """One that was read and checked."""
 
-    def __init__(self, entry: SegmentEntry, entries: NDArray[np.void], filters: bytes) -> None:
+    def __init__(
+        self,
+        entry: SegmentEntry,
+        entries: NDArray[np.void],
+        filters: bytes,
+        parts: NDArray[np.void],
+        value_checks: ValueChecks,
+    ) -> None:
         self._segment = entry
         self._entries = entries
         self._filters = filters
+        self.parts = parts
+        """One PART for each batch of the segment."""
+        self.value_checks = value_checks
 
     def blocks(self, probe: Probe) -> Iterator[Block]:
         """The blocks, which tile the segment."""
@@ -165,9 +189,12 @@ class SketchBuilder:
         self._end = 0
         self._stamps = (0, 0)
         self._items: set[int] = set()
+        self._parts = PartsBuilder()
 
     def add(self, position: int, batch: RecordBatch) -> None:
+        """Raises CorruptBatch when the columns contradict each other."""
         header = batch.header
+        self._parts.add(position, batch)
         stamps = header.base_timestamp_ns, header.max_timestamp_ns
         if self._first < 0:
             self._first, self._position, self._stamps = header.base_offset, position, stamps
@@ -195,12 +222,15 @@ class SketchBuilder:
     def to_bytes(self, segment: SegmentEntry, lineage: str) -> bytes:
         """The file, after the last batch."""
         self._finish_block()
-        entries = np.array(self._entries, _ENTRY).tobytes()
+        parts, value_checks = self._parts.to_bytes()
+        entries = np.array(self._entries, _ENTRY).tobytes() + parts
         filters = b"".join(self._filters)
         fields = (len(self._entries), crc32c(lineage.encode()))
         about = (segment.size_bytes, segment.next_offset, crc32c(filters))
-        head = _HEAD.pack(_MAGIC, _VERSION, *fields, *about, 0)[:-4]
-        return head + struct.pack("<I", crc32c(entries, crc32c(head))) + entries + filters
+        of_parts = (len(parts) // PART.itemsize, crc32c(value_checks))
+        head = _HEAD.pack(_MAGIC, _VERSION, *fields, *about, *of_parts, 0)[:-4]
+        check = struct.pack("<I", crc32c(entries, crc32c(head)))
+        return b"".join([head, check, entries, filters, value_checks])
 
 
 def _filter_of(items: Iterable[int], block_bytes: int) -> bytes:
@@ -239,28 +269,61 @@ def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: 
 def read_sketch(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> Sketch | None:
-    """None when it is missing, damaged, or of another state of the segment. Raises OSError for
-    errors that say nothing about its bytes."""
-    raw = read_small_file(fs, sketch_path(log_path))
-    if not isinstance(raw, bytes) or not _names(raw, segment, lineage):
+    """None when it is missing, damaged, or of another state of the segment. The value checks, which
+    are longer than all else, are left for `read_value_checks`. Raises OSError for errors that say
+    nothing about its bytes."""
+    path = sketch_path(log_path)
+    try:
+        if not fs.exists(path):
+            return None
+        with closing(fs.open(path, writable=False)) as file:
+            return _read(file, segment, lineage)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or is_unreadable(error):
+            return None
+        raise
+
+
+def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
+    raw = file.pread(_HEAD.size, 0)
+    if not _names(raw, segment, lineage):
         return None
-    *_, count, _, _, _, filters_check, check = _HEAD.unpack_from(raw)
-    end = _HEAD.size + count * _ENTRY.itemsize
-    entries, filters = raw[_HEAD.size : end], raw[end:]
-    if (
-        not count
-        or len(raw) < end
-        or crc32c(entries, crc32c(raw[: _HEAD.size - 4])) != check
-        or crc32c(filters) != filters_check
-    ):
+    fields = _HEAD.unpack(raw)
+    count, filters_check, part_count, value_check, check = fields[2], *fields[6:]
+    blocks_end = count * _ENTRY.itemsize
+    end = blocks_end + part_count * PART.itemsize
+    if not count or not part_count or _HEAD.size + end > file.size():
         return None
-    return Sketch(segment, np.frombuffer(entries, _ENTRY), filters)
+    entries = file.pread(end, _HEAD.size)
+    if crc32c(entries, crc32c(raw[:-4])) != check:
+        return None
+    blocks = np.frombuffer(entries, _ENTRY, count)
+    size = int(blocks["filter"][-1]) + int(blocks["filter_bytes"][-1])
+    filters = file.pread(size, _HEAD.size + end)
+    if crc32c(filters) != filters_check:
+        return None
+    parts = np.frombuffer(entries, PART, part_count, blocks_end)
+    behind = ValueChecks(_HEAD.size + end + size, value_check)
+    return Sketch(segment, blocks, filters, parts, behind)
+
+
+def read_value_checks(fs: FileSystem, log_path: Path, sketch: Sketch) -> NDArray[np.uint32] | None:
+    """The checksums of all values that have one; None as with `read_sketch`. Raises OSError."""
+    place = sketch.value_checks
+    try:
+        with closing(fs.open(sketch_path(log_path), writable=False)) as file:
+            raw = file.pread(max(file.size() - place.position, 0), place.position)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or is_unreadable(error):
+            return None
+        raise
+    return None if len(raw) % 4 or crc32c(raw) != place.check else np.frombuffer(raw, "<u4")
 
 
 def _names(raw: bytes, segment: SegmentEntry, lineage: str) -> bool:
     if len(raw) < _HEAD.size:
         return False
-    magic, version, _, of_lineage, size, following, _, _ = _HEAD.unpack_from(raw)
+    magic, version, _, of_lineage, size, following, *_ = _HEAD.unpack(raw)
     return (magic, version, of_lineage, size, following) == (
         _MAGIC,
         _VERSION,

@@ -387,8 +387,9 @@ class CleanerSettings(SettingsModel):
     )
     sketches: bool = Field(
         default=True,
-        description="Make a sketch of each sealed segment of 1 MiB or more, about a hundredth of "
-        "its size, with which reads of few records (one key, subject, time) skip the rest.",
+        description="Make a sketch of each sealed segment of 1 MiB or more, one to three "
+        "hundredths of its size, with which reads of few records (one key, subject, time) or few "
+        "columns skip the rest.",
     )
     scrub_interval_seconds: PositiveDuration | None = Field(
         default=7 * 86_400.0,

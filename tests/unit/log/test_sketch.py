@@ -4,16 +4,30 @@ count."""
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import replace
 
 import pytest
+from crc32c import crc32c
 from support.logs import BASE_NS, DIRECTORY, Promises, append, flip, reopen
 from support.rewriting import Row, Rows, add, keyed, rebatch_file, row, sketch_segments
 from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import SyncFailed
 from liftlog.log import Log
-from liftlog.log.sketch import Probe, is_sketched, read_sketch, sketch_path
+from liftlog.log.parts import NO_CHECKS
+from liftlog.log.rewrite import make_sketch
+from liftlog.log.sketch import (
+    Probe,
+    is_sketched,
+    read_sketch,
+    read_value_checks,
+    sketch_path,
+    write_sketch,
+)
+from liftlog.records import iter_batches
+from liftlog.records.format import CODEC_MASK, padded
+from liftlog.server.cleaning.next_segments import Unsketched
 
 KEEPS: list[Keep] = ["none", "some", "all", "last"]
 
@@ -36,6 +50,7 @@ def sealed(fs: SimFileSystem, rng: random.Random) -> tuple[Log, Rows]:
     for number in range(rng.randrange(1, 40)):
         rows = random_rows(rng, rng.choice([1, 3, 40, 300]), BASE_NS + number * 10_000_000)
         found.update(add(log, [rows], compression=rng.choice(["none", "zstd"])))
+    found.update(add(log, [[row(None, b"x" * 200, stamp=BASE_NS + 10**9)] * 30]))
     log.roll()
     return log, found
 
@@ -117,17 +132,97 @@ def test_stale_and_damaged_ones_do_not_count() -> None:
     longer = replace(entry, next_offset=entry.next_offset + 1)
     for other in (shorter, longer):
         assert read_sketch(fs, path, other, log.lineage) is None
-    whole = fs.read(sketch_path(path))
-    for position in [*range(40), *rng.sample(range(40, len(whole)), 40)]:
+    whole, good = fs.read(sketch_path(path)), read_sketch(fs, path, entry, log.lineage)
+    assert good is not None
+    checks = good.value_checks.position
+    assert checks < len(whole)
+    for position in [*range(48), *rng.sample(range(48, checks), 40)]:
         flip(fs, sketch_path(path), position)
         assert read_sketch(fs, path, entry, log.lineage) is None, position
         flip(fs, sketch_path(path), position)
-    for length in (0, 3, 39, 40, 60, len(whole) - 1):
+    assert read_value_checks(fs, path, good) is not None
+    for position in rng.sample(range(checks, len(whole)), 10):
+        # Whoever needs no value checks does not read them.
+        flip(fs, sketch_path(path), position)
+        assert read_sketch(fs, path, entry, log.lineage) is not None
+        assert read_value_checks(fs, path, good) is None
+        flip(fs, sketch_path(path), position)
+    for length in (len(whole) - 1, len(whole) - 4, checks):
+        file = fs.open(sketch_path(path))
+        file.truncate(length)
+        file.close()
+        assert read_value_checks(fs, path, good) is None, length
+    for length in (0, 3, 39, 40, 47, 48, 60, checks - 1):
         file = fs.open(sketch_path(path))
         file.truncate(length)
         file.close()
         assert read_sketch(fs, path, entry, log.lineage) is None, length
     assert all(one.size_bytes for one in log.extents(1, 1, Probe(key=b"none")))
+
+
+def test_each_head_and_value_has_its_checksum() -> None:
+    rng, fs = random.Random(3), SimFileSystem()
+    log = keyed(fs)
+    for number in range(60):
+        stamp = BASE_NS + number * 10_000_000
+        size = rng.choice([0, 20, 64, 300])
+        rows = [
+            row(key, b"x" * rng.randrange(2 * size + 1), headers=b"", stamp=stamp)
+            for key in [None, b"", b"k"] * rng.choice([1, 100])
+        ]
+        rows += [row(b"gone", None, headers=b"", stamp=stamp)] * rng.randrange(2)
+        add(log, [rows], compression=rng.choice(["none", "none", "zstd"]))
+    log.roll()
+    sketch_segments(log, fs)
+    path, entry = log.segments[0].path, log.segments[0].entry()
+    sketch = read_sketch(fs, path, entry, log.lineage)
+    assert sketch is not None
+    checks = read_value_checks(fs, path, sketch)
+    assert checks is not None
+    raw, position, seen, kinds = fs.read(path), 0, 0, set()
+    batches = list(iter_batches(raw[: entry.size_bytes]))
+    for batch, part in zip(batches, sketch.parts.tolist(), strict=True):
+        assert part[0] == position
+        values = [value or b"" for value in batch.values()]
+        size = sum(map(len, values))
+        if batch.header.attributes & CODEC_MASK or size < 4096:
+            assert part[1:] == (0, 0, NO_CHECKS)
+        else:
+            head = raw[position : position + part[1]]
+            assert raw[position + part[1] :].startswith(b"".join(values))
+            assert batch.header.length - len(head) == padded(size)
+            assert part[2] == crc32c(head[64:])
+            assert part[3] == (seen if size >= 64 * len(values) else NO_CHECKS)
+            if part[3] != NO_CHECKS:
+                stop = seen + len(values)
+                assert checks[seen:stop].tolist() == [crc32c(value) for value in values]
+                seen = stop
+        kinds.add((part[1] > 0, part[3] != NO_CHECKS))
+        position += batch.header.length
+    assert seen == len(checks)
+    assert kinds == {(False, False), (True, False), (True, True)}
+
+
+def test_one_of_version_1_is_made_again() -> None:
+    """As the last release wrote it; the fields that both have lie in the same places."""
+    fs = SimFileSystem()
+    log, _ = sealed(fs, random.Random(4))
+    sketch_segments(log, fs)
+    path, entry = log.segments[0].path, log.segments[0].entry()
+    made = fs.read(sketch_path(path))
+    blocks = struct.unpack_from("<I", made, 8)[0]
+    parts, sketch = 48 + 32 * blocks, read_sketch(fs, path, entry, log.lineage)
+    assert sketch is not None
+    filters = made[parts + 16 * len(sketch.parts) : sketch.value_checks.position]
+    head = made[:4] + struct.pack("<I", 1) + made[8:36]
+    check = struct.pack("<I", crc32c(made[48:parts], crc32c(head)))
+    write_sketch(fs, path, head + check + made[48:parts] + filters)
+    assert not is_sketched(fs, path, entry, log.lineage)
+    assert read_sketch(fs, path, entry, log.lineage) is None
+    job = Unsketched().find(log, log.segments[:-1])
+    assert job is not None
+    make_sketch(job, fs)
+    assert fs.read(sketch_path(path)) == made
 
 
 def test_a_crash_leaves_none_or_one_that_excludes_no_wanted_record() -> None:

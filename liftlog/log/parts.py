@@ -1,0 +1,69 @@
+"""The parts of a batch that can be checked without the rest of it: its head, which is everything
+before the bytes of its values, and each value.
+
+The body of a batch has one checksum, so a read that wants few columns, or few values, would have to
+read all of it. The sketch of a sealed segment has these checksums besides, in an entry for each
+batch:
+
+     0  4  position of the batch in the segment   u32
+     4  4  bytes of the head, with the header     u32
+     8  4  CRC-32C of bytes 64 to there           u32
+    12  4  the batch's first value check          u32
+
+0 bytes: the batch is to be read whole, since it is compressed or its values take less than
+LEAST_VALUES_BYTES. NO_CHECKS: its values have no checks of their own, because they have less than
+LEAST_VALUE_BYTES on average. Other batches with a head have one value check for each record: u32,
+the CRC-32C of the bytes of the value, also of an empty one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+
+import numpy as np
+from crc32c import crc32c
+
+from liftlog.records.decode import RecordBatch
+from liftlog.records.format import CODEC_MASK, HEADER_SIZE
+
+LEAST_VALUES_BYTES = 4096
+"""A page: less is read along with what is around it."""
+
+LEAST_VALUE_BYTES = 64
+"""Checks of shorter values would be more than a sixteenth of them."""
+
+NO_CHECKS = 0xFFFF_FFFF
+
+PART = np.dtype([("position", "<u4"), ("head_bytes", "<u4"), ("head", "<u4"), ("values", "<u4")])
+
+
+class PartsBuilder:
+    """Takes the batches of one segment in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, int, int, int]] = []
+        self._checks = array("I")
+
+    def add(self, position: int, batch: RecordBatch) -> None:
+        """Raises CorruptBatch when the columns contradict each other."""
+        header = batch.header
+        if not header.record_count or header.attributes & CODEC_MASK:
+            self._parts.append((position, 0, 0, NO_CHECKS))
+            return
+        values, ends = batch.value_column()
+        size, first = ends[-1], NO_CHECKS
+        if size < LEAST_VALUES_BYTES:
+            self._parts.append((position, 0, 0, first))
+            return
+        if size >= LEAST_VALUE_BYTES * header.record_count:
+            first = len(self._checks)
+            content = values[:size].tobytes()
+            self._checks.extend([crc32c(content[a:b]) for a, b in pairwise(ends)])
+        head_bytes = header.length - len(values)
+        head = crc32c(batch.raw[HEADER_SIZE:head_bytes])
+        self._parts.append((position, head_bytes, head, first))
+
+    def to_bytes(self) -> tuple[bytes, bytes]:
+        """The entries of all batches, and the value checks."""
+        return np.array(self._parts, PART).tobytes(), self._checks.tobytes()
