@@ -13,6 +13,7 @@ import nats
 import nats.errors
 import pytest
 from support.cluster import NODES, PATIENCE, Cluster
+from support.daemon import Daemon
 from support.ingesting import until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
@@ -206,6 +207,22 @@ def test_the_web_page_of_each_node(cluster: Cluster, leader: str) -> None:
         stream = json.loads(daemon.get(f"/ui/streams/{STREAM}.json")[1])
         assert stream["replication"]["leader"] == leader
         assert "Replication" in daemon.get(f"/ui/streams/{STREAM}")[1]
+
+
+def test_a_follower_draws_what_it_copies(cluster: Cluster, leader: str, server: NatsServer) -> None:
+    cluster.wait_isr(STREAM)
+    follower = cluster.nodes[cluster.followers(STREAM)[0]]
+    until(lambda: "records" in _series(follower))  # the page has begun to look
+    publish(server, 20)
+    until(lambda: max(_series(follower)["records"]) > 0)
+    assert max(_series(follower)["received_bytes"]) > 0
+    rate = json.loads(follower.get(f"/ui/streams/{STREAM}.json")[1])["history"]
+    assert max(rate) > 0
+
+
+def _series(daemon: Daemon) -> dict[str, list[float]]:
+    page = json.loads(daemon.get(f"/ui/streams/{STREAM}/charts.json")[1])
+    return {name: values for name, values in page["series"].items() if values}
 
 
 def test_metrics_of_replicas(cluster: Cluster, leader: str) -> None:

@@ -14,6 +14,7 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.log import Log
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replicate
+from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.replication.fetching import FollowedStream
 
 CONFIG = replace(SMALL, replicated=True)
@@ -27,6 +28,7 @@ class Host:
 
     def __init__(self, log: Log, *, is_fast: bool = True) -> None:
         self.log = log
+        self.observed = StreamObservations()
         self.is_fast = is_fast
         self.failure = ""
         self.errors: list[Exception] = []

@@ -25,6 +25,7 @@ from liftlog.log import (
 from liftlog.protocol.described import StreamInfo
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
+from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.vitals.disk import DiskReserve
@@ -87,6 +88,7 @@ class LoggedStream:
     def __init__(self, name: str, log: Log) -> None:
         self.name = name
         self.real_log = log
+        self.observed = StreamObservations()
         self.log = CountingLog(log)
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
         self.settings = StreamSettings(subject=f"{name}.>")

@@ -9,15 +9,20 @@ from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS, Histog
 
 
 class StreamObservations:
-    """Noted once per run and per commit group, never per message. Belongs to the event loop."""
+    """Noted once per run, commit group and answer, never per message. Belongs to the event loop;
+    what is copied is noted by the one thread that appends it."""
 
     __slots__ = (
         "_arrivals",
         "ack_seconds",
         "commit_failures",
         "commits",
+        "copied_bytes",
+        "copied_offsets",
         "group_records",
         "inline_commits",
+        "read_bytes",
+        "read_records",
         "received_bytes",
         "records",
         "repaired_ranges",
@@ -32,9 +37,25 @@ class StreamObservations:
         self.commit_failures = 0
         self.records = 0
         """Committed ones."""
+        self.copied_offsets = 0
+        """Appended as they were in the log of the leader."""
+        self.copied_bytes = 0
+        self.read_records = 0
+        """Sent to consumers, at most: batches are not opened to count."""
+        self.read_bytes = 0
         self.repaired_ranges = 0
         """Damaged ranges that came back from another replica."""
         self._arrivals: deque[tuple[float, int]] = deque()
+
+    def read(self, records: int, size_bytes: int) -> None:
+        """A fetch of a consumer was answered."""
+        self.read_records += records
+        self.read_bytes += size_bytes
+
+    def copied(self, offsets: int, size_bytes: int) -> None:
+        """An answer of the leader was appended."""
+        self.copied_offsets += offsets
+        self.copied_bytes += size_bytes
 
     def arrived(self, messages: int) -> None:
         """Messages came in. They will be answered with the groups to come, in this order."""

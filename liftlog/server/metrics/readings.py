@@ -13,6 +13,7 @@ from liftlog.protocol.groups import GroupInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metrics.values import Sources
 from liftlog.server.streams.broker import Broker
+from liftlog.server.vitals.histogram import LATENCY_BOUNDS
 from liftlog.server.web.history import DAEMON, Reading, of_consumer, of_group
 from liftlog.server.web.waiting import Place, Waiting, received_ns
 
@@ -21,6 +22,11 @@ _MAX_READERS = 10_000
 _MAX_FOLLOWED = 1000
 """The lags of so many consumers, and of so many groups, are kept one by one: 8 KiB each."""
 _HOSTS_PER_TURN = 100
+_EVENTS = ("refused", "possible_losses")
+_NO_ACKS = [0] * (len(LATENCY_BOUNDS) + 1)
+_ZERO = Reading(
+    {"records": 0, "received_bytes": 0}, dict.fromkeys(_EVENTS, 0), {"ack": _NO_ACKS}, {}
+)
 
 
 class Readings:
@@ -28,8 +34,9 @@ class Readings:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._grown = {"records": 0.0, "received_bytes": 0.0, "refused": 0.0}
-        self._before: dict[str, dict[str, float]] = {}
+        self._grown = dict.fromkeys(("records", "received_bytes", *_EVENTS), 0.0)
+        self._acks = _NO_ACKS.copy()
+        self._before: dict[str, Reading] = {}
         self._waiting = Waiting(self._received)
 
     async def __call__(self) -> dict[str, Reading]:
@@ -47,7 +54,7 @@ class Readings:
             if number % _HOSTS_PER_TURN == 0:
                 await asyncio.sleep(0)
         self._add(found)
-        found[DAEMON] = self._of_daemon()
+        found[DAEMON] = self._of_daemon(max(lags.values(), default=0))
         return found | await self._of_readers(consumers[:_MAX_FOLLOWED] + groups[:_MAX_FOLLOWED])
 
     async def _of_readers(self, readers: list[_Reader]) -> dict[str, Reading]:
@@ -70,17 +77,20 @@ class Readings:
 
     def _add(self, found: dict[str, Reading]) -> None:
         """Over all streams, also those that were deleted since: their sum would fall."""
-        before, self._before = self._before, {}
+        before, self._before = self._before, found.copy()
         for name, reading in found.items():
-            counted = {**reading.totals, "refused": reading.events["refused"]}
-            self._before[name] = counted
-            last = before.get(name, {})
-            if counted["records"] < last.get("records", 0):
-                last = {}
+            last = before.get(name, _ZERO)
+            if reading == last:
+                continue
+            if reading.totals["records"] < last.totals["records"]:
+                last = _ZERO
             for one in self._grown:
-                self._grown[one] += max(0, counted[one] - last.get(one, 0))
+                self._grown[one] += max(0, _counted(reading, one) - _counted(last, one))
+            acks = zip(reading.timings["ack"], last.timings["ack"], strict=True)
+            for place, (now, was) in enumerate(acks):
+                self._acks[place] += max(0, now - was)
 
-    def _of_daemon(self) -> Reading:
+    def _of_daemon(self, lag: float) -> Reading:
         sources, grown = self._sources, self._grown
         pull = sources.pull.services.counters
         return Reading(
@@ -90,19 +100,29 @@ class Readings:
                 "read_records": pull.records_total,
                 "read_bytes": pull.body_bytes_total,
             },
-            {"refused": grown["refused"]},
+            {one: grown[one] for one in _EVENTS},
             {
+                "ack": list(self._acks),
                 "fsync": sources.sync_times.snapshot().counts,
                 "loop": list(sources.loop_watch.lag.counts),
             },
-            {},
+            {"lag": lag},
         )
+
+
+def _counted(reading: Reading, name: str) -> float:
+    return (reading.events if name in _EVENTS else reading.totals)[name]
 
 
 def _of_stream(host: StreamHost, lag: float) -> Reading:
     observed = host.observed
     return Reading(
-        {"records": observed.records, "received_bytes": observed.received_bytes},
+        {
+            "records": observed.records + observed.copied_offsets,
+            "received_bytes": observed.received_bytes + observed.copied_bytes,
+            "read_records": observed.read_records,
+            "read_bytes": observed.read_bytes,
+        },
         {
             "refused": sum(host.sequencer.refused.values()),
             "possible_losses": host.possible_loss_events,

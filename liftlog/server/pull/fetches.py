@@ -326,7 +326,7 @@ class FetchQueue:
             self._tail_answered_at = self._loop.time()
         if found is None:
             header = _header(log, offset, next_offset, of_replica=fetch.replica is not None)
-            self._answers.fetched(waiting.request_id, header, None)
+            self._answer(waiting, stream, header, None)
             return True
         header = _header(
             log,
@@ -338,7 +338,7 @@ class FetchQueue:
             of_replica=fetch.replica is not None,
         )
         body = found.body if isinstance(found, Tail) else found
-        self._answers.fetched(waiting.request_id, header, body)
+        self._answer(waiting, stream, header, body)
         return True
 
     def _serve_selected(self, waiting: _Waiting, stream: StreamHost, offset: int) -> bool:
@@ -365,8 +365,19 @@ class FetchQueue:
         header = _header(
             log, offset, next_offset, first_offset, scanned.record_count, scanned.size_bytes, True
         )
-        self._answers.fetched(waiting.request_id, header, scanned.batches or None)
+        self._answer(waiting, stream, header, scanned.batches or None)
         return True
+
+    def _answer(
+        self,
+        waiting: _Waiting,
+        stream: StreamHost,
+        header: FetchHeader,
+        body: LogSlice | bytes | tuple[bytearray, ...] | None,
+    ) -> None:
+        if not self._for_node:
+            stream.observed.read(header.record_count, header.body_length)
+        self._answers.fetched(waiting.request_id, header, body)
 
     def _scan(self, waiting: _Waiting, log: Log, offset: int, position: int) -> None:
         fetch = waiting.fetch

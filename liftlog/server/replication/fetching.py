@@ -314,6 +314,7 @@ class FollowedStream:
             raise CorruptBatch(
                 f"the leader's answer does not continue this log: {error}"
             ) from error
+        self.host.observed.copied(log.log_end_offset - end, len(body))
         try:
             known = None if self._told is None else self._told.high_watermark
             if known is not None and known <= end < log.log_end_offset:

@@ -29,7 +29,7 @@ SPANS = {
 }
 FINEST = "5m"
 MAX_LONG = 2000
-"""Streams of which more than the finest span is kept: 11 KiB each. The others take 3 KiB."""
+"""Streams of which more than the finest span is kept: 18 KiB each. The others take 5 KiB."""
 DAEMON = ""
 """Stands for the daemon where there is a name of a stream, which is never empty."""
 _BETWEEN = "/"

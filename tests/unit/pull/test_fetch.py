@@ -53,6 +53,8 @@ async def test_a_fetch_answers_the_bytes_of_the_log(broker: LogBroker) -> None:
             assert body == piece.pread()
         assert server.services.counters.fetches_total == 1
         assert server.services.counters.body_bytes_total == len(body)
+        observed = broker.streams["orders"].observed
+        assert (observed.read_records, observed.read_bytes) == (80, len(body))
 
 
 async def test_at_least_one_batch_and_no_more_than_asked(broker: LogBroker) -> None:

@@ -56,8 +56,8 @@ class Chart(NamedTuple):
 
 
 STREAM_CHARTS = (
-    Chart("Records stored", RATE, (("stored", "records"),)),
-    Chart("Bytes received", BYTES, (("received", "received_bytes"),)),
+    Chart("Records", RATE, (("stored", "records"), ("read", "read_records"))),
+    Chart("Bytes", BYTES, (("received", "received_bytes"), ("read", "read_bytes"))),
     Chart("Time to ack", SECONDS, (("median", "ack_p50"), ("99%", "ack_p99"))),
     Chart("Largest lag of a consumer or group", COUNT, (("records", "lag"),)),
     Chart("Messages refused", COUNT, (("refused", "refused"),)),
@@ -67,13 +67,9 @@ READER_CHARTS = (
     Chart("Lag", COUNT, (("records", "lag"),)),
     Chart("Oldest record that is not read", AGE, (("waits for", "lag_seconds"),)),
 )
-DAEMON_CHARTS = (
-    Chart("Records", RATE, (("stored", "records"), ("read", "read_records"))),
-    Chart("Bytes", BYTES, (("received", "received_bytes"), ("read", "read_bytes"))),
-    Chart("fsync", SECONDS, (("median", "fsync_p50"), ("99%", "fsync_p99"))),
-    Chart("Delay of the event loop", SECONDS, (("median", "loop_p50"), ("99%", "loop_p99"))),
-    Chart("Messages refused", COUNT, (("refused", "refused"),)),
-)
+_FSYNC = Chart("fsync", SECONDS, (("median", "fsync_p50"), ("99%", "fsync_p99")))
+_LOOP = Chart("Delay of the event loop", SECONDS, (("median", "loop_p50"), ("99%", "loop_p99")))
+DAEMON_CHARTS = (*STREAM_CHARTS[:3], _FSYNC, *STREAM_CHARTS[3:], _LOOP)
 
 
 def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any]:
