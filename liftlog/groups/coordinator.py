@@ -254,7 +254,7 @@ class Coordinator:
             )
         group, stream = asked.key
         if state is None:
-            slots = asked.slots or DEFAULT_SLOTS
+            slots = DEFAULT_SLOTS if asked.slots is None else asked.slots
             state = self._created(flight, asked.key, slots, asked.start, asked.principal)
         if asked.slots not in (None, state.slots):
             raise Conflict(

@@ -80,9 +80,10 @@ class Groups:
     def ask(self, asked: Asked, told: Told) -> None:
         """`told` is called later, never within this call.
 
-        Raises InvalidArgument, StreamNotFound, StreamUnavailable, LimitExceeded, and for a commit
-        and a seek OffsetOutOfRange, StaleIncarnation and Diverged; `told` may get GroupFenced,
-        Conflict, StaleIncarnation, LimitExceeded, DiskFull, StreamUnavailable, ShuttingDown.
+        Raises InvalidArgument, StreamNotFound, StreamUnavailable, LimitExceeded, OffsetOutOfRange
+        for a place where the stream has not been, and for a commit StaleIncarnation and Diverged;
+        `told` may get GroupFenced, Conflict, StaleIncarnation, LimitExceeded, DiskFull,
+        StreamUnavailable, ShuttingDown.
         """
         if self._closed is not None:
             raise self._closed
@@ -103,7 +104,11 @@ class Groups:
         check_consumer_name(group)
         if isinstance(asked, Join):
             check_consumer_name(asked.member)
-            self._find_stream(stream)
+            log = self._find_stream(stream).log
+            if asked.start and asked.key not in self._coordinator.groups:
+                error = why_not_storable(log, stream, asked.start, None, None)
+                if error is not None:
+                    raise error
         elif isinstance(asked, Commit) and asked.offsets:
             highest = max(asked.offsets.values())
             if min(asked.offsets.values()) < 1:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.local_checkpoints import serve_checkpoints
 from support.pull_broker import LogBroker, orders_broker
 
-from liftlog.errors import LiftlogError, NotReady, RequestTimeout, StreamNotFound
+from liftlog.errors import (
+    InvalidArgument,
+    LiftlogError,
+    NotReady,
+    OffsetOutOfRange,
+    RequestTimeout,
+    StreamNotFound,
+)
 from liftlog.groups.coordinator import Coordinator
 from liftlog.groups.quota import Limits
 from liftlog.groups.requests import Asked, Beat, Commit, Join, Leave, Remove, Seek
@@ -162,6 +170,23 @@ async def left_group(broker: LogBroker, name: str, offset: int) -> None:
 
 def names(broker: LogBroker) -> set[str]:
     return {group for group, _ in broker.checkpoints.groups.coordinator.groups}
+
+
+async def test_a_group_begins_where_the_stream_has_been(broker: LogBroker) -> None:
+    """A lag of nothing would hide that it skips all that is to come."""
+    groups = broker.checkpoints.groups
+    for start in (102, 2**62):
+        with pytest.raises(OffsetOutOfRange, match=f"{start} is outside"):
+            await groups.asked(replace(join("g"), start=start))
+    assert names(broker) == set()
+    assert await groups.asked(replace(join("g"), start=101)) is not None
+    # A member of a group that exists begins where that is, whatever it asks for.
+    await groups.asked(replace(join("g"), start=102))
+
+
+async def test_a_group_without_slots_is_none(broker: LogBroker) -> None:
+    with pytest.raises(InvalidArgument, match="1 to 1024 slots, not 0"):
+        await broker.checkpoints.groups.asked(join("g", slots=0))
 
 
 async def test_groups_without_members_expire_if_there_was_something_to_read(

@@ -550,6 +550,17 @@ async def test_a_member_that_is_stopped_before_it_begins_does_not_join(client: O
     assert await client.call("list_groups") == []
 
 
+async def test_one_member_commits_as_many_slots_as_there_can_be(
+    client: Opened, broker: LogBroker
+) -> None:
+    group = client.client.group("billing", "orders", slots=1024)
+    assert len(await client.take(group, 100)) == 100
+    await client.of(group, "commit")
+    info = await client.call("describe_group", "billing", "orders")
+    assert info.offsets == [101] * 1024
+    await client.of(group, "close")
+
+
 async def test_seek_list_and_remove(client: Opened, broker: LogBroker) -> None:
     await client.call("seek_group", "billing", "orders", 51)
     assert [one.group for one in await client.call("list_groups")] == ["billing"]

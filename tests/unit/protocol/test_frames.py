@@ -13,6 +13,7 @@ from support.hostile_frames import hostile_maps
 
 from liftlog.errors import BadRequest, LimitExceeded
 from liftlog.protocol.frames import FrameReader, decode_map, encode_frame
+from liftlog.protocol.groups import MAX_SLOTS, CommitGroup
 from liftlog.protocol.limits import MAX_DEPTH, MAX_REQUEST_VALUES
 from liftlog.protocol.messages import Fetch
 
@@ -220,6 +221,14 @@ def test_the_longest_fetch_is_within_the_limit() -> None:
     )
     decoded = decode_map(encode_frame(longest.to_map(1))[4:], MAX_REQUEST_VALUES)
     assert Fetch.from_map(decoded) == longest
+
+
+def test_a_commit_of_all_slots_is_within_the_limit() -> None:
+    """Who is alone in a group has all of them, and each may be anywhere."""
+    slots = [*range(MAX_SLOTS)]
+    longest = CommitGroup("orders", "billing", "w1", 1, 1, slots, slots, "0" * 32, 1)
+    decoded = decode_map(encode_frame(longest.to_map(1))[4:], MAX_REQUEST_VALUES)
+    assert CommitGroup.from_map(decoded) == longest
 
 
 @pytest.mark.parametrize(
