@@ -12,7 +12,7 @@ TEXT_PAIRS = [
     *((ink, back) for ink in ("ink", "soft", "link") for back in ("page", "card", "sunken")),
     *((name, f"{name}-back") for name in ("ok", "warn", "bad")),
     ("on-button", "button"), ("ink", "quiet-back"), ("link", "quiet-back"), ("ok", "card"),
-    ("warn", "card"), ("ok", "sunken"),
+    ("warn", "card"), ("ok", "sunken"), ("bad", "card"), ("bad", "page"),
 ]  # fmt: skip
 SHAPE_PAIRS = [("edge", "page"), ("edge", "card"), ("series", "card"), ("link", "page")]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+from support.repository import REPOSITORY
 
 from liftlog.errors import StreamNotFound
 from liftlog.protocol.messages import StreamInfo
@@ -12,6 +15,8 @@ from liftlog.server.web.entering import _OWN_PATH
 from liftlog.server.web.formats import MAX_PARTS, WIDTH, segment_parts, spark_points
 from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.watching import Descriptions
+
+TEMPLATES = REPOSITORY / "liftlog/server/web/templates"
 
 
 class Clock:
@@ -148,3 +153,24 @@ def test_where_a_login_may_lead() -> None:
     for bad in ("//evil.example", "/ui//../\\evil", "https://evil.example/ui/", "/ui/\r\nX: y",
                 "javascript:alert(1)", "/metrics", "/ui/streams#x", "/ui/streams\n"):  # fmt: skip
         assert not _OWN_PATH.fullmatch(bad), bad
+
+
+def test_wide_tables_are_cards_on_a_phone() -> None:
+    """A table is laid out in one way, by the style sheet; its roles stay those of a table."""
+    wide = 0
+    for path in sorted(TEMPLATES.glob("*.html")):
+        for table in re.findall(r"<table.*?</table>", path.read_text(), re.DOTALL):
+            opened = table[: table.index(">")]
+            if table.count('scope="col"') <= 3 or path.name in ("group.html", "versions.html"):
+                continue  # narrow, or with a layout of its own
+            wide += 1
+            assert re.search(r'class="[^"]*\b(cards|streams|records)\b', opened), (
+                path.name,
+                opened,
+            )
+            for cell in re.findall(r"<(?:td|th|tr|thead|tbody)\b[^>]*>", table):
+                assert "role=" in cell, (path.name, cell)
+            for cell in re.findall(r"<td\b[^>]*>", table):
+                is_labelled = "data-label=" in cell or "colspan=" in cell or "streams" in opened
+                assert is_labelled, (path.name, cell)
+    assert wide > 10
