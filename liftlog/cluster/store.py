@@ -14,6 +14,9 @@ from typing import NamedTuple, Protocol
 from liftlog.errors import InvalidArgument
 
 MAX_VALUE_BYTES = 64 * 1024
+MAX_GIVEN_BYTES = 48 * 1024
+"""Of a record as an operator or a client makes it: nodes add to it what they decide later, and a
+stream whose record is full could get no other leader."""
 
 
 class MetaStoreError(Exception):
@@ -42,6 +45,16 @@ def check_size(key: str, value: bytes) -> None:
         raise InvalidArgument(
             f"the record {key} has {len(value):,} bytes, more than the {MAX_VALUE_BYTES:,} that "
             "the metadata store takes"
+        )
+
+
+def check_given(key: str, value: bytes) -> None:
+    """Raises InvalidArgument when a record that is asked for leaves too little room."""
+    if len(value) > MAX_GIVEN_BYTES:
+        raise InvalidArgument(
+            f"the record {key} would have {len(value):,} bytes, and a cluster takes "
+            f"{MAX_GIVEN_BYTES:,}",
+            hint="give the stream less metadata, or fewer subjects",
         )
 
 

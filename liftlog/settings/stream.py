@@ -219,7 +219,9 @@ class JetStreamSettings(SettingsModel):
         default="", description="Text for people, at most 4 KiB."
     )
     metadata: Annotated[dict[str, str], AfterValidator(_short_texts)] = Field(
-        default={}, description="Texts by name, at most 128 KiB in all."
+        default={},
+        description="Texts by name, at most 128 KiB in all; in a cluster all settings of a stream "
+        "together take at most 48 KiB.",
     )
     discard: Literal["old", "new"] = Field(
         default="old",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from liftlog.cluster import transitions
@@ -22,6 +23,7 @@ from liftlog.cluster.store import (
     MetaStore,
     MetaStoreError,
     StoreUnavailable,
+    check_given,
 )
 from liftlog.errors import Conflict, CorruptMetadata, LiftlogError, MetadataUnavailable
 from liftlog.server.replication.known_records import KnownRecords
@@ -176,7 +178,7 @@ class Mirror:
 
     async def create(self, record: StreamRecord) -> StreamRecord:
         """Store the first record of a stream, in the place of a deleted one; returns the record
-        that is there then. Raises MetadataUnavailable."""
+        that is there then. Raises InvalidArgument when it is too large, MetadataUnavailable."""
         async with self._turns:
             for _ in range(_ATTEMPTS):
                 entry, first = await self._get(record.name), record
@@ -186,6 +188,7 @@ class Mirror:
                         self._note_record(present, entry.revision)
                         return present
                     first = transitions.in_place_of(record, present)
+                check_given(STREAM_PREFIX + record.name, record.to_json())
                 if await self._cas(first, 0 if entry is None else entry.revision):
                     return first
         raise _busy(f"stream {record.name}")
@@ -227,6 +230,22 @@ class Mirror:
                 logger.info("record-purged stream=%s", name)
         except MetaStoreError as error:
             logger.info("record-not-purged stream=%s reason=%s", name, error)
+
+    async def update(
+        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
+    ) -> StreamRecord | None:
+        """`change` of the settings. Raises InvalidArgument, too, when they would become too large;
+        larger ones that are there may become smaller."""
+
+        def checked(present: StreamRecord) -> StreamRecord | None:
+            after = step(present)
+            if after is not None:
+                with_these = replace(present, settings=after.settings).to_json()
+                if len(with_these) > len(present.to_json()):
+                    check_given(STREAM_PREFIX + name, with_these)
+            return after
+
+        return await self.change(name, checked)
 
     def told(self, record: StreamRecord) -> None:
         """Another node has this record, which the store may not tell this one for long. Its

@@ -141,7 +141,8 @@ class Succession:
         self._see(now)
         logs: dict[str, list[int]] = {}
         for name in self._copies.names():
-            if self._mirror.records[name].leader == node and len(logs) < _MAX_TOLD:
+            record = self._mirror.records.get(name)  # none while what is stored is not believed
+            if record is not None and record.leader == node and len(logs) < _MAX_TOLD:
                 log = self._copies.log_end(name)
                 if log is not None:
                     logs[name] = list(log)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from liftlog.cluster import transitions
 from liftlog.cluster.placement import Candidate, place
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import Conflict, MetadataUnavailable
+from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.streams.settings import record_settings
 from liftlog.settings import StreamSettings
@@ -103,8 +103,11 @@ class NewStreams:
             for name, result in zip(some, made, strict=True):
                 if isinstance(result, StreamRecord):
                     del missing[name]
-                elif not isinstance(result, Conflict | MetadataUnavailable):
+                elif not isinstance(result, LiftlogError):
                     raise result
+                elif not isinstance(result, Conflict | MetadataUnavailable):
+                    del missing[name]  # the others do not wait for what never will be
+                    logger.error("stream-not-created stream=%s error=%s", name, result)
                 else:
                     missing[name] = missing.pop(name)  # the others come first
                     if name not in told:

@@ -383,12 +383,13 @@ class ReplicatedStreams:
             return await self.new_streams.create(name, settings, origin="api")
 
     async def update(self, name: str, settings: StreamSettings) -> None:
-        """Store other settings; each node with a copy adopts them. Raises MetadataUnavailable."""
+        """Store other settings; each node with a copy adopts them. Raises InvalidArgument,
+        MetadataUnavailable."""
 
         def step(record: StreamRecord) -> StreamRecord | None:
             return transitions.update(record, record_settings(settings, origin_of(record)))
 
-        await self.mirror.change(name, step)
+        await self.mirror.update(name, step)
 
     async def truncate(self, name: str, offset: int) -> None:
         """Delete what is below `offset` on every node. Raises MetadataUnavailable."""

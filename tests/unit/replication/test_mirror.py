@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from support.simfs import Fault, SimFileSystem
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import Change
 from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.store import Entry
-from liftlog.errors import Conflict, CorruptMetadata, MetadataUnavailable
+from liftlog.cluster.store import MAX_VALUE_BYTES, Entry
+from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.server.replication import mirror
 from liftlog.server.replication.file_store import FileMetaStore
@@ -60,6 +61,36 @@ async def test_who_creates_second_gets_the_record_of_the_first(store: FileMetaSt
     )
     assert first == second
     assert one.mirror.records == two.mirror.records == {"s": first}
+
+
+async def test_settings_leave_room_for_what_nodes_decide(store: FileMetaStore) -> None:
+    """A record that is full could name no other leader: the stream would stop with its first."""
+
+    def large(size: int) -> dict[str, Any]:
+        return {"min_isr": 2, "metadata": {"text": "x" * size}}
+
+    node, starts = Node(store), {"a": 1, "b": 1, "c": 1}
+    with pytest.raises(InvalidArgument, match="less metadata"):
+        await node.mirror.create(
+            transitions.create("s", "one", large(50_000), "abc", starts=starts)
+        )
+    most = transitions.create("s", "one", large(45_000), "abc", starts=starts)
+    for number in range(100):  # it was created and deleted as often
+        after = transitions.in_place_of(most, transitions.delete(most) or most)
+        most = replace(after, incarnation=f"{number:032}")
+    record = await node.mirror.create(most)
+    with pytest.raises(InvalidArgument, match="less metadata"):
+        await node.mirror.update("s", lambda one: transitions.update(one, large(50_000)))
+    for number in range(200):
+        to = "bc"[number % 2]
+        await node.mirror.change("s", lambda one, to=to: transitions.transfer(one, to))  # type: ignore[misc]
+    record = node.mirror.records["s"]
+    assert len(record.to_json()) < MAX_VALUE_BYTES - 8192
+    # One of a version that took more:
+    full = replace(record, settings=large(60_000))
+    await store.cas("stream.s", full.to_json(), (await store.scan(""))["stream.s"].revision)
+    paused = {**large(60_000 - 100), "paused": True}
+    await Node(store).mirror.update("s", lambda one: transitions.update(one, paused))
 
 
 async def test_changes_at_once_are_all_made(store: FileMetaStore) -> None:

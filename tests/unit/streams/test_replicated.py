@@ -1008,6 +1008,22 @@ async def test_the_streams_of_the_configuration_are_created_together_once_there_
     await node.close()
 
 
+async def test_a_stream_of_the_configuration_that_is_refused_keeps_no_others_waiting(
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(tmp_path / "a", store, start=1)
+    large = {"jetstream": {"metadata": {"text": "x" * 100_000}}}
+    settings = {
+        name: parse_stream_settings({"subject": f"{name}.>", "replicas": 3, **more})
+        for name, more in (("r", large), ("s", {}))
+    }
+    await with_nodes(store, node.streams)
+    await node.streams.new_streams.create_configured(settings)
+    assert "stream-not-created stream=r" in caplog.text
+    assert set(node.streams.mirror.records) == {"s"}
+    await node.close()
+
+
 async def test_the_status_tells_which_node_is_about_to_stop(tmp_path: Path, store: Store) -> None:
     node = Node(tmp_path / "a", store, start=1)
     await with_nodes(store, node.streams)
@@ -1141,4 +1157,31 @@ async def test_the_leader_of_a_stream_that_is_created_again_unheard_leads_the_ne
     await wait(lambda: streams.led and streams.led["s"].leader.record.incarnation == "s-2")
     leader = streams.led["s"].leader
     assert (leader.epoch, leader.record.isr) == (1, first.isr)
+    await node.close()
+
+
+async def test_a_copy_whose_record_is_not_believed_keeps_no_opinion_from_others(
+    tmp_path: Path, store: Store
+) -> None:
+    """Without it they would elect no leader of any stream before a session ends."""
+    await with_copy(tmp_path / "a", store)
+    entry = await store.get("stream.s")
+    assert entry is not None
+    known = await change(store, lambda one: transitions.truncate(one, 5))
+    before = Node(tmp_path / "a", store, start=1)
+    await before.streams.mirror.load()
+    await before.streams.mirror.remembered()
+    await before.close()
+    now = await store.get("stream.s")
+    assert now is not None
+    await store.cas("stream.s", entry.value, now.revision)
+    node = Node(tmp_path / "a", store, start=2)
+    await node.streams.remember()
+    await node.streams.mirror.load()
+    assert (node.streams.mirror.records, node.streams.mirror.known) == ({}, {"s": known})
+    session = await store.session("live.a", b"{}", 15)
+    node.streams.stand(session, Patience())
+    node.streams._give_up("s", replace(known, version=7))  # which is not what is stored
+    assert node.streams.opinion("b").logs == {}
+    await session.close()
     await node.close()
