@@ -254,7 +254,7 @@ class Elections:
     ) -> list[Yield]:
         """Whom to ask to take over which of the streams that are led here, because this node cannot
         serve them: it is not `is_attached` to NATS for a while; or it does not reach the store, and
-        a stream waits for a change of its ISR.
+        acks of a stream wait for a change of its ISR.
 
         The peers in sync are asked in turn, until the record of the stream has changed.
         """
@@ -270,7 +270,7 @@ class Elections:
         self._yields += 1
         wanted: dict[str, list[str]] = {}
         for name, leader in leaders:
-            if leader.resigned or not (detached or leader.pending is not None):
+            if leader.resigned or not (detached or leader.needs_change(now)):
                 continue
             record = leader.record
             peers = [

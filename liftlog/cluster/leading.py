@@ -335,6 +335,11 @@ class Leader:
             self._see(self.record)
         return self.pending
 
+    def needs_change(self, now: float) -> bool:
+        """Whether acks wait for a change that is under way: it takes out one that lags. One that
+        has come back meanwhile is waited for as before, and acks go on without the change."""
+        return self.pending is not None and any(self._lags(one, now) for one in self._waits_for)
+
     def adopt(self, record: StreamRecord) -> int:
         """A newer record; an older one changes nothing. If this epoch has ended in it, the leader
         has resigned. Returns the high watermark."""

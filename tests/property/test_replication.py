@@ -18,6 +18,7 @@ from functools import partial
 import pytest
 from support.broken_rules import BROKEN, STEADY
 from support.replica_disks import LogDisk
+from support.replica_progress import ELECTS, LEADS, MENDED, WAITS
 from support.replica_world import Faults, Violation, World
 
 RUNS = int(os.environ.get("SIMULATE_RUNS", "30"))
@@ -87,6 +88,30 @@ SETTINGS: dict[str, tuple[int, int, Faults, tuple[str, ...]]] = {
             *("committed", "set backs", "stood aside", "restored", "failover", "resign"),
             *("gave up", "decided"),
         ),
+    ),
+    "store cut off": (
+        3,
+        2,
+        Faults(store_cuts=1, lost_disks=0),
+        ("committed", "store cut off", "told", "failover", LEADS, ELECTS, MENDED),
+    ),
+    "store cut off, 3 of 5": (
+        5,
+        3,
+        Faults(store_cuts=1, lost_disks=0),
+        ("committed", "store cut off", "told", "failover", LEADS, ELECTS, MENDED),
+    ),
+    "store cut off and nothing else": (
+        3,
+        2,
+        replace(NOTHING_BREAKS, store_cuts=1),
+        ("committed", "store cut off", "failover", "transfer", LEADS, WAITS, MENDED),
+    ),
+    "store cut off and set back": (
+        3,
+        2,
+        Faults(store_cuts=1, set_backs=1, lost_disks=0),
+        ("committed", "store cut off", "set backs", "restored", "gave up"),
     ),
     "damaged copies are dropped": (
         3,

@@ -72,6 +72,20 @@ class AckedByAnIsrThatOnlyTheLeaderKnows(Leader):
         return True
 
 
+class TellsNoRecord(Leader):
+    """Followers hear of the in-sync set from the metadata store alone."""
+
+    def tells_record(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
+        return False
+
+
+class KnowsBetterThanFollowers(Leader):
+    """A follower that knows a newer record than the leader does not count."""
+
+    def _has_agreed(self, follower: FollowerState) -> bool:
+        return self._agrees(follower.mark)
+
+
 class LateAnswersUsed(Follower):
     def _is_awaited(self, answer: Answer) -> bool:
         if answer.diverging is None or self.working is not None:
@@ -143,6 +157,9 @@ FORGETFUL = Faults(
 """Followers come back with older disks, and frames of their former lives arrive."""
 
 
+STORE_CUT_OFF = Faults(store_cuts=1, lost_disks=0)
+"""Nodes cannot reach the metadata store, and acks go on where that is promised."""
+
 STEADY = Faults(elections=0.5, crashes=0.5, power_cuts=0.3, blackouts=0.1, lost_disks=0.5)
 """Enough is committed between faults for compaction to have something to remove."""
 
@@ -206,6 +223,12 @@ BROKEN: dict[str, Broken] = {
     ),
     "R16 acked by an ISR that only the leader knows": Broken(
         Rules(leader=AckedByAnIsrThatOnlyTheLeaderKnows), Faults(set_backs=1, lost_disks=0), 327
+    ),
+    "R16 followers hear of the ISR from the store alone": Broken(
+        Rules(leader=TellsNoRecord), STORE_CUT_OFF, 31
+    ),
+    "R16 followers know better than a leader without the store": Broken(
+        Rules(leader=KnowsBetterThanFollowers), STORE_CUT_OFF, 529
     ),
     "side state confirmed before it is stored": Broken(Rules(mutations=frozenset({"side state"}))),
     "side state of two leaders under one version": Broken(

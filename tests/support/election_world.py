@@ -241,6 +241,8 @@ class ElectionWorld:
         if not self._reaches_store(node):
             silent = [one for one in view.isr if one != node.name]
             silent = [one for one in silent if node.elections.suspects(one, now)]
+            for one in silent:
+                node.leader.lost(one)
             after = t.fence(view, silent)
             node.leader.pending = None if after is None else Change(view, after)
         if not self._reaches_store(node) or view.version != self.record.version:

@@ -11,6 +11,7 @@ one random node, and what must never happen raises Violation:
 - a leader that calls itself ready shows less than was acked before
 - a lease that was granted is missing on a node that leads, or that could be elected
 - a copy is dropped because of tombstones that its leader should have kept for it
+- acks do not go on although nothing fails but the way of some nodes to the metadata store
 
 `committed` is what any leader's high watermark ever reached: at least what was acked.
 """
@@ -25,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from support.replica_disks import Body, Disk, Entry, ListDisk, is_tombstone, key_of
+from support.replica_progress import go_on
 
 from liftlog.cluster import side_state
 from liftlog.cluster import transitions as t
@@ -83,6 +85,9 @@ class Faults:
     """The metadata store is restored from an older copy."""
     discards: float = 0.0
     """A follower drops its copy, because it is damaged where no other one may repair it."""
+    store_cuts: float = 0.0
+    """A node cannot reach the metadata store, for long; the line between nodes is whole. Now and
+    then nothing else fails, and acks have to go on where that is promised (`replica_progress`)."""
     beyond_promises: bool = False
     """More disks are lost than acks are to survive, and an operator elects what is left."""
 
@@ -180,7 +185,7 @@ class Node:
         """Whether the store has forgotten what this node knows; then it neither leads nor is
         elected by what is there. The barrier read is made at once here."""
         stored = self.world.record
-        if not is_regressed(self.record, stored):
+        if self.name in self.world.cut_off or not is_regressed(self.record, stored):
             return False
         if "R10" in self.world.rules.mutations:
             self.record = stored
@@ -569,6 +574,7 @@ class World:
         ]
         self.kept = list(self.history)  # copies of the store that it may be restored from
         self.sessions = set(names)
+        self.cut_off: set[str] = set()  # nodes that cannot reach the store
         self.incomplete: set[str] = set()  # lost a disk, and did not catch up since
         names += tuple("hijk"[:spares])
         self.sessions |= set(names)
@@ -596,18 +602,18 @@ class World:
             (self._deliver_again, choose((1, 5)) * faults.late_copies),
             (self._sync, 16 * choose((0.4, 1, 2))),
             (self._retry, 3),
-            (self._untold, 2),
+            (self.tell_untold, 2),
             (self._notice, 9 * choose((0.3, 1, 2))),
-            (self._isr, 5),
+            (self.propose, 5),
             (self._disconnect, 1.5 * flaky),
             (self._apply_cas, 6),
             (self._session_ends, 1 * flaky * faults.elections),
             (self._session_begins, 6 * faults.elections),
             (self._fail_over, 6 * flaky * faults.elections),
-            (self._resign, 2),
+            (self.resign, 2),
             (self._transfer, 0.3 * faults.planned),
             (self._crash, 0.5 * flaky * faults.crashes),
-            (self._start, choose((2, 6))),
+            (self.start, choose((2, 6))),
             (self._cut_power, 0.5 * flaky * faults.power_cuts),
             (self._blackout, 0.15 * faults.blackouts),
             (self._lose_disk, 0.5 * flaky * faults.lost_disks),
@@ -627,6 +633,9 @@ class World:
             (self._guard, 6.0 * faults.set_backs),
             (self._decide, 0.1 * faults.set_backs),
             (self._discard, 1.0 * faults.discards),
+            (self._cut_store, 0.5 * faults.store_cuts),
+            (self._mend_store, 0.4 * faults.store_cuts),
+            (self._must_go_on, 0.3 * faults.store_cuts),
         ]
         return [one for one, weight in table if weight], [weight for _, weight in table if weight]
 
@@ -783,6 +792,12 @@ class World:
             if self.frames:
                 self._deliver_one()
 
+    def deliver_all(self) -> None:
+        """What answers bring is not part of it."""
+        frames, self.frames = self.frames, []
+        for frame in frames:
+            self._receive(frame)
+
     def _deliver_one(self) -> None:
         late = self.random.random() < self.faults.reordered
         index = self.random.randrange(len(self.frames)) if late else 0
@@ -826,7 +841,7 @@ class World:
         if node.up:
             node.retry()
 
-    def _untold(self, node: Node) -> None:
+    def tell_untold(self, node: Node) -> None:
         if node.up and node.leader is not None:
             for name in node.leader.untold(self.now):
                 node.answer(node.parked.pop(name))
@@ -856,13 +871,15 @@ class World:
 
     def _notice(self, node: Node) -> None:
         """A node hears of a record: not always of the newest."""
+        if node.name in self.cut_off:
+            return
         newer = [one for one in self.history[-4:] if one.version > node.record.version]
         if node.up and node.stands_aside():
             self.stats["stood aside"] += 1
         elif node.up and newer:
             node.adopt(self.random.choice(newer))
 
-    def _isr(self, node: Node) -> None:
+    def propose(self, node: Node) -> None:
         if node.up and node.leader is not None:
             leader = node.leader
             was_settled, leader.is_settled = leader.is_settled, False
@@ -872,20 +889,28 @@ class World:
                 self.submit(node, change, "isr")
 
     def submit(self, node: Node, change: Change, what: str) -> None:
+        if node.name in self.cut_off:
+            return
         self.cas.append(Cas(node.name, node.start, change.before, change.after, what))
         if len(self.cas) > 6:
             del self.cas[0]  # never applied
 
     def _apply_cas(self, _: Node) -> None:
-        if not self.cas:
-            return
-        cas = self.cas.pop(self.random.randrange(len(self.cas)))
+        if self.cas:
+            cas = self.cas.pop(self.random.randrange(len(self.cas)))
+            self._apply(cas, self.faults.unknown_outcomes)
+
+    def apply_all(self) -> None:
+        while self.cas:
+            self._apply(self.cas.pop(0), 0.0)
+
+    def _apply(self, cas: Cas, unknown_outcomes: float) -> None:
         node = self.nodes[cas.node]
         applied = cas.expected == self.record
         if applied:
             self.put(cas.record, cas.what)
-        known = node.up and node.start == cas.start
-        if known and self.random.random() >= self.faults.unknown_outcomes:
+        known = node.up and node.start == cas.start and node.name not in self.cut_off
+        if known and self.random.random() >= unknown_outcomes:
             if applied:
                 node.adopt(cas.record)
         elif known:
@@ -909,7 +934,7 @@ class World:
         self.sessions.discard(node.name)
 
     def _session_begins(self, node: Node) -> None:
-        if node.up:
+        if node.up and node.name not in self.cut_off:
             self.sessions.add(node.name)
 
     def _fail_over(self, node: Node) -> None:
@@ -920,7 +945,7 @@ class World:
             if after is not None:
                 self.submit(node, Change(node.record, after), "failover")
 
-    def _resign(self, node: Node) -> None:
+    def resign(self, node: Node) -> None:
         if node.up and node.resigned_epoch == node.record.leader_epoch:
             after = t.resign(node.record, node.name)
             if after is not None:
@@ -1005,9 +1030,9 @@ class World:
         node.side = Side()
         self.begins_again(node)
 
-    def _start(self, node: Node) -> None:
+    def start(self, node: Node) -> None:
         """Registers, by a change that no other node's can come between, then takes its role."""
-        if node.up:
+        if node.up or node.name in self.cut_off:
             return
         node.up = True
         node.start += 1
@@ -1025,6 +1050,8 @@ class World:
             node.take_role()
 
     def register(self, node: Node) -> None:
+        if node.name in self.cut_off:
+            return
         if is_regressed(node.record, self.record) and "R10" not in self.rules.mutations:
             return
         clean = node.confirmed_by(self.record) and not node.drops_copy
@@ -1044,6 +1071,8 @@ class World:
         record = node.record
         if not node.up or node.follower is None or record != self.record or record.deleted:
             return
+        if node.name in self.cut_off:
+            return
         change = t.shrink if "R15" in self.rules.mutations else t.discard
         try:
             after = change(record, node.name)
@@ -1059,6 +1088,24 @@ class World:
         if after is not None:
             node.adopt(after)
 
+    def _cut_store(self, node: Node) -> None:
+        self.stats["store cut off"] += node.name not in self.cut_off
+        self.cut_off.add(node.name)
+
+    def _mend_store(self, node: Node) -> None:
+        self.cut_off.discard(node.name)
+
+    def _must_go_on(self, _: Node) -> None:
+        """The store does not forget anything meanwhile."""
+        if not self._is_set_back() and not any(
+            is_regressed(node.record, self.record) for node in self.nodes.values()
+        ):
+            cut_off = sorted(self.cut_off)
+            why, goes_on = go_on(self)
+            if not goes_on:
+                raise Violation(f"nothing is acked although {why}, without the store: {cut_off}")
+            self.stats[why] += 1
+
     def _set_back(self, _: Node) -> None:
         """The store forgets the newest changes."""
         if len(self.kept) > 1 and not is_regressed(self.kept[-1], self.record):
@@ -1068,7 +1115,9 @@ class World:
 
     def _guard(self, node: Node) -> None:
         """Asks the others what they know, and has the newest stored again."""
-        if not node.up or not is_regressed(node.record, self.record):
+        if not node.up or node.name in self.cut_off:
+            return
+        if not is_regressed(node.record, self.record):
             return
         heard: dict[str, Known | None] = {
             name: one.known_of
@@ -1150,6 +1199,8 @@ class World:
         """Nothing is left that is known to be complete: this node is elected as it is."""
         record = self.record
         if record.isr or record.eligible or not node.up or node.record != record:
+            return
+        if node.name in self.cut_off:
             return
         after = t.recover(record, node.name) if node.name in record.replicas else None
         if after is not None:

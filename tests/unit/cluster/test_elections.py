@@ -1,0 +1,42 @@
+"""What a leader hands over in need."""
+
+from __future__ import annotations
+
+from liftlog.cluster import transitions as t
+from liftlog.cluster.election import Elections, Yield
+from liftlog.cluster.leading import FetchRequest, Leader
+
+RECORD = t.create("s", "i", {"min_isr": 2}, "abc", starts=dict.fromkeys("abc", 1))
+
+
+def ask(leader: Leader, node: str, now: float) -> None:
+    leader.fetched(FetchRequest(node, 1, 1, offset=4, last_epoch=1), now)
+
+
+def test_a_leader_without_the_store_hands_over_only_while_acks_wait_for_a_change() -> None:
+    """A follower that came back is waited for as before. To hand over then would end the acks, if
+    the other one does not reach the store either: it does not hear who leads."""
+    leader = Leader(
+        RECORD, "a", ((1, 0),), log_end=4, durable_end=4, high_watermark=4, now=0.0, lag_max=10.0
+    )
+    elections = Elections("a", 1, now=0.0)
+    elections.renewed(12.0, 0.0)
+    for now in (0.0, 20.0):
+        for peer in "bc":
+            elections.heard(peer, now)
+            ask(leader, peer, now)
+    leader.lost("c")
+    change = leader.propose(20.0)
+    assert change is not None
+    assert change.after.isr == ("a", "b")
+    streams = [("s", leader)]
+    assert leader.needs_change(20.0)
+    asked = elections.yields(streams, 20.0, is_attached=True)
+    assert asked == [Yield("c", ("s",), False)]
+    ask(leader, "c", 21.0)
+    assert not leader.needs_change(21.0)
+    assert elections.yields(streams, 22.0, is_attached=True) == []
+    assert leader.propose(22.0) == change, "it may yet be made"
+    leader.lost("c")
+    elections.heard("b", 24.0)
+    assert elections.yields(streams, 24.0, is_attached=True) == [Yield("b", ("s",), False)]
