@@ -55,6 +55,8 @@ from liftlog.groups.state import (
 logger = logging.getLogger("liftlog.groups")
 
 _MAX_WAITING = 50_000
+_REQUEST_WORK = 64
+"""Of a request, besides those of its group."""
 _LOOK_SECONDS = 2e-6
 """For each member, at least so long between two looks at all sessions: such a look takes a tenth of
 that, and the members of many groups must not keep the daemon busy with it."""
@@ -77,6 +79,10 @@ class Parked(NamedTuple):
 
 class Coordinator:
     """Times are seconds of any clock that only goes forward."""
+
+    most_work = 65_536
+    """Judged at once: slots and members that have to be looked at, roughly 10 ms. A few clients
+    with groups of the largest kind could otherwise hold up the daemon for a second."""
 
     def __init__(
         self,
@@ -145,10 +151,11 @@ class Coordinator:
     # --- flights ---
 
     def begin(self, now: float) -> Flight:
-        """Judge everything that waits. The caller stores the drafts, if there are any, and then
-        calls `landed`; there is one flight at a time."""
+        """Judge what waits, in its order, and leave the rest to the next flight if that is much.
+        The caller stores the drafts, if there are any, and then calls `landed`; there is one flight
+        at a time."""
         flight = Flight(Quota(self._limits, self._use))
-        waiting, self._waiting = self._waiting, []
+        waiting = self._boarding()
         if now >= self.quiet_until:
             self._expire(flight, now)
         for asked, told in waiting:
@@ -165,6 +172,22 @@ class Coordinator:
             if draft == before:
                 del flight.drafts[key]
         return flight
+
+    def _boarding(self) -> list[tuple[Asked, Told]]:
+        """Those that are judged next."""
+        left, count = self.most_work, 0
+        for asked, _ in self._waiting:
+            if left <= 0:
+                break
+            count += 1
+            state = self.groups.get(asked.key)
+            left -= _REQUEST_WORK
+            if state is not None:
+                left -= state.slots + len(state.members)
+            elif isinstance(asked, Join):
+                left -= asked.slots or DEFAULT_SLOTS
+        boarding, self._waiting = self._waiting[:count], self._waiting[count:]
+        return boarding
 
     def landed(self, flight: Flight, error: LiftlogError | None, now: float) -> None:
         """The drafts are durable, or lost. In the latter case even the refusals may rest on changes

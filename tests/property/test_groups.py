@@ -30,6 +30,15 @@ SECONDS = 100.0
 CALM = Faults(*[0] * 11)
 
 
+class Hurried(Coordinator):
+    """Judges one or two requests at once."""
+
+    most_work = 100
+
+
+KINDS = (Coordinator, Hurried)
+
+
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "liftlog.groups")
@@ -45,7 +54,7 @@ def test_order_one_owner_nothing_skipped_and_again_only_what_was_not_committed()
     seen: Counter[str] = Counter()
     for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
         try:
-            seen += run_round(GroupWorld(seed))
+            seen += run_round(GroupWorld(seed, coordinator=KINDS[seed % 2]))
         except Violation as violation:
             raise AssertionError(f"seed {seed}: {violation}") from violation
     print(f"\n{RUNS} rounds: {dict(seen)}")

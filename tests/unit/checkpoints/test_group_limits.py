@@ -33,7 +33,8 @@ def asked(coordinator: Coordinator, *requests: Asked) -> list[str]:
     told: list[str] = []
     for one in requests:
         coordinator.ask(one, lambda _, error: told.append(error.name if error else "ok"), 0.0)
-    coordinator.landed(coordinator.begin(0.0), None, 0.0)
+    while coordinator.has_requests:
+        coordinator.landed(coordinator.begin(0.0), None, 0.0)
     return told
 
 
@@ -141,6 +142,32 @@ def test_many_members_do_not_keep_the_daemon_looking_at_their_sessions() -> None
         coordinator.wants_flight(now)
     assert len(answered) == 4000  # each one once, and not much later than it wanted
     assert looks < 250
+
+
+def test_requests_of_large_groups_are_judged_by_and_by_in_their_order() -> None:
+    """Each is a look at all slots and members, and the event loop waits for all that are judged at
+    once. Whoever asks less is not held up for longer than that."""
+    coordinator = Coordinator({}, 0.0)
+    assert asked(coordinator, join("large", slots=1024), join("small")) == ["ok", "ok"]
+    order: list[int] = []
+    for number in range(200):
+        joined = coordinator.groups["large", "orders"].members["m"].joined
+        beat = Beat(("large", "orders"), "m", joined, 1, frozenset())
+        coordinator.ask(beat, lambda *_, number=number: order.append(number), 0.0)
+    flights = []
+    while coordinator.has_requests:
+        flight = coordinator.begin(0.0)
+        flights.append(len(flight.verdicts))
+        coordinator.landed(flight, None, 0.0)
+    assert order == [*range(200)]
+    assert len(flights) > 3
+    assert max(flights[:-1]) - min(flights[:-1]) <= 1
+    flights.clear()
+    for number in range(200):
+        commit = Commit(("small", "orders"), "m", 0, 1, {0: number})
+        coordinator.ask(commit, lambda *_: None, 0.0)
+    coordinator.begin(0.0)
+    assert not coordinator.has_requests
 
 
 @pytest.fixture
