@@ -25,6 +25,9 @@ public interface FileStore {
         /** How many bytes are best read at once, when all are wanted. */
         int bestRead();
 
+        /** How many bytes between two that are wanted are rather read than skipped. */
+        int worthReading();
+
         /** Up to {@code length} bytes at {@code position}; fewer only at the end of the file. */
         int read(long position, byte[] into, int at, int length) throws IOException;
     }
@@ -83,6 +86,12 @@ public interface FileStore {
         @Override
         public int bestRead() {
             return 256 << 10;
+        }
+
+        /** A read takes as long as so many bytes and their checksum. */
+        @Override
+        public int worthReading() {
+            return 4 << 10;
         }
 
         @Override
@@ -144,6 +153,11 @@ public interface FileStore {
         /** Each read can be a request. */
         @Override
         public int bestRead() {
+            return 1 << 20;
+        }
+
+        @Override
+        public int worthReading() {
             return 1 << 20;
         }
 

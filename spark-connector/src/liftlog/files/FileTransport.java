@@ -12,6 +12,7 @@ import liftlog.scan.BatchSource;
 import liftlog.scan.Extent;
 import liftlog.scan.Losses;
 import liftlog.scan.Narrowing;
+import liftlog.scan.Rows;
 import liftlog.scan.ScanRange;
 import liftlog.scan.StreamState;
 import liftlog.scan.Transport;
@@ -62,7 +63,8 @@ public final class FileTransport implements Transport {
             if (segment.maxTimestampNs() < timestampNs) {
                 continue;
             }
-            try (SegmentReader reader = new SegmentReader(store, directory, segment);
+            try (SegmentReader reader = new SegmentReader(
+                            store, directory, segment, new Window());
                     RecordBatch batch = new RecordBatch()) {
                 long from = reader.index().floorTime(timestampNs).offset();
                 reader.seek(manifest, Math.max(from, manifest.logStartOffset()),
@@ -174,8 +176,8 @@ public final class FileTransport implements Transport {
 
     @Override
     public BatchSource batches(
-            ScanRange range, Set<String> columns, Losses losses, boolean isLast) {
-        return new Source(range, losses);
+            ScanRange range, Set<String> columns, Losses losses, boolean isLast, boolean selects) {
+        return new Source(range, losses, PartReading.Need.of(columns, selects));
     }
 
     @Override
@@ -187,15 +189,17 @@ public final class FileTransport implements Transport {
     private final class Source implements BatchSource {
         private final ScanRange range;
         private final Losses losses;
+        private final PartReading.Need need;
+        private final Window window = new Window();
         private int piece;
         private SegmentReader open;
         private long reached;
         private String missing = "";
-        private byte[] window = SegmentWalk.NO_WINDOW;
 
-        Source(ScanRange range, Losses losses) {
+        Source(ScanRange range, Losses losses, PartReading.Need need) {
             this.range = range;
             this.losses = losses;
+            this.need = need;
             this.reached = range.first();
         }
 
@@ -216,6 +220,15 @@ public final class FileTransport implements Transport {
                         leave();
                     }
                 }
+            } catch (IOException error) {
+                throw failed(error);
+            }
+        }
+
+        @Override
+        public boolean complete(RecordBatch shown, Rows rows) {
+            try {
+                return open.complete(shown, rows);
             } catch (IOException error) {
                 throw failed(error);
             }
@@ -271,6 +284,13 @@ public final class FileTransport implements Transport {
                 return;
             }
             SegmentReader.reportGap(manifest, reached, Math.min(segment.baseOffset(), end), losses);
+            BatchParts parts = need == PartReading.Need.ALL || manifest.isDamaged(segment)
+                    ? null
+                    : Sketch.parts(store, directory, segment, manifest.lineage(),
+                            need == PartReading.Need.SOME_VALUES);
+            if (parts != null) {
+                open.readParts(parts, need);
+            }
             open.seek(manifest, reached, end, losses, this::isWanted);
         }
 
@@ -281,7 +301,6 @@ public final class FileTransport implements Transport {
         @Override
         public void close() {
             if (open != null) {
-                window = open.window();
                 open.close();
                 open = null;
             }

@@ -8,6 +8,7 @@ import java.util.function.Predicate;
 import liftlog.records.BatchHeader;
 import liftlog.records.RecordBatch;
 import liftlog.scan.Losses;
+import liftlog.scan.Rows;
 
 /**
  * The batches of one segment in a range of offsets, and what is missing between them. Batches tile
@@ -21,28 +22,26 @@ final class SegmentReader implements AutoCloseable {
     private final FileStore.Opened file;
     private final SegmentIndex index;
     private final List<Stretch> stretches = new ArrayList<>();
-    private byte[] window;
+    private final Window window;
+    private PartReading parts;
     private Manifest manifest;
     private Losses losses;
     private Predicate<BatchHeader> wanted;
     private SegmentWalk walk;
     private int following;
     private long reached;
+    private long before; // where the batch that is shown begins, of what is wanted
     private long end;
 
     /** Throws FileNotFoundException. */
-    SegmentReader(FileStore store, String directory, Manifest.Segment segment, byte[] window)
+    SegmentReader(FileStore store, String directory, Manifest.Segment segment, Window window)
             throws IOException {
         this.segment = segment;
         this.window = window;
         String path = directory + "/" + segment.file();
         file = store.open(path);
+        window.open(file);
         index = SegmentIndex.read(store, path, segment.baseOffset());
-    }
-
-    SegmentReader(FileStore store, String directory, Manifest.Segment segment)
-            throws IOException {
-        this(store, directory, segment, SegmentWalk.NO_WINDOW);
     }
 
     Manifest.Segment segment() {
@@ -53,8 +52,9 @@ final class SegmentReader implements AutoCloseable {
         return index;
     }
 
-    byte[] window() {
-        return walk == null ? window : walk.window();
+    /** From now on reads parts of batches, with these checksums. */
+    void readParts(BatchParts checks, PartReading.Need need) {
+        parts = new PartReading(checks, need, file.worthReading());
     }
 
     /** Begins at an offset. Batches that are not wanted are passed over, but are no gap. */
@@ -69,10 +69,7 @@ final class SegmentReader implements AutoCloseable {
     void seekOn(long first, long stop) {
         stretches.clear();
         following = 0;
-        if (walk != null) {
-            window = walk.window();
-            walk = null;
-        }
+        walk = null;
         reached = Math.max(first, segment.baseOffset());
         end = stop;
         SegmentIndex.Entry from = index.floor(reached);
@@ -102,18 +99,17 @@ final class SegmentReader implements AutoCloseable {
             if (walk == null) {
                 if (following == stretches.size()) {
                     long last = Math.min(end, segment.nextOffset());
-                    long before = reached;
+                    long from = reached;
                     reached = last;
-                    reportGap(manifest, before, last, losses);
+                    reportGap(manifest, from, last, losses);
                     return false;
                 }
                 Stretch stretch = stretches.get(following++);
                 walk = new SegmentWalk(
-                        file, index, stretch.start(), stretch.end(), manifest.epochs(), window);
+                        window, index, stretch.start(), stretch.end(), manifest.epochs(), parts);
             }
             BatchHeader header = walk.next(into, wanted);
             if (header == null) {
-                window = walk.window();
                 walk = null;
             } else if (header.nextOffset() > reached && isShown(into, header)) {
                 return true;
@@ -122,11 +118,21 @@ final class SegmentReader implements AutoCloseable {
         return false;
     }
 
+    /** As {@code BatchSource.complete}. */
+    boolean complete(RecordBatch shown, Rows rows) throws IOException {
+        boolean isComplete = walk.complete(shown, rows);
+        if (!isComplete) {
+            reached = before;
+        }
+        return isComplete;
+    }
+
     private boolean isShown(RecordBatch into, BatchHeader header) {
-        long before = reached;
         boolean isWanted = wanted.test(header);
+        long from = reached;
+        before = Math.max(reached, Math.min(header.baseOffset(), end));
         reached = Math.min(header.nextOffset(), end);
-        reportGap(manifest, before, Math.min(header.baseOffset(), end), losses);
+        reportGap(manifest, from, before, losses);
         if (!isWanted || header.baseOffset() >= end) {
             return false;
         }

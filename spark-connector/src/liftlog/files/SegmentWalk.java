@@ -7,40 +7,34 @@ import liftlog.records.CorruptBatch;
 import liftlog.records.Epochs;
 import liftlog.records.Place;
 import liftlog.records.RecordBatch;
+import liftlog.scan.Rows;
 
 /**
  * The good batches of a stretch of a segment, one after the other. It passes over damage; the
- * caller sees which offsets are missing.
+ * caller sees which offsets are missing. With {@code parts} it reads of a batch what is needed, or
+ * the whole batch if that fails.
  */
 final class SegmentWalk {
-    static final byte[] NO_WINDOW = {};
-
     private static final int PASSING = 4 << 10;
 
-    private final FileStore.Opened file;
+    private final Window window;
     private final SegmentIndex index;
     private final SegmentIndex.Entry end;
-    private final Place place;
+    private final PartReading parts; // null: there are no checksums of parts
+    private Place place;
+    private Place before; // where the batch belonged that was shown last
     private long position;
-    private byte[] window;
-    private long windowStart;
-    private int windowLength;
     private boolean isPassing; // the batch before was not wanted: perhaps the next one is not
 
     /** {@code end} is where the stretch ends, and the offset at which the log continues there. */
-    SegmentWalk(FileStore.Opened file, SegmentIndex index, SegmentIndex.Entry start,
-            SegmentIndex.Entry end, Epochs epochs, byte[] window) {
-        this.file = file;
+    SegmentWalk(Window window, SegmentIndex index, SegmentIndex.Entry start,
+            SegmentIndex.Entry end, Epochs epochs, PartReading parts) {
+        this.window = window;
         this.index = index;
         this.end = end;
+        this.parts = parts;
         this.place = new Place(start.offset(), end.offset(), epochs);
         this.position = start.position();
-        this.window = window.length < file.bestRead() ? new byte[file.bestRead()] : window;
-    }
-
-    /** The buffer, which can have grown: for the walk over the next stretch. */
-    byte[] window() {
-        return window;
     }
 
     /**
@@ -53,7 +47,7 @@ final class SegmentWalk {
             BatchHeader readable = header;
             if (header != null && !place.holds(header)) {
                 if (header.baseOffset() > place.offset()
-                        && new Resync(file).leads(position, header, border())) {
+                        && new Resync(window.file()).leads(position, header, border())) {
                     place.goOnAt(header.baseOffset()); // the batches before it are gone
                 }
                 if (!place.holds(header)) {
@@ -63,6 +57,7 @@ final class SegmentWalk {
             isPassing = readable != null && !wanted.test(readable);
             if (isPassing || readable != null && isShown(into, readable)) {
                 position += readable.length();
+                before = parts == null ? null : place.copy();
                 place.passBy(readable);
                 return readable;
             }
@@ -71,22 +66,38 @@ final class SegmentWalk {
         return null;
     }
 
+    /** Makes the values of these rows readable; false: {@code next} shows the batch again. */
+    boolean complete(RecordBatch shown, Rows rows) throws IOException {
+        if (parts == null || parts.complete(window, shown, rows)) {
+            return true;
+        }
+        position -= shown.header().length();
+        place = before;
+        return false;
+    }
+
     private BatchHeader headerHere() throws IOException {
-        int length = view(BatchHeader.SIZE);
-        int at = (int) (position - windowStart);
+        // Of batches that are not wanted, only the headers are read.
+        int most = isPassing ? PASSING
+                : parts == null ? window.size() : parts.ahead(position, window.size());
+        int length = window.view(position, BatchHeader.SIZE, most, end.position());
+        int at = window.at(position);
         try {
-            return BatchHeader.parse(window, at, at + length);
+            return BatchHeader.parse(window.bytes(), at, at + length);
         } catch (CorruptBatch error) {
             return null;
         }
     }
 
     private boolean isShown(RecordBatch into, BatchHeader header) throws IOException {
-        int length = view(header.length());
-        int at = (int) (position - windowStart);
+        if (parts != null && parts.isShown(window, position, into, header)) {
+            return true;
+        }
+        int length = window.view(position, header.length(), window.size(), end.position());
+        int at = window.at(position);
         try {
-            header.checkBody(window, at, at + length);
-            into.load(window, at, header);
+            header.checkBody(window.bytes(), at, at + length);
+            into.load(window.bytes(), at, header);
             return true;
         } catch (CorruptBatch error) {
             return false;
@@ -95,7 +106,7 @@ final class SegmentWalk {
 
     private void passDamage(BatchHeader readable) throws IOException {
         SegmentIndex.Entry border = border();
-        SegmentIndex.Entry found = new Resync(file)
+        SegmentIndex.Entry found = new Resync(window.file())
                 .find(position, border, place.offset(), place.sureEpoch(), readable);
         SegmentIndex.Entry following = found == null ? border : found;
         position = following.position();
@@ -109,26 +120,5 @@ final class SegmentWalk {
                 || entry.position() >= end.position()
                 || entry.offset() <= place.offset();
         return useless ? end : entry;
-    }
-
-    /** Reads so much at the position into the window, unless it is there. Fewer bytes at the end. */
-    private int view(int length) throws IOException {
-        int wanted = (int) Math.min(length, end.position() - position);
-        long inside = position - windowStart;
-        if (inside >= 0 && inside + wanted <= windowLength) {
-            return wanted;
-        }
-        int kept = inside >= 0 && inside < windowLength ? windowLength - (int) inside : 0;
-        byte[] from = window;
-        if (wanted > window.length) {
-            window = new byte[wanted + wanted / 4];
-        }
-        System.arraycopy(from, kept == 0 ? 0 : (int) inside, window, 0, kept);
-        // Of batches that are not wanted, only the headers are read.
-        int most = isPassing ? Math.max(wanted, PASSING) : window.length;
-        int room = (int) Math.max(kept, Math.min(most, end.position() - position));
-        windowStart = position;
-        windowLength = kept + Disk.read(file, position + kept, window, kept, room - kept);
-        return Math.min(wanted, windowLength);
     }
 }

@@ -12,33 +12,50 @@ import liftlog.scan.Narrowing;
 
 /**
  * The sketch beside a sealed segment: which of its blocks can hold records of a subject, with a key
- * or of a time. The format is described in docs/reference/storage-format.md.
+ * or of a time, and the checksums of parts of its batches. The format is described in
+ * docs/reference/storage-format.md; of version 1, which has no such checksums, the blocks are used.
  */
 final class Sketch {
     private static final int MAGIC = 0x4B534C4C;
-    private static final int VERSION = 1;
-    private static final int HEAD = 40;
+    private static final int HEAD_1 = 40;
+    private static final int HEAD_2 = 48;
     private static final int ENTRY = 32;
     private static final int PROBES = 7;
     private static final long SPREAD = 0x9E3779B97F4A7C15L;
+    private static final long MOST_BYTES = 128 << 20; // of filters, in the driver
+    private static final long MOST_PARTS = 32 << 20; // of checksums, in each task
 
-    private final byte[] raw;
-    private final int count;
     private final Manifest.Segment segment;
+    private final int blocks;
+    private final byte[] entries; // of the blocks, then of the batches
+    private byte[] filters = {};
+    private BatchParts parts;
 
-    private Sketch(byte[] raw, int count, Manifest.Segment segment) {
-        this.raw = raw;
-        this.count = count;
+    private Sketch(Manifest.Segment segment, int blocks, byte[] entries) {
         this.segment = segment;
+        this.blocks = blocks;
+        this.entries = entries;
     }
 
-    /** Null if it is missing, damaged, or of another state of the segment. */
+    /** With filters, to select blocks. Null if it is missing, damaged, or of another state of the segment. */
     static Sketch read(FileStore store, String directory, Manifest.Segment segment, String lineage)
             throws IOException {
+        return read(store, directory, segment, lineage, true, false);
+    }
+
+    /** The checksums of heads, and {@code withValues} of values, if they are there. Null as above. */
+    static BatchParts parts(FileStore store, String directory, Manifest.Segment segment,
+            String lineage, boolean withValues) throws IOException {
+        Sketch found = read(store, directory, segment, lineage, false, withValues);
+        return found == null ? null : found.parts;
+    }
+
+    private static Sketch read(FileStore store, String directory, Manifest.Segment segment,
+            String lineage, boolean withFilters, boolean withValues) throws IOException {
         String path = directory + "/" + segment.file();
-        byte[] raw;
-        try {
-            raw = store.readAll(path.substring(0, path.length() - ".log".length()) + ".sketch");
+        String place = path.substring(0, path.length() - ".log".length()) + ".sketch";
+        try (FileStore.Opened file = store.open(place)) {
+            return read(file, segment, lineage, withFilters, withValues);
         } catch (FileNotFoundException error) {
             return null;
         } catch (IOException error) {
@@ -47,26 +64,74 @@ final class Sketch {
             }
             return null; // all that it says is in the segment, too
         }
-        byte[] name = lineage.getBytes(StandardCharsets.UTF_8);
-        boolean isOurs = raw.length >= HEAD
-                && Bytes.i32(raw, 0) == MAGIC
-                && Bytes.i32(raw, 4) == VERSION
-                && Bytes.i32(raw, 12) == Bytes.crc32c(name, 0, name.length)
-                && Bytes.i64(raw, 16) == segment.sizeBytes()
-                && Bytes.i64(raw, 24) == segment.nextOffset();
-        long number = isOurs ? Bytes.u32(raw, 8) : 0;
-        long end = HEAD + number * ENTRY;
-        return number > 0 && end <= raw.length && isIntact(raw, (int) end)
-                ? new Sketch(raw, (int) number, segment)
-                : null;
     }
 
-    private static boolean isIntact(byte[] raw, int end) {
+    private static Sketch read(FileStore.Opened file, Manifest.Segment segment, String lineage,
+            boolean withFilters, boolean withValues) throws IOException {
+        byte[] head = bytes(file, 0, HEAD_2);
+        if (head == null) {
+            return null;
+        }
+        byte[] name = lineage.getBytes(StandardCharsets.UTF_8);
+        long version = Bytes.u32(head, 4);
+        boolean isOurs = Bytes.i32(head, 0) == MAGIC
+                && (version == 1 || version == 2)
+                && Bytes.i32(head, 12) == Bytes.crc32c(name, 0, name.length)
+                && Bytes.i64(head, 16) == segment.sizeBytes()
+                && Bytes.i64(head, 24) == segment.nextOffset();
+        if (!isOurs) {
+            return null;
+        }
+        int size = version == 1 ? HEAD_1 : HEAD_2;
+        long blocks = Bytes.u32(head, 8);
+        long batches = version == 1 ? 0 : Bytes.u32(head, 36);
+        long batchesAt = blocks * ENTRY;
+        if (!withFilters && batches * BatchParts.ENTRY > MOST_PARTS) {
+            return null;
+        }
+        byte[] entries = bytes(file, size, batchesAt + batches * BatchParts.ENTRY);
+        if (blocks == 0 || entries == null || !isIntact(head, size - 4, entries)) {
+            return null;
+        }
+        Sketch found = new Sketch(segment, (int) blocks, entries);
+        long filtersAt = size + (long) entries.length;
+        long filterBytes = found.word((int) blocks - 1, 24) + found.word((int) blocks - 1, 28);
+        if (withFilters) {
+            found.filters = checked(file, filtersAt, filterBytes, Bytes.i32(head, 32));
+            return found.filters == null ? null : found;
+        }
+        if (batches > 0) {
+            long checksAt = filtersAt + filterBytes;
+            long checkBytes = file.size() - checksAt;
+            byte[] checks = withValues && checkBytes <= MOST_PARTS
+                    ? checked(file, checksAt, checkBytes, Bytes.i32(head, 40))
+                    : null;
+            found.parts = new BatchParts(entries, (int) batchesAt, checks);
+        }
+        return found;
+    }
+
+    private static boolean isIntact(byte[] head, int size, byte[] entries) {
         CRC32C check = new CRC32C();
-        check.update(raw, 0, HEAD - 4);
-        check.update(raw, HEAD, end - HEAD);
-        return (int) check.getValue() == Bytes.i32(raw, HEAD - 4)
-                && Bytes.crc32c(raw, end, raw.length - end) == Bytes.i32(raw, HEAD - 8);
+        check.update(head, 0, size);
+        check.update(entries, 0, entries.length);
+        return (int) check.getValue() == Bytes.i32(head, size);
+    }
+
+    private static byte[] checked(FileStore.Opened file, long position, long length, int check)
+            throws IOException {
+        byte[] found = bytes(file, position, length);
+        return found != null && Bytes.crc32c(found, 0, found.length) == check ? found : null;
+    }
+
+    /** Null if the file is shorter, or if that is more than is kept in memory. */
+    private static byte[] bytes(FileStore.Opened file, long position, long length)
+            throws IOException {
+        if (length < 0 || length > MOST_BYTES || position + length > file.size()) {
+            return null;
+        }
+        byte[] found = new byte[(int) length];
+        return file.read(position, found, 0, found.length) == found.length ? found : null;
     }
 
     /** The blocks, which tile the segment; those without a wanted record have the size 0. */
@@ -76,12 +141,12 @@ final class Sketch {
                 ? -1
                 : hash('s', wanted.subject().getBytes(StandardCharsets.UTF_8));
         long key = wanted.key() == null ? -1 : hash('k', wanted.key());
-        for (int i = 0; i < count; i++) {
+        for (int i = 0; i < blocks; i++) {
             boolean some = number(i, 16) >= wanted.notBeforeNs()
                     && number(i, 8) <= wanted.notAfterNs()
                     && (subject < 0 || holds(i, subject))
                     && (key < 0 || holds(i, key));
-            boolean isLast = i == count - 1;
+            boolean isLast = i == blocks - 1;
             long first = segment.baseOffset() + word(i, 0);
             long next = isLast ? segment.nextOffset() : segment.baseOffset() + word(i + 1, 0);
             long end = isLast ? segment.sizeBytes() : word(i + 1, 4);
@@ -91,7 +156,7 @@ final class Sketch {
     }
 
     private boolean holds(int i, long item) {
-        int start = HEAD + count * ENTRY + (int) word(i, 24);
+        int start = (int) word(i, 24);
         long bits = 8 * word(i, 28);
         if (bits == 0) {
             return false;
@@ -99,7 +164,7 @@ final class Sketch {
         long step = item * SPREAD >>> 32 | 1;
         for (int probe = 0; probe < PROBES; probe++) {
             long bit = (item + probe * step) % bits;
-            if ((raw[start + (int) (bit >> 3)] >> (bit & 7) & 1) == 0) {
+            if ((filters[start + (int) (bit >> 3)] >> (bit & 7) & 1) == 0) {
                 return false;
             }
         }
@@ -114,10 +179,10 @@ final class Sketch {
     }
 
     private long word(int i, int field) {
-        return Bytes.u32(raw, HEAD + i * ENTRY + field);
+        return Bytes.u32(entries, i * ENTRY + field);
     }
 
     private long number(int i, int field) {
-        return Bytes.i64(raw, HEAD + i * ENTRY + field);
+        return Bytes.i64(entries, i * ENTRY + field);
     }
 }

@@ -19,6 +19,13 @@ public final class Place {
         goOnAt(offset);
     }
 
+    public Place copy() {
+        Place same = new Place(offset, end, epochs);
+        same.epoch = epoch;
+        same.epochEnd = epochEnd;
+        return same;
+    }
+
     public long offset() {
         return offset;
     }

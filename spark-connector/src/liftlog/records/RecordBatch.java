@@ -43,6 +43,7 @@ public final class RecordBatch implements AutoCloseable {
     private BatchHeader header;
     private byte[] bytes;
     private long end;
+    private long readable; // the end of what was read; the values can lie behind it
     private int offsetDeltas;
     private int timeDeltas;
     private int subjectIds;
@@ -67,7 +68,37 @@ public final class RecordBatch implements AutoCloseable {
             columns = 0;
             end = Codecs.length(stored, at);
         }
+        readable = end;
         locate(columns);
+        first = 0;
+        last = of.recordCount();
+    }
+
+    /**
+     * Shows a batch without compression of which the first {@code size} bytes, up to those of the
+     * values, were read and checked. Where the values belong are other bytes, perhaps none. Throws
+     * CorruptBatch if the columns say that the values begin elsewhere.
+     */
+    public void loadHead(byte[] stored, int at, BatchHeader of, int size) throws CorruptBatch {
+        header = of;
+        bytes = stored;
+        end = at + (long) of.length();
+        readable = at + (long) size;
+        try {
+            locate(at + BatchHeader.SIZE);
+        } catch (Failure error) {
+            throw new CorruptBatch(error.getMessage());
+        }
+        if (values.data != readable) {
+            throw new CorruptBatch("the values begin elsewhere");
+        }
+        first = 0;
+        last = of.recordCount();
+    }
+
+    /** Shows a batch of which nothing is used but offsets and times that its header tells. */
+    public void loadHeader(BatchHeader of) {
+        header = of;
         first = 0;
         last = of.recordCount();
     }
@@ -253,7 +284,7 @@ public final class RecordBatch implements AutoCloseable {
     }
 
     private int word(long at) {
-        if (at + 4 > end) {
+        if (at + 4 > readable) {
             throw contradiction("a column reaches past the end of the batch");
         }
         return Bytes.i32(bytes, (int) at);

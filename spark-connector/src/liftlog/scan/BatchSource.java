@@ -10,6 +10,15 @@ public interface BatchSource extends AutoCloseable {
      */
     boolean next(RecordBatch into);
 
+    /**
+     * Makes the values of these rows of the batch readable: where they are few, {@code next} shows a
+     * batch without them. False: {@code next} shows the batch again, with all values, unless it is
+     * damaged.
+     */
+    default boolean complete(RecordBatch shown, Rows rows) {
+        return true;
+    }
+
     @Override
     void close();
 }

@@ -40,6 +40,11 @@ public final class Rows {
         return found;
     }
 
+    /** Whether perhaps not all records become rows. */
+    public boolean selects() {
+        return pattern != null || subject != null || key != null || newest != null;
+    }
+
     /** From now on only records that are the newest of their key. */
     public void only(NewestKeys found) {
         newest = found;

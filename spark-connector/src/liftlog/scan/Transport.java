@@ -35,10 +35,11 @@ public interface Transport extends AutoCloseable {
 
     /**
      * The batches with exactly the records of a range; {@code isLast} unless the caller will read
-     * the range again. Of columns that are not named, only the marks of tombstones are sure to be
+     * the range again; {@code selects} if perhaps not all records of a batch become rows. Of columns that are not named, only the marks of tombstones are sure to be
      * there.
      */
-    BatchSource batches(ScanRange range, Set<String> columns, Losses losses, boolean isLast);
+    BatchSource batches(ScanRange range, Set<String> columns, Losses losses, boolean isLast,
+            boolean selects);
 
     @Override
     void close();

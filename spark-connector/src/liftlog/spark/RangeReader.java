@@ -45,7 +45,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
             }
             wanted.addAll(List.of(schema.fieldNames()));
             wanted.remove(Columns.STREAM);
-            source = transport.batches(range, wanted, losses, true);
+            source = transport.batches(range, wanted, losses, true, rows.selects());
         } catch (RuntimeException error) {
             transport.close();
             throw error;
@@ -54,7 +54,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
 
     private NewestKeys newest(ScanRange range, Set<String> wanted) {
         NewestKeys found = new NewestKeys();
-        try (BatchSource first = transport.batches(range, wanted, losses, false)) {
+        try (BatchSource first = transport.batches(range, wanted, losses, false, rows.selects())) {
             while (first.next(batch)) {
                 rows.select(batch);
                 found.note(batch, rows);
@@ -66,8 +66,11 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
     @Override
     public boolean next() {
         while (source.next(batch)) {
-            metrics.note(batch);
             int count = rows.select(batch);
+            if (count > 0 && !source.complete(batch, rows)) {
+                continue;
+            }
+            metrics.note(batch);
             if (count > 0) {
                 for (RecordColumn column : columns) {
                     column.show(batch);

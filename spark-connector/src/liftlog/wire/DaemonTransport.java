@@ -233,7 +233,8 @@ public final class DaemonTransport implements Transport {
 
     @Override
     public BatchSource batches(
-            ScanRange range, Set<String> columns, Losses losses, boolean isLast) {
+            ScanRange range, Set<String> columns, Losses losses, boolean isLast,
+            boolean selects) {
         // Values are most of what a record is: without them little is left to send.
         BatchSource source = new Pieces(
                 range, columns.contains(Columns.VALUE) ? null : List.copyOf(columns), losses);

@@ -1,0 +1,229 @@
+"""The connector reads parts of batches, by the checksums that sketches have of them: the same rows
+as from whole batches, and every byte that is used is checked."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.rewriting import (
+    DIRECTORY,
+    Row,
+    add,
+    compact_once,
+    keyed,
+    rebatch_file,
+    sketch_segments,
+)
+from support.simfs import SimFileSystem
+from support.spark_jar import ALL_COLUMNS, jar_rows, python_rows
+from support.stored_logs import batch_positions, flip
+
+from liftlog.records import decode_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("jar")]
+
+NS = 1_700_000_000_000_000_000
+BLOCK = b"NATS/1.0\r\nTrace: 0123456789abcdef\r\n\r\n"
+SUBJECTS = [f"sensor.{number}" for number in range(40)]
+RARE = "sensor.rare"
+HEAD = 64
+
+
+def sketched_log(rng: random.Random, target: Path, *, codecs: tuple[str, ...] = ("none",)) -> Path:
+    """Segments of batches with values of all sizes, in most of which one subject is rare."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    stamp = NS
+    for _ in range(rng.randrange(1, 4)):
+        sizes = rng.choice([(0, 40), (0, 300), (200, 900), (3000, 9000)])
+        for _ in range(rng.randrange(2, 7)):
+            with_keys, with_headers, with_none = (rng.random() < 0.7 for _ in range(3))
+            rows = []
+            for _ in range(rng.choice([1, 3, 40, 150])):
+                stamp += rng.choice([0, 1000, 60_000_000_000])
+                key = rng.choice([None, b"", b"k%d" % rng.randrange(40)]) if with_keys else None
+                value = (
+                    None
+                    if with_none and rng.random() < 0.1
+                    else rng.randbytes(rng.randrange(*sizes))
+                )
+                subject = RARE if rng.random() < 0.02 else rng.choice(SUBJECTS)
+                headers = BLOCK if with_headers and rng.random() < 0.3 else b""
+                rows.append(Row(stamp, subject, key, value, headers))
+            add(log, [rows], compression=rng.choice(codecs))
+        log.roll()
+        if rng.random() < 0.4:
+            compact_once(log, fs, compression=rng.choice(codecs))
+        elif rng.random() < 0.3:
+            rebatch_file(log, fs, 0, compression=rng.choice(codecs))
+    sketch_segments(log, fs)
+    target.mkdir(parents=True)
+    for name in fs.list_directory(DIRECTORY):
+        (target / name).write_bytes(fs.read(DIRECTORY / name))
+    return target
+
+
+def one_segment(target: Path, *, records: int = 200, batches: int = 5) -> Path:
+    """Batches in which every fiftieth record is of the rare subject; values of 300 bytes."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for number in range(batches):
+        rows = [
+            Row(
+                NS + number,
+                RARE if i % 50 == 7 else SUBJECTS[i % 9],
+                b"k%d" % i,
+                b"%d.%d." % (number, i) + b"v" * 300,
+                b"",
+            )
+            for i in range(records)
+        ]
+        add(log, [rows])
+    log.roll()
+    sketch_segments(log, fs)
+    target.mkdir(parents=True)
+    for name in fs.list_directory(DIRECTORY):
+        (target / name).write_bytes(fs.read(DIRECTORY / name))
+    return target
+
+
+def first_segment(directory: Path) -> Path:
+    return min(directory.glob("*.log"))
+
+
+def place_of_value(raw: bytes, position: int, record: int) -> int:
+    """Where the bytes of a value begin, of the batch at a position."""
+    found = decode_batch(raw, position)
+    data, ends = found.value_column()
+    return position + len(found.raw) - len(data) + ends[record]
+
+
+def test_random_histories_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    selected = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        codecs = ("none",) if seed % 2 else ("none", "none", "none", "lz4", "zstd")
+        where = {"path": str(sketched_log(rng, tmp_path / f"s{seed}", codecs=codecs))}
+        size = {"targetPartitionBytes": rng.choice(["1MiB", "20000"])}
+        rows = python_rows(**where, columns=ALL_COLUMNS)
+        for columns in ("offset,timestamp", "offset,subject", "offset,key,headers"):
+            expected = [{name: row[name] for name in columns.split(",")} for row in rows]
+            assert jar_rows(spark, **where, **size, columns=columns) == expected, (seed, columns)
+        frame = spark.read.format("liftlog").options(**where, **size).load()
+        assert frame.count() == len(rows)
+        for condition, holds in (
+            (f"subject = '{RARE}'", lambda row: row["subject"] == RARE),
+            ("key = X'6B37'", lambda row: row["key"] == b"k7"),
+            ("key = X''", lambda row: row["key"] == b""),
+        ):
+            expected = [row for row in rows if holds(row)]
+            assert jar_rows(spark, condition, **where, **size, columns=ALL_COLUMNS) == expected
+            selected += len(expected)
+        for options in (
+            {"subject": "sensor.*"},
+            {"compact": "true"},
+            {"compact": "true", "subject": "sensor.3", "columns": "offset,key"},
+            {"startingOffset": len(rows) // 3 + 1, "subject": RARE},
+        ):
+            assert jar_rows(spark, **where, **options) == python_rows(**where, **options), options
+    assert selected > 20
+
+
+def test_another_file_system(spark: SparkSession, tmp_path: Path) -> None:
+    where = {"path": str(sketched_log(random.Random(77), tmp_path / "orders"))}
+    rows = python_rows(**where)
+    hadoop: Any = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    hadoop.set("fs.viewfs.mounttable.parts.link./logs", tmp_path.as_uri())
+    elsewhere = {"path": "viewfs://parts/logs/orders"}
+    assert jar_rows(spark, f"subject = '{RARE}'", **elsewhere) == [
+        row for row in rows if row["subject"] == RARE
+    ]
+    assert jar_rows(spark, **elsewhere, columns="offset,key") == [
+        {"offset": row["offset"], "key": row["key"]} for row in rows
+    ]
+
+
+def test_what_is_not_used_may_be_damaged_and_what_is_used_may_not(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = one_segment(tmp_path / "orders")
+    path = first_segment(directory)
+    where: dict[str, Any] = {"path": str(directory)}
+    rows = python_rows(**where)
+    rare = [row for row in rows if row["subject"] == RARE]
+    batch = [position for position, _ in batch_positions(path)][2]
+    of_batch = range(401, 601)
+    left = [row for row in rows if row["offset"] not in of_batch]
+    whole = path.read_bytes()
+    condition = f"subject = '{RARE}'"
+    skipping = {**where, "failOnDataLoss": "false"}
+
+    flip(path, place_of_value(whole, batch, 100))  # of a value that is not wanted
+    assert jar_rows(spark, condition, **where) == rare
+    assert len(jar_rows(spark, **where, columns="offset,subject,key")) == len(rows)
+    with pytest.raises(Exception, match=r"CORRUPT_RANGE.*\[401, 601\)"):
+        jar_rows(spark, **where)
+    for position in (
+        place_of_value(whole, batch, 57),  # of one that is
+        batch + HEAD + 20,
+        batch + 9,
+    ):
+        path.write_bytes(whole)
+        flip(path, position)
+        with pytest.raises(Exception, match=r"CORRUPT_RANGE.*\[401, 601\)"):
+            jar_rows(spark, condition, **where)
+        assert jar_rows(spark, condition, **skipping) == [r for r in left if r["subject"] == RARE]
+    for position in (batch + HEAD + 20, batch + 9):
+        path.write_bytes(whole)
+        flip(path, position)
+        with pytest.raises(Exception, match=r"CORRUPT_RANGE.*\[401, 601\)"):
+            jar_rows(spark, **where, columns="offset,subject")
+        assert len(jar_rows(spark, **skipping, columns="offset,subject")) == len(left)
+
+
+def test_a_damaged_or_wrong_sketch_changes_no_row(spark: SparkSession, tmp_path: Path) -> None:
+    directory = one_segment(tmp_path / "orders")
+    where: dict[str, Any] = {"path": str(directory)}
+    rows = python_rows(**where)
+    rare = [row for row in rows if row["subject"] == RARE]
+    [sketch] = directory.glob("*.sketch")
+    good = sketch.read_bytes()
+    rng = random.Random(3)
+    places = [5, 9, 33, 36, 41, 45, 50, *rng.sample(range(48, len(good)), 2)]
+    damaged = [good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :] for at in places]
+    damaged += [good[:30], good[:100], good[:-3], b""]
+    for raw in damaged:
+        sketch.write_bytes(raw)
+        assert jar_rows(spark, f"subject = '{RARE}'", **where) == rare
+        assert len(jar_rows(spark, **where, columns="offset,key")) == len(rows)
+    # One with the right checksums, and wrong words about batches and values.
+    for field, wrong in ((0, 8), (4, 72), (4, 1 << 30), (12, 7), (12, 1 << 31)):
+        sketch.write_bytes(with_batch_field(good, 2, field, wrong))
+        assert jar_rows(spark, f"subject = '{RARE}'", **where) == rare, (field, wrong)
+        assert len(jar_rows(spark, **where, columns="offset,key")) == len(rows)
+    path = first_segment(directory)
+    flip(path, place_of_value(path.read_bytes(), batch_positions(path)[2][0], 57))
+    for raw in (with_batch_field(good, 2, 12, 0xFFFFFFFF), good[:-1], b""):
+        sketch.write_bytes(raw)
+        with pytest.raises(Exception, match=r"CORRUPT_RANGE.*\[401, 601\)"):
+            jar_rows(spark, f"subject = '{RARE}'", **where)
+
+
+def with_batch_field(raw: bytes, batch: int, field: int, value: int) -> bytes:
+    """The sketch with another number in the entry of a batch."""
+    from crc32c import crc32c
+
+    blocks, batches = struct.unpack_from("<I", raw, 8)[0], struct.unpack_from("<I", raw, 36)[0]
+    start = 48 + 32 * blocks
+    made = bytearray(raw)
+    struct.pack_into("<I", made, start + 16 * batch + field, value)
+    end = start + 16 * batches
+    struct.pack_into("<I", made, 44, crc32c(bytes(made[48:end]), crc32c(bytes(made[:44]))))
+    return bytes(made)
