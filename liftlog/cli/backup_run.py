@@ -187,8 +187,8 @@ def _show(found: Backup, title: str) -> None:
     rows = [
         (
             one.name,
-            str(one.log_start_offset),
-            str(one.end_offset),
+            f"{one.log_start_offset:,}",
+            f"{one.end_offset:,}",
             show_size(one.size_bytes),
             str(len(one.damaged) or ""),
         )

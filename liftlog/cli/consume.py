@@ -24,7 +24,7 @@ from liftlog.cli.options import (
     wide_wanted,
 )
 from liftlog.cli.problems import Problem, note, warn
-from liftlog.cli.ranges import HELP, MAX_OFFSET, Range, Relative, range_of, resolve
+from liftlog.cli.ranges import HELP, MAX_OFFSET, Range, Relative, plain_number, range_of, resolve
 from liftlog.cli.record_lines import Write, record_writer
 from liftlog.cli.suggestions import complete_stream
 from liftlog.errors import ConnectionLost, CorruptRange
@@ -330,8 +330,9 @@ def _filter(
 
 def _one_offset(context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Users of key-value stores type a key."""
-    if value.isascii() and value.isdigit() and 0 < int(value) <= MAX_OFFSET:
-        return int(value)
+    digits = plain_number(value)
+    if digits.isascii() and digits.isdigit() and 0 < int(digits) <= MAX_OFFSET:
+        return int(digits)
     raise click.BadParameter(
         f"{value!r} is not an offset, a number from 1 on. The records with a key: "
         f"liftlog consume {shlex.quote(context.params['stream'])} --until-end "

@@ -149,7 +149,7 @@ def seek(group: str, stream: str, position: Position, assume_yes: bool) -> ExitC
     with connect_to_server() as client:
         start = resolve_position(client, stream, position)
         offset = client.fetch(stream, start, max_bytes=1).header.offset
-        words = f"{printable(group)} in {printable(stream)} continues at offset {offset}"
+        words = f"{printable(group)} in {printable(stream)} continues at offset {offset:,}"
         if not assume_yes and not confirmed(f"{words}. Do it?"):
             note("Nothing was changed.")
             return ExitCode.FAILED

@@ -16,6 +16,7 @@ from liftlog.cli.options import (
 )
 from liftlog.cli.output import print_table, say, write_object, write_objects
 from liftlog.cli.problems import note
+from liftlog.cli.ranges import OffsetType, plain_number
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import printable
 from liftlog.errors import InvalidArgument
@@ -61,8 +62,8 @@ def list_leases(name: str) -> None:
         rows = [
             (
                 printable(lease.lease_id) or "-",
-                str(lease.low),
-                str(lease.high),
+                f"{lease.low:,}",
+                f"{lease.high:,}",
                 _remaining(lease),
                 printable(lease.holder),
             )
@@ -99,6 +100,7 @@ def acquire(name: str, start: str, ttl: str, holder: str) -> None:
       liftlog stream lease acquire orders --ttl 10m --holder 'nightly copy'
       liftlog stream lease acquire orders --from 120000 -o json | jq -r .lease_id
     """
+    start = plain_number(start)
     if start != "earliest" and not (start.isascii() and start.isdigit()):
         raise InvalidArgument(f"--from {start}: expected an offset or earliest")
     where: int | str = start if start == "earliest" else int(start)
@@ -113,7 +115,7 @@ def acquire(name: str, start: str, ttl: str, holder: str) -> None:
 @click.option(
     "--from",
     "low",
-    type=click.IntRange(min=0),
+    type=OffsetType(),
     metavar="OFFSET",
     help="Release the offsets below this one.",
 )
@@ -161,8 +163,9 @@ def _show(lease: LeaseInfo) -> None:
     style = output_format()
     if style == "table":
         say(
-            f"{printable(lease.lease_id)} holds {printable(lease.stream)} from offset {lease.low} "
-            f"up to (not including) {lease.high} for {_remaining(lease)}"
+            f"{printable(lease.lease_id)} holds {printable(lease.stream)} "
+            f"from offset {lease.low:,} up to (not including) {lease.high:,} "
+            f"for {_remaining(lease)}"
         )
     else:
         write_object(lease.to_wire(), style)

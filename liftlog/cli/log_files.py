@@ -9,6 +9,7 @@ import click
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
 from liftlog.cli.options import debug_option, output_option
+from liftlog.cli.ranges import OffsetType
 
 _DIRECTORY = click.Path(path_type=Path)
 
@@ -57,7 +58,7 @@ def verify(directory: Path, allow_known: bool) -> ExitCode:
 @click.option(
     "--from",
     "first_offset",
-    type=click.IntRange(min=0),
+    type=OffsetType(),
     default=0,
     metavar="OFFSET",
     help="Start with the batch that contains this offset.",

@@ -306,8 +306,8 @@ def _words(preview: dict[str, Any]) -> str:
     before, offset, moved = preview["before"], preview["offset"], preview["moved_by"]
     who = f"{printable(preview['consumer'])} in {printable(preview['stream'])}"
     if offset is None:
-        return f"{who}: checkpoint {before} is deleted"
-    text = f"{who}: {'no checkpoint' if before is None else before} -> {offset}"
+        return f"{who}: checkpoint {before or 0:,} is deleted"
+    text = f"{who}: {'no checkpoint' if before is None else f'{before:,}'} -> {offset:,}"
     if moved:
         text += f", {plural(abs(moved), 'offset')} {'skipped' if moved > 0 else 'read again'}"
     return f"{text}, {plural(preview['lag'], 'offset')} left to read"
@@ -342,7 +342,7 @@ def table_of(
         (
             printable(one.consumer),
             printable(one.stream),
-            str(one.offset),
+            f"{one.offset:,}",
             "" if one.lag is None else f"{one.lag:,}",
             show_time(one.time_ns),
             *((printable(one.owner),) if owners else ()),
@@ -362,7 +362,7 @@ def _facts(found: Checkpoint, unread: str = "") -> list[tuple[str, str]]:
     facts = [
         ("consumer", found.consumer),
         ("stream", found.stream),
-        ("offset", str(found.offset)),
+        ("offset", f"{found.offset:,}"),
         ("lag", "" if found.lag is None else f"{found.lag:,}"),
         ("oldest unread", unread),
         ("problem", _problem_of(found)),

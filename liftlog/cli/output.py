@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeAlias
 
 import click
@@ -282,8 +283,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Row], *, right: Iterable
 
 _GOOD, _MIND, _BAD = "green", "yellow", "red"
 _STATES = {
-    **dict.fromkeys(("attached", "yes", "ok", "connected", "in sync"), _GOOD),
-    **dict.fromkeys(("paused", "read-only", "catching up"), _MIND),
+    **dict.fromkeys(("attached", "live", "yes", "ok", "connected", "in sync"), _GOOD),
+    **dict.fromkeys(("paused", "read-only", "catching up", "stopping"), _MIND),
     **dict.fromkeys(("detached", "failed", "no", "not connected", "down"), _BAD),
 }
 _ALWAYS = {"problem": _BAD, "damaged": _BAD, "possible losses": _MIND, "warnings": _MIND}
@@ -303,19 +304,31 @@ def colour_of(name: str, value: str) -> str | None:
     return _STATES.get(value.partition(" (")[0].lower())
 
 
+_LEAST_WRAPPED = 20
+
+
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Names and values below each other."""
+    """Names and values below each other. On a terminal long values are wrapped beside the names."""
     width = max((len(name) for name, _ in pairs), default=0)
+    whole = terminal_width()
+    left = None if whole is None else max(whole - width - 2, _LEAST_WRAPPED)
     for name, value in pairs:
         label = click.style(f"{name:<{width}}", dim=True)
         colour = colour_of(name, value)
         first, *rest = (
             click.style(line, fg=colour) if colour else line
-            for line in printable(value, keep_newlines=True).split("\n")
+            for line in _wrapped(printable(value, keep_newlines=True), left)
         )
         click.echo(f"{label}  {first}")
         for line in rest:
             click.echo(f"{'':<{width}}  {line}")
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    lines = text.split("\n")
+    if width is None:
+        return lines
+    return [part for line in lines for part in wrap(line, width, break_on_hyphens=False) or [""]]
 
 
 def print_rich(renderable: RenderableType) -> None:

@@ -2,6 +2,8 @@
 
 start   end   42   -100   +100   5m   @TIME     from there on
 10:20   :20   -100:end   @-1h:-5m   @T:+10m     and up to there, exclusive
+
+Numbers can have the separators that tables show: 1,234:5,678
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import click
 
@@ -55,9 +57,26 @@ _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+", re.ASCII)
 _AGO = re.compile(f"-{_SPAN.pattern}", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_SEPARATED = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
 _MAX_DIGITS = 19  # int() of very many is refused with words of its own
 MAX_OFFSET = 2**63 - 1
 _YEAR_5000 = 95_617_584_000
+
+
+def plain_number(text: str) -> str:
+    """Without the separators that tables have in numbers: `1,234` is 1234. Other text stays."""
+    return text.replace(",", "") if _SEPARATED.fullmatch(text) else text
+
+
+class OffsetType(click.IntRange):
+    """An offset as an option, as it is typed or as a table shows it."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        plain: Any = plain_number(value) if isinstance(value, str) else value
+        return super().convert(plain, param, ctx)
 
 
 def position_of(context: click.Context, parameter: click.Parameter, value: str) -> Position:
@@ -78,6 +97,7 @@ def parse_position(text: str, now: datetime) -> Position:
     if word.startswith("@") or _TIME_WITHOUT_AT.match(word):
         return parse_time(word.removeprefix("@"), now)
     sign, digits = (word[0], word[1:]) if word[:1] in ("-", "+") else ("", word)
+    digits = plain_number(digits)
     if digits.isascii() and digits.isdigit():
         if len(digits) > _MAX_DIGITS or int(digits) > MAX_OFFSET:
             raise ValueError(f"{word} is larger than any offset")

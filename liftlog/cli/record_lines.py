@@ -27,17 +27,17 @@ COLUMNS = (
 )
 """The fields that a record can have as an object."""
 
-_OFFSET_WIDTH = 8
-_TIME_WIDTH = 27
+_NAMES = ("OFFSET", "TIME", "SUBJECT", "KEY", "HEADERS")
+_TIME, _KEY, _HEADERS = 1, 3, 4
+_OFFSET_WIDTH, _TIME_WIDTH = 8, 27
 _SHORT_TIME_WIDTH = len("01-31 12:00:00")
-_LIMITS = (40, 24, 40)
-_NARROW_LIMITS = (20, 12, 20)
-_NARROWEST_LIMITS = (12, 8, 0)
-"""Of subjects, keys and headers."""
+_LIMITS = (None, None, 40, 24, 40)
+_NARROW_LIMITS = (None, None, 20, 12, 20)
+_NARROWEST_LIMITS = (None, None, 12, 8, 12)
 _NARROW = 110
 _VERY_NARROW = 80
-_LEAST_VALUE_WIDTH = 20
-"""Headers are left out where less than this would be left of the value."""
+_LEAST_VALUE_WIDTHS = {_HEADERS: 20, _TIME: 12, _KEY: 12}
+"""These columns are left out, one after the other, where less would be left of the value."""
 _IN_OTHER_COLUMNS = frozenset(("liftlog-key", "liftlog-tombstone"))
 
 
@@ -46,8 +46,8 @@ class RecordLines:
     theirs, and a new heading, with the first record that has some.
 
     `wide` leaves subjects, keys and headers whole, however long; a narrow terminal gets less of
-    them and of the time, and no headers, so that something of the value is left. What `found`
-    matches in a value is emphasised.
+    them and of the time, and none where nothing of the value would be left. What `found` matches in
+    a value is emphasised.
     """
 
     def __init__(
@@ -59,13 +59,17 @@ class RecordLines:
         limits = _NARROW_LIMITS if self._narrow else _LIMITS
         if width is not None and width < _VERY_NARROW:
             limits = _NARROWEST_LIMITS
-        self._limits: tuple[int | None, ...] = (None,) * 3 if wide else limits
-        self._widths = [len("SUBJECT"), len("KEY"), 0]
-        self._headed = self._without_headers = False
+        self._limits: tuple[int | None, ...] = (None,) * len(_NAMES) if wide else limits
+        moment = _SHORT_TIME_WIDTH if self._narrow else _TIME_WIDTH
+        self._widths = [_OFFSET_WIDTH, moment, len("SUBJECT"), len("KEY"), 0]
+        self._left_out: set[int] = set()
+        self._headed = False
 
     def lines(self, records: Sequence[Record]) -> list[str]:
         """Lines for one batch; the heading leads the first one."""
         columns = (
+            [f"{one.offset:,}" for one in records],
+            [self._moment(one) for one in records],
             [printable(one.subject) for one in records],
             [show_bytes(one.key) for one in records],
             [_headers_of(one) for one in records],
@@ -74,45 +78,46 @@ class RecordLines:
             [shorten(text, limit) for text in column]
             for column, limit in zip(columns, self._limits, strict=True)
         ]
-        if self._widths[2] == 0 and any(cut[2]) and not self._without_headers:
-            self._widths[2] = len("HEADERS")
+        self._widen(cut)
+        found = []
+        if records and not self._headed:
+            self._headed = True
+            heading = self._line(_NAMES, "VALUE")
+            found.append(click.style(heading, bold=True) if is_coloured() else heading)
+        for record, *cells in zip(records, *cut, strict=True):
+            found.append(self._line(cells, show_bytes(record.value, null=TOMBSTONE)))
+        return found
+
+    def _widen(self, cut: Sequence[Sequence[str]]) -> None:
+        """To what these cells need; other columns than before need another heading."""
+        if self._widths[_HEADERS] == 0 and any(cut[_HEADERS]) and _HEADERS not in self._left_out:
+            self._widths[_HEADERS] = len("HEADERS")
             self._headed = False
         self._widths = [
             max(width, *map(len, column)) if width and column else width
             for width, column in zip(self._widths, cut, strict=True)
         ]
-        if self._widths[2] and self._value_width < _LEAST_VALUE_WIDTH:
-            self._without_headers, self._headed = True, False
-            self._widths[2] = 0
-        found = []
-        if records and not self._headed:
-            self._headed = True
-            heading = self._line("OFFSET", "TIME", ("SUBJECT", "KEY", "HEADERS"), "VALUE")
-            found.append(click.style(heading, bold=True) if is_coloured() else heading)
-        for record, *cells in zip(records, *cut, strict=True):
-            moment = show_time(record.timestamp_ns)
-            if self._narrow:
-                moment = f"{moment[5:10]} {moment[11:19]}"
-            value = show_bytes(record.value, null=TOMBSTONE)
-            found.append(self._line(str(record.offset), moment, cells, value))
-        return found
+        for at, least in _LEAST_VALUE_WIDTHS.items():
+            if self._widths[at] and self._value_width < least:
+                self._left_out.add(at)
+                self._widths[at] = 0
+                self._headed = False
 
-    @property
-    def _time_width(self) -> int:
-        return _SHORT_TIME_WIDTH if self._narrow else _TIME_WIDTH
+    def _moment(self, record: Record) -> str:
+        moment = show_time(record.timestamp_ns)
+        return f"{moment[5:10]} {moment[11:19]}" if self._narrow else moment
 
     @property
     def _value_width(self) -> int:
         """What is left for the value."""
-        others = [_OFFSET_WIDTH, self._time_width, *filter(None, self._widths)]
-        return (self._width or sys.maxsize) - sum(others) - 2 * len(others)
+        shown = [width for width in self._widths if width]
+        return (self._width or sys.maxsize) - sum(shown) - 2 * len(shown)
 
-    def _line(self, offset: str, moment: str, cells: Sequence[str], value: str) -> str:
-        parts = [f"{offset:>{_OFFSET_WIDTH}}", f"{moment:<{self._time_width}}"]
-        parts += [
+    def _line(self, cells: Sequence[str], value: str) -> str:
+        offset, *others = [
             cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True) if width
         ]
-        head = "  ".join(parts) + "  "
+        head = "  ".join([offset.strip().rjust(self._widths[0]), *others]) + "  "
         line = shorten(head + value, self._width)
         if self._found is None or not is_coloured():
             return line

@@ -319,7 +319,7 @@ def _removal_words(removal: Removal) -> str:
     """What the next run of retention deletes."""
     return (
         f"retention deletes up to {plural(removal.records, 'record')} below offset "
-        f"{removal.log_start_offset}: {plural(removal.segments, 'segment')}, "
+        f"{removal.log_start_offset:,}: {plural(removal.segments, 'segment')}, "
         f"{show_size(removal.size_bytes)}"
     )
 
@@ -440,7 +440,7 @@ def truncate(name: str, position: Position, dry_run: bool, assume_yes: bool) -> 
         found = client.describe_stream(name)
         offset = offset_at(client, name, position)
         count = max(0, min(offset, found.high_watermark) - found.log_start_offset)
-        what = f"{plural(count, 'record')} of {printable(name)} below offset {offset}"
+        what = f"{plural(count, 'record')} of {printable(name)} below offset {offset:,}"
         if not dry_run:
             if count and not assume_yes and not confirmed(f"Delete up to {what}?"):
                 note("Nothing was deleted.")
@@ -452,11 +452,11 @@ def truncate(name: str, position: Position, dry_run: bool, assume_yes: bool) -> 
         say(f"up to {what} would be deleted")
     elif not count:
         say(
-            f"{printable(name)} has no records below offset {offset}: nothing was deleted; it "
-            f"begins at offset {found.log_start_offset}"
+            f"{printable(name)} has no records below offset {offset:,}: nothing was deleted; it "
+            f"begins at offset {found.log_start_offset:,}"
         )
     else:
-        say(f"up to {what} deleted; it begins at offset {found.log_start_offset}")
+        say(f"up to {what} deleted; it begins at offset {found.log_start_offset:,}")
     return ExitCode.OK
 
 

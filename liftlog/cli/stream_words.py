@@ -54,7 +54,7 @@ def _more_of(found: StreamInfo) -> tuple[str, ...]:
         printable(found.origin),
         printable(found.queue_group or ""),
         str(found.leader_epoch),
-        str(found.log_end_offset),
+        f"{found.log_end_offset:,}",
         printable(" ".join(limits)),
         "yes" if compaction.get("enabled") else "no",
         printable("; ".join(found.warnings)),
@@ -71,10 +71,10 @@ def row_of(found: StreamInfo) -> tuple[str, ...]:
         printable(found.subject),
         printable(found.state) + (" !" if found.warnings or found.quarantined else ""),
         f"{found.records:,}",
-        str(found.log_start_offset),
-        str(found.high_watermark),
+        f"{found.log_start_offset:,}",
+        f"{found.high_watermark:,}",
         show_size(found.size_bytes),
-        str(found.segment_count),
+        f"{found.segment_count:,}",
         printable(f"{found.acks}, {found.durability}" if found.durability else found.acks),
     )
 
@@ -82,7 +82,7 @@ def row_of(found: StreamInfo) -> tuple[str, ...]:
 def facts_of(found: StreamInfo) -> list[tuple[str, str]]:
     records = count_of(found)
     if found.high_watermark > found.log_start_offset:
-        records += f" at offsets {found.log_start_offset} to {found.high_watermark - 1}"
+        records += f" at offsets {found.log_start_offset:,} to {found.high_watermark - 1:,}"
     facts = [
         ("name", found.name),
         ("subject", found.subject),
@@ -92,9 +92,9 @@ def facts_of(found: StreamInfo) -> list[tuple[str, str]]:
         ("records", records),
         ("damaged", "\n".join(map(_range, found.quarantined))),
         ("possible losses", "\n".join(map(_loss, found.possible_losses))),
-        ("log start offset", str(found.log_start_offset)),
-        ("high watermark", str(found.high_watermark)),
-        ("log end offset", str(found.log_end_offset)),
+        ("log start offset", f"{found.log_start_offset:,}"),
+        ("high watermark", f"{found.high_watermark:,}"),
+        ("log end offset", f"{found.log_end_offset:,}"),
         ("size", f"{show_size(found.size_bytes)} in {plural(found.segment_count, 'segment')}"),
         ("leader epoch", str(found.leader_epoch)),
         ("incarnation", found.incarnation),
@@ -118,13 +118,17 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 def _loss(event: dict[str, Any]) -> str:
     moment = event.get("time_ns")
     when = show_time(moment) if isinstance(moment, int) else "?"
-    return f"at offset {event.get('offset', '?')}, {when}: {event.get('reason', '?')}"
+    return f"at offset {_number(event.get('offset'))}, {when}: {event.get('reason', '?')}"
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else "?"
 
 
 def _range(bad: dict[str, Any]) -> str:
     first, following = bad.get("first_offset"), bad.get("next_offset")
-    last = following - 1 if isinstance(following, int) else "?"
-    return f"offsets {first} to {last}: {bad.get('reason', '?')}"
+    last = following - 1 if isinstance(following, int) else None
+    return f"offsets {_number(first)} to {_number(last)}: {bad.get('reason', '?')}"
 
 
 def describe_compaction(found: Mapping[str, Any]) -> list[str]:
@@ -145,9 +149,9 @@ def describe_compaction(found: Mapping[str, Any]) -> list[str]:
     if found.get("last_pass"):
         lines.append(f"last pass: {describe_last_pass(found)}")
     if state != "off" or found.get("cleaned_below"):
-        lines.append(f"cleaned below offset {found.get('cleaned_below', 0)}")
+        lines.append(f"cleaned below offset {found.get('cleaned_below', 0):,}")
     if removed_below:
-        lines.append(f"tombstones removed below offset {removed_below}")
+        lines.append(f"tombstones removed below offset {removed_below:,}")
     if found.get("error"):
         lines.append(f"error: {found['error']}")
     return lines

@@ -22,8 +22,9 @@ can be given before or after the command's name.
 Data goes to stdout; errors, warnings and remarks go to stderr. An error says what happened and
 what to do next; `--debug` adds the traceback.
 
-Tables are for people and can change. When output goes to a pipe, lines of a table are not cut or
-wrapped.
+Tables are for people and can change. Their numbers have separators, and where an offset is
+expected, `1,234` can be typed too; output for programs has plain numbers. When output goes to a
+pipe, lines of a table are not cut or wrapped.
 
 `liftlog completion bash|zsh|fish` prints a script with which the shell completes commands, options,
 and the names of streams and consumers.

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.cli import offsets, stream_words
+from liftlog.cli import offsets, output, ranges, stream_words
 from liftlog.cli.output import (
     JsonArray,
     object_array,
@@ -232,6 +233,19 @@ def test_nothing_of_a_record_moves_the_cursor(
     assert all(line.isprintable() for line in capsys.readouterr().out.split("\n"))
 
 
+@pytest.mark.parametrize(("width", "lines"), [(None, 1), (80, 2), (40, 5), (8, 10)])
+def test_long_values_are_wrapped_beside_their_names(
+    width: int | None, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(output, "terminal_width", lambda: width)
+    print_pairs([("features", " ".join(["group-seek"] * 10)), ("x", "y")])
+    *found, last = capsys.readouterr().out.splitlines()
+    assert len(found) == lines
+    assert last == "x         y"
+    assert [line[:10] for line in found[1:]] == [" " * 10] * (lines - 1)
+    assert all(line.endswith("group-seek") for line in found)
+
+
 def test_nothing_in_a_table_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["NAME"], [[HOSTILE]])
     print_pairs([("name", HOSTILE)])
@@ -268,19 +282,46 @@ def test_headers_that_another_column_shows_are_left_out() -> None:
     assert "HEADERS" not in heading
 
 
-@pytest.mark.parametrize("width", [30, 60, 80, 109])
-def test_a_narrow_terminal_shows_something_of_the_value(width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (30, {"SUBJECT"}),
+        (40, {"SUBJECT"}),
+        (60, {"SUBJECT", "KEY"}),
+        (80, {"TIME", "SUBJECT", "KEY"}),
+        (109, {"TIME", "SUBJECT", "KEY", "HEADERS"}),
+    ],
+)
+def test_a_narrow_terminal_shows_something_of_the_value(width: int, shown: set[str]) -> None:
     long = record(1, b"value", subject="s" * 90, key=b"k" * 90, raw_headers=BLOCK)
     heading, line = RecordLines(width).lines([long])
-    assert max(len(heading), len(line)) <= width
-    assert "01-01 00:00:00" in line
-    if width >= 100:
-        assert line.endswith("value")
+    assert len(heading) <= width
+    assert line.endswith("value")
+    assert set(heading.split()) == {"OFFSET", "VALUE"} | shown
+    assert ("01-01 00:00:00" in line) is ("TIME" in shown)
+
+
+def test_tables_separate_thousands_and_positions_may() -> None:
+    table = RecordLines(80)
+    heading, line, longer = table.lines([record(7, b"v"), record(12_345_678, b"v")])
+    assert longer.startswith("12,345,678  ")
+    assert line.index("v") == longer.index("v") == heading.index("VALUE")
+    shown = stream_words.row_of(StreamInfo("a", "a", log_start_offset=1234, high_watermark=5678))
+    assert shown[4:6] == ("1,234", "5,678")
+    now = datetime.now(UTC)
+    assert ranges.parse_range("1,234:5,678", now) == ranges.Range(1234, 5678)
+    assert ranges.parse_position("-1,000", now) == ranges.parse_position("-1000", now)
+    assert ranges.OffsetType()("12,345") == 12_345
+    for wrong in ("1,23", "1234,567", ",123", "1,,234"):
+        with pytest.raises(ranges.NotUnderstood):
+            ranges.parse_position(wrong, now)
+        with pytest.raises(click.BadParameter):
+            ranges.OffsetType()(wrong)
 
 
 @pytest.mark.parametrize(
     ("width", "gone"),
-    [(120, set()), (79, set()), (78, {"SEGMENTS"}), (68, {"SEGMENTS", "START"}),
+    [(120, set()), (80, set()), (79, {"SEGMENTS"}), (68, {"SEGMENTS", "START"}),
      (40, {"SEGMENTS", "START", "END", "ACKS"})],
 )  # fmt: skip
 def test_a_table_of_streams_fits_its_terminal(
