@@ -70,7 +70,8 @@ class StreamRecord:
     an older one which this has not come from drops its copy."""
     deleted: bool = False
     former: tuple[str, ...] = ()
-    """Incarnations of deleted streams of this name: nodes may still have copies of those."""
+    """Incarnations of deleted streams of this name, the newest ones: nodes may still have copies of
+    those."""
     system: bool = False
     version: int = 1
     """One higher with every change."""

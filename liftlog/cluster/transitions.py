@@ -380,9 +380,10 @@ def delete(record: StreamRecord) -> StreamRecord | None:
 
 def in_place_of(record: StreamRecord, deleted: StreamRecord) -> StreamRecord:
     """The first record of a stream that follows a deleted one of its name. A node that was away
-    learns from it which copy it may remove."""
-    left = (deleted.incarnation,) if deleted.starts else ()
-    return replace(record, former=(deleted.former + left)[-_MAX_FORMER:])
+    learns from it which copy it may remove; and whoever has seen it, that the store was set back if
+    it has the deleted one again."""
+    former = (*deleted.former, deleted.incarnation)
+    return replace(record, former=former[-_MAX_FORMER:])
 
 
 def removed(record: StreamRecord, node: str) -> StreamRecord | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,24 @@ async def test_an_operator_has_a_damaged_record_replaced_and_a_newer_one_left(no
     newer = await node.store.get("stream.b-newer")
     assert newer is not None
     assert newer.value == UNREADABLE["b-newer"]
+
+
+async def test_a_stream_is_restored_in_the_place_of_the_one_that_it_followed(node: Node) -> None:
+    """All copies of the deleted one were removed before; so the store is set back to a stream that
+    no node has anything of."""
+    first = transitions.create("s", "one", {"min_isr": 1}, "n", starts={"n": 1})
+    await node.mirror.create(first)
+    await node.mirror.change("s", transitions.delete)
+    await node.mirror.change("s", lambda one: transitions.removed(one, "n"))
+    known = await node.mirror.create(replace(first, incarnation="two"))
+    entry = await node.store.get("stream.s")
+    assert entry is not None
+    await node.store.cas("stream.s", first.to_json(), entry.revision)
+    again = Node(node.store)  # it has started again, and remembers what it has seen
+    again.mirror.remember(node.mirror.known)
+    await again.mirror.load()
+    assert again.mirror.known == {"s": known}
+    await again.guard.look()
+    stored = await again.mirror.read("s")
+    assert stored is not None
+    assert (stored.incarnation, stored.isr) == ("two", ("n",))
