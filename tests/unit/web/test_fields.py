@@ -127,7 +127,7 @@ async def test_a_table_of_fields(site: Any, orders: Any) -> None:
         assert found["fields"] == ["n", "m"]
         assert [row["fields"] for row in found["records"]] == [[None, None]] * 4 + [["1", None]]
         _, text, _ = await browser.get("/ui/streams/orders/records?fields=n")
-        assert '<table class="chosen" data-records>' in text
+        assert 'class="chosen cards" data-records>' in text
         status, text, _ = await browser.get("/ui/streams/orders/records?fields=a%20b")
         assert status == 400
         assert "not valid at character 2" in text
