@@ -17,7 +17,7 @@ from .progress import Progress
 from .replicated import REPLICATED, RF3
 
 NEW_REPLICA = "new-replica-p99"
-FOLLOWER_READS = "reads-followers"
+FOLLOWER_READS = {"reads-followers", "reads-followers-cpu", "reads-leader-share"}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -74,7 +74,7 @@ def measure(
         order=REPLICATED,
         builder=replicated.build,
     )
-    if FOLLOWER_READS in {row.key for row in rows} and RF3 in options.systems:
+    if FOLLOWER_READS & {row.key for row in rows} and RF3 in options.systems:
         replicating.follower_reads(
             directory, measured, progress, rounds=options.rounds, gib=options.gib / 20
         )
