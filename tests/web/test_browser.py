@@ -310,7 +310,9 @@ def test_what_somebody_published_does_nothing(daemon: Daemon, window: NewWindow)
 def test_a_line_is_one_line_and_no_column_is_pushed_out(
     daemon: Daemon, server: NatsServer, window: NewWindow
 ) -> None:
-    run_apart(_publish(server.url, [("hostile.key", b"v", {"Liftlog-Key": "k " * 100})]))
+    run_apart(
+        _publish(server.url, [("hostile.key", b'{"a": {"b": 1}}', {"Liftlog-Key": "k " * 100})])
+    )
     with connect_sync(daemon.pull_address) as client:
         client.commit_checkpoint(LONG * 2, "orders", 1)
     page = window(daemon, viewport={"width": 1280, "height": 800}).page

@@ -13,7 +13,7 @@ import jinja2
 from aiohttp import web
 
 import liftlog
-from liftlog.server.web import content, formats, outline
+from liftlog.server.web import content, formats, outline, troubles
 from liftlog.server.web.history import FINEST, SPANS
 
 HEADERS = {
@@ -69,6 +69,7 @@ class Rendering:
             spark=lambda history: formats.spark_points(history, _SPARK_POINTS),
             spark_area=lambda history: formats.spark_area(history, _SPARK_POINTS),
             visible=content.visible,
+            in_words=troubles.in_words,
             folded=outline.folded,
         )
         self._templates.globals.update(

@@ -12,7 +12,7 @@ from liftlog.errors import LiftlogError, LimitExceeded, StreamUnavailable, Unaut
 from liftlog.server.http.callers import Callers
 from liftlog.server.http.failures import failure
 from liftlog.server.http.guard import identified, identifying
-from liftlog.server.web import actions, answers, entering
+from liftlog.server.web import actions, answers, entering, troubles
 from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
 from liftlog.server.web.pages.access import access
@@ -115,6 +115,7 @@ class WebSite:
             if page.view is actions.confirm
         ]
         routes += [web.post(form.path, self._guarded(self._html(form))) for form in FORMS]
+        routes.append(web.get("/ui/{nowhere:.+}", self._guarded(self._nowhere)))  # the last one
         return routes
 
     async def close(self) -> None:
@@ -204,16 +205,27 @@ class WebSite:
                 )
             return answers.see_other(entering.login_path(request))
         assert answered.text is not None
+        told = json.loads(answered.text)["error"]
+        trouble = troubles.worded(told, request.match_info)
+        return await self._trouble(request, viewer, answered.status, trouble)
+
+    async def _nowhere(self, asked: Asked) -> web.StreamResponse:
+        trouble = troubles.Trouble("", "There is no page at this address.")
+        return await self._trouble(asked.request, asked.viewer, 404, trouble)
+
+    async def _trouble(
+        self, request: web.Request, viewer: Viewer, status: int, trouble: troubles.Trouble
+    ) -> web.StreamResponse:
         text = await self._rendering.page(
             "error.html",
             title="Not shown",
-            status=answered.status,
-            error=json.loads(answered.text)["error"],
+            status=status,
+            trouble=trouble,
             twin="",
             is_live=False,
             **self._frame(request, viewer),
         )
-        return answers.html(text, answered.status)
+        return answers.html(text, status)
 
     # --- without a viewer ---
 

@@ -205,7 +205,7 @@ async def every_route(server: HttpServer, base: str) -> None:
         for method, path in routes:
             where = path.replace("{stream}", SECRET).replace("{offset}", "1")
             where = where.replace("{file}", "live.js").replace("{consumer}", "c")
-            where = where.replace("{group}", "g")
+            where = where.replace("{group}", "g").replace("{nowhere}", f"streams/{SECRET}/x")
             assert "{" not in where, "say what stands for this part of the path"
             async with session.request(
                 method, base + where, params={"before": "1"}, json={"value": "x"}
@@ -213,7 +213,8 @@ async def every_route(server: HttpServer, base: str) -> None:
                 text = await response.text()
                 shows = path.removesuffix(".json") in SHOWING_ROUTES
                 is_open = path in OPEN_ROUTES or f"{method} {path}" in OPEN_ROUTES
-                wanted = 200 if is_open or shows else 403
+                is_nowhere = "{nowhere}" in path
+                wanted = 404 if is_nowhere else 200 if is_open or shows else 403
                 assert response.status == wanted, (method, path, text)
                 assert SECRET not in text or (wanted == 403 and SECRET in where), (method, path)
 

@@ -12,6 +12,7 @@ from liftlog.errors import CorruptRange, StreamUnavailable
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.web.pages import record
+from liftlog.server.web.troubles import in_words, worded
 
 WHY = "manifest is lost (`liftlog log verify` shows <what> is readable)"
 
@@ -70,7 +71,7 @@ async def test_from_damage_one_goes_on(
     async with site() as browser:
         status, text, _ = await browser.get("/ui/streams/orders/records/2")
         assert status == 410
-        assert "The records [2, 4) are lost." in text
+        assert "Records 2 to 3 are lost." in text
         assert re.search(r'href="4">Continue at offset 4<', text)
 
 
@@ -93,9 +94,39 @@ async def test_a_stream_that_is_not_there(site: Any) -> None:
 
 
 async def test_an_offset_that_is_not_there(site: Any, orders: Any) -> None:
-    """The advice is a sentence, as all else on a page."""
+    """In words, and with links where there are records."""
     async with site() as browser:
         status, text, _ = await browser.get("/ui/streams/orders/records/99")
     assert status == 404
-    assert '<p class="muted">Start at <code>earliest</code> or <code>latest</code>' in text
-    assert "inside the range.</p>" in text
+    assert "<p>There is no record 99 in orders yet.</p>" in text
+    assert '<p class="muted">Its records have the offsets 1 to 5.</p>' in text
+    assert 'href="/ui/streams/orders/records?order=oldest">Oldest records<' in text
+
+
+def test_errors_in_the_words_of_a_page() -> None:
+    def told(name: str, message: str, hint: str = "", **details: Any) -> Any:
+        error = {"name": name, "message": message, "hint": hint, "details": details}
+        return worded(error, {"stream": "orders", "offset": "2"})
+
+    kept = {"log_start_offset": 5, "log_end_offset": 6}
+    gone = told("OFFSET_OUT_OF_RANGE", "offset 2 is outside", "start at `earliest`", **kept)
+    assert gone.message == "Record 2 of orders has been deleted."
+    assert gone.hint == "Its records have the offset 5."
+    lost = told("CORRUPT_RANGE", "the records [2, 1003) are lost: rotten", "x", next_offset=1003)
+    assert (lost.message, lost.hint) == ("Records 2 to 1,002 are lost: rotten.", "")
+    assert lost.links == (("1003", "Continue at offset 1,003"),)
+    alone = told("STREAM_UNAVAILABLE", "too few", "try again; `liftlog cluster status` shows it")
+    assert (alone.hint, alone.links) == ("Try again.", (("/ui/cluster", "Cluster"),))
+    assert told("INTERNAL", "the daemon failed").message == "The daemon failed."
+    assert in_words("the records [7, 8) are damaged on disk") == "record 7 is damaged on disk"
+    assert in_words("the records [7, 7000) cannot be read") == "records 7 to 6,999 cannot be read"
+
+
+async def test_an_address_without_a_page(site: Any, orders: Any, policy: Any) -> None:
+    async with site() as browser:
+        for path in ("/ui/nowhere", "/ui/streams/orders/nothing", "/ui/streams/orders/a/b"):
+            status, text, _ = await browser.get(path)
+            assert (status, "There is no page at this address." in text) == (404, True)
+    async with site(policy) as browser:
+        status, _, answer = await browser.get("/ui/nowhere")
+        assert (status, answer.headers["Location"][:9]) == (303, "/ui/login")

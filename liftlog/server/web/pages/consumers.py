@@ -51,8 +51,10 @@ async def consumers(asked: Asked) -> Shown:
     shown = rows[(number - 1) * PER_PAGE : number * PER_PAGE]
     await _add_seconds(asked, shown)
     shared = await groups(asked, wanted)
+    await _add_seconds(asked, shared["groups"])
     # Checked again after the await: the ACL may have changed.
     shown = [row for row in shown if asked.may("read", row["stream"])]
+    shared["groups"] = [row for row in shared["groups"] if asked.may("read", row["stream"])]
     for row in shown:
         row["may_move"] = asked.may("commit", row["stream"])
     data = {
@@ -68,7 +70,10 @@ async def consumers(asked: Asked) -> Shown:
         **shared,
         "shape": [
             [[row["id"], row["problem"], row["lag_seconds"] is None] for row in shown],
-            [[row["id"], row["lag"] is None] for row in shared["groups"]],
+            [
+                [row["id"], row["lag"] is None, row["lag_seconds"] is None]
+                for row in shared["groups"]
+            ],
         ],
     }
     query = {"q": wanted} if wanted else {}
@@ -118,7 +123,8 @@ _ORDER: dict[str, Any] = {
 
 
 async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
-    """For how long the oldest record that a consumer has not read has been in the stream."""
+    """For how long the oldest record that a consumer, or a group, has not read has been in the
+    stream."""
     behind: list[tuple[dict[str, Any], Place]] = []
     for row in rows:
         if row["lag"] == 0:
@@ -128,7 +134,8 @@ async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
                 log = asked.parts.broker.readable_stream(row["stream"]).log
             except LiftlogError:  # deleted meanwhile, or it cannot be read: the lag stays unknown
                 continue
-            behind.append((row, Place(log, row["offset"])))
+            first = max(log.high_watermark - row["lag"], log.log_start_offset)
+            behind.append((row, Place(log, row.get("offset", first))))
     if not behind:
         return
     stamps = await asked.scan(received_ns, [place for _, place in behind])

@@ -60,6 +60,7 @@ def _row(one: GroupInfo) -> dict[str, Any]:
         "members": len(one.members),
         "free_slots": one.slot_count - sum(member["slots"] for member in one.members),
         "lag": one.lag,
+        "lag_seconds": None,
         "time_ns": one.time_ns,
     }
 

@@ -38,6 +38,7 @@ async def overview(asked: Asked) -> Shown:
             "streams": len(rows),
             "failed": sum(row["state"] == "failed" for row in rows),
             "damaged": sum(row["problems"] > (row["state"] == "failed") for row in rows),
+            "damaged_offsets": sum(row["damaged_offsets"] for row in rows),
             "size_bytes": sum(row["size_bytes"] for row in rows),
             "rate": round(sum(row["rate"] for row in rows), 2),
             "received_bytes_rate": round(sum(row["received_bytes_rate"] for row in rows), 1),
@@ -90,6 +91,7 @@ def _row(info: StreamInfo, rate: Rate, replication: dict[str, Any] | None) -> di
         "received_bytes_rate": rate.received_bytes,
         "history": rate.history,
         "problems": len(info.quarantined) + (info.state == "failed"),
+        "damaged_offsets": _damaged_offsets(info),
         "warnings": len(info.warnings),
         "replication": replication,
     }
@@ -135,6 +137,10 @@ async def health(asked: Asked) -> Shown:
     return Shown("Health", data)
 
 
+def _damaged_offsets(info: StreamInfo) -> int:
+    return sum(one["next_offset"] - one["first_offset"] for one in info.quarantined)
+
+
 async def _damaged(asked: Asked) -> list[dict[str, Any]]:
     """The streams with records that cannot be read, and how many offsets that is in each."""
     parts = asked.parts
@@ -144,7 +150,7 @@ async def _damaged(asked: Asked) -> list[dict[str, Any]]:
         {
             "name": info.name,
             "ranges": len(info.quarantined),
-            "offsets": sum(one["next_offset"] - one["first_offset"] for one in info.quarantined),
+            "offsets": _damaged_offsets(info),
         }
         for info in infos
         if info.quarantined and asked.may("read", info.name)

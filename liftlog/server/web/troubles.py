@@ -1,0 +1,88 @@
+"""What a page says where it cannot show what was asked for. Pure.
+
+Messages and hints of errors are written for programs and for a shell. A visitor is told the same in
+words, and gets links where a hint names a command whose answer is a page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from liftlog.errors import CorruptRange, OffsetOutOfRange, StreamNotFound
+from liftlog.server.web import formats
+
+_RANGE = re.compile(r"\bthe records \[(\d{1,19}), (\d{1,19})\)( are)?")
+_NEEDS_NO_HINT = (StreamNotFound.name, CorruptRange.name)
+"""There is a link instead."""
+_PAGES = {"`liftlog cluster status`": ("/ui/cluster", "Cluster")}
+"""What a page shows as well as a command."""
+
+
+class Trouble(NamedTuple):
+    """`message` and `hint` are sentences, in which backticks mark commands; `links` are addresses
+    and their texts."""
+
+    name: str
+    message: str
+    hint: str = ""
+    links: tuple[tuple[str, str], ...] = ()
+
+
+def worded(error: Mapping[str, Any], asked: Mapping[str, str]) -> Trouble:
+    """`error`: the body of a refusal. `asked`: the parts of the path, not trusted."""
+    name, details = error["name"], error["details"]
+    message, hint = in_words(error["message"]), error["hint"]
+    links: list[tuple[str, str]] = []
+    if name == OffsetOutOfRange.name and "log_start_offset" in details:
+        start, end = int(details["log_start_offset"]), int(details["log_end_offset"])
+        plural = "s" if end - start > 1 else ""
+        hint = f"its records have the offset{plural} {_range(start, end)}" if end > start else ""
+        message = _not_there(asked, start) or message
+        if "stream" in asked:
+            page = f"/ui/streams/{asked['stream']}/records"
+            links = [(f"{page}?order=oldest", "Oldest records"), (page, "Newest records")]
+    elif details.get("next_offset"):
+        following = int(details["next_offset"])
+        links = [(f"{following}", f"Continue at offset {formats.count(following)}")]
+    for command, link in _PAGES.items():
+        if command in hint:
+            hint = "; ".join(part for part in hint.split("; ") if command not in part)
+            links.append(link)
+    if name in _NEEDS_NO_HINT:
+        hint = ""
+    return Trouble(name, _sentence(message), _sentence(hint), tuple(links))
+
+
+def in_words(message: str) -> str:
+    """Ranges of offsets as one says them: `the records [2, 4) are lost` is `records 2 to 3 are
+    lost`."""
+    return _RANGE.sub(_said, message)
+
+
+def _said(found: re.Match[str]) -> str:
+    first, end, verb = int(found[1]), int(found[2]), found[3] or ""
+    if end - first <= 1:
+        return f"record {formats.count(first)}{' is' if verb else ''}"
+    return f"records {_range(first, end)}{verb}"
+
+
+def _range(first: int, end: int) -> str:
+    said = formats.count(first)
+    return said if end - first == 1 else f"{said} to {formats.count(end - 1)}"
+
+
+def _not_there(asked: Mapping[str, str], start: int) -> str:
+    """Empty where the path names no offset."""
+    offset = asked.get("offset", "")
+    if not (offset.isascii() and offset.isdecimal() and "stream" in asked):
+        return ""
+    said = formats.count(int(offset))
+    if int(offset) < start:
+        return f"record {said} of {asked['stream']} has been deleted"
+    return f"there is no record {said} in {asked['stream']} yet"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text and not text.endswith(".") else text
