@@ -23,6 +23,15 @@ Answer = tuple[bytes, bytes]
 """(subject, body) of one answer."""
 
 
+class Sent(NamedTuple):
+    """One message, as NATS delivers it."""
+
+    subject: bytes
+    reply: bytes
+    headers: bytes
+    payload: bytes
+
+
 class Asked(NamedTuple):
     """What a message in our envelope wants of its answer, where others hold copies."""
 
@@ -213,10 +222,14 @@ def _size_of_digits(count: int) -> re.Pattern[bytes]:
     return re.compile(rb" \d{%d,}\r\n" % count)
 
 
-def published(commands: bytes) -> Iterator[Answer]:
-    """What `PUB` commands send, and where."""
+def published(commands: bytes) -> Iterator[Sent]:
+    """What `PUB` and `HPUB` commands send, and where."""
     for start, body, end in _borders(commands):
-        yield commands[start + 4 : commands.index(b" ", start + 4, body)], commands[body : end - 2]
+        command, subject, *words = commands[start:body].split()
+        headers_end = body + int(words[-2]) if command == b"HPUB" else body
+        has_reply = len(words) > (2 if command == b"HPUB" else 1)
+        reply = words[0] if has_reply else b""
+        yield Sent(subject, reply, commands[body:headers_end], commands[headers_end : end - 2])
 
 
 def _borders(commands: bytes) -> Iterator[tuple[int, int, int]]:

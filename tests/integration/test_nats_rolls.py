@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +20,9 @@ from support.ingesting import (
     until,
     values_of,
 )
+from support.loop_thread import LoopThread
 from support.nats_cluster import NatsCluster
+from support.nats_links import NatsLinks
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 from support.steady_publisher import IdPublisher, SteadyPublisher
@@ -114,6 +118,45 @@ def test_a_roll_of_a_cluster_costs_nothing(cluster: NatsCluster) -> None:
         assert daemon.metric("liftlog_nats_handovers_total") >= 1
         assert daemon.metric("liftlog_nats_disconnects_total") == 0
         assert_no_traceback(daemon)
+
+
+@asynccontextmanager
+async def links_of(size: int) -> AsyncIterator[NatsLinks]:
+    links = NatsLinks(size)
+    await links.start()
+    try:
+        yield links
+    finally:
+        await links.close()
+
+
+def test_acks_that_are_on_their_way_between_two_servers() -> None:
+    """The server that the daemon leaves has taken them. The one that it goes to has not."""
+    with LoopThread("links", partial(links_of, 2)) as thread:
+        links = thread.served
+        cluster = NatsCluster(2, links=links, **LAME)
+        links.connect(cluster.route_ports)
+        with cluster:
+            urls = [server.url for server in cluster.servers]
+            settings = {"streams": STREAMS, "nats": {"servers": urls}}
+            with Daemon(urls[0], settings) as daemon, ExitStack() as stack:
+                old = server_of(daemon, cluster)
+                [new] = [server for server in cluster.servers if server is not old]
+                raw = stack.enter_context(RawNats(new.port))
+                assert publish(raw, "ids.a", b"1")["seq"] == 1
+                thread.call(partial(links.isolate, cluster.servers.index(old), hears=True))
+                for number in range(2, 102):
+                    raw.pub("ids.a", b"%d" % number, reply=raw.new_reply())
+                until(lambda: describe(daemon, "ids").high_watermark == 102)
+                known = new.subjects()
+                old.lame_duck()
+                until(lambda: any(one.startswith("_INBOX.") for one in new.subjects() - known))
+                thread.call(links.heal)
+                until(lambda: daemon.metric("liftlog_nats_handovers_total") == 1)
+                assert publish(raw, "ids.a", b"102")["seq"] == 102
+                assert describe(daemon, "witness").high_watermark == 1, "none of our acks is there"
+                assert describe(daemon, "ids").possible_losses == []
+                assert_no_traceback(daemon)
 
 
 def test_lame_duck_without_another_server() -> None:

@@ -154,6 +154,12 @@ class NatsServer:
         with self._monitor("varz") as answer:
             return int(json.load(answer)["connections"])
 
+    def subjects(self) -> set[str]:
+        """What its clients are subscribed to; needs `http` too."""
+        with self._monitor("connz?subs=1") as answer:
+            found = json.load(answer)["connections"]
+        return {subject for one in found for subject in one.get("subscriptions_list", ())}
+
     def is_healthy(self) -> bool:
         """Whether it has all that it should have of JetStream; needs `http` too."""
         try:

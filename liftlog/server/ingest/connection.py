@@ -135,6 +135,11 @@ class NatsConnection:
         return str(self._client._server_info.get("server_id", ""))
 
     @property
+    def cluster_name(self) -> str:
+        """Of the servers that know each other; empty if the server is alone."""
+        return str(self._client._server_info.get("cluster", ""))
+
+    @property
     def server_version(self) -> str:
         return str(self._client._server_info.get("version", ""))
 

@@ -9,10 +9,13 @@ until the cluster knows the subscriptions, drains the old connection, and then u
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 
 from acl.subjects import matches, overlaps
 from liftlog.errors import NatsUnavailable
@@ -20,7 +23,7 @@ from liftlog.server.ingest.connection import NatsConnection
 from liftlog.server.ingest.echoes import FORGET_SECONDS, Echoes
 from liftlog.server.ingest.overlap import Overlap
 from liftlog.server.ingest.subscriptions import LinkSubscription, Refusals, RunHandler
-from liftlog.stream.acks import published
+from liftlog.stream.acks import publish_commands, published
 from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.nats")
@@ -31,6 +34,9 @@ NATS waits 10 s by default before it closes the first connection."""
 _PAIR_SECONDS = 1.0
 """Both copies of a message arrive within this time."""
 _DRAIN_SECONDS = 3.0
+_MARK_SECONDS = 2.0
+"""Within this time, a server sends another one of its cluster what it has taken."""
+_MARK_AGAIN_SECONDS = 0.02
 _MAX_MESSAGES = 500_000
 _MAX_HELD_BYTES = 64 * 1024 * 1024
 
@@ -47,14 +53,18 @@ class Handover:
         hurry: asyncio.Event,
         echoes: Echoes,
     ) -> None:
-        """Once `hurry` is set, the overlap ends as soon as possible. `echoes` outlives this: they
-        may come during the next one."""
+        """Once `hurry` is set, the overlap ends as soon as possible. `echoes` may still come over
+        `old`, from a handover before, and so over `new`."""
         self._old = old
         self.new = new
         self.wanted = list(wanted)
         self._on_chunk_end = on_chunk_end
         self._hurry = hurry
-        self._echoes = echoes
+        self._echoes_on_old = echoes
+        self.echoes = echoes.for_next()
+        """What may come over `new` although we have sent it."""
+        self._mark = f"_INBOX.{secrets.token_hex(11)}"
+        self._mark_refused = asyncio.Event()
         self._overlap = Overlap(
             time.monotonic,
             pair_seconds=_PAIR_SECONDS,
@@ -80,7 +90,7 @@ class Handover:
     async def run(self) -> None:
         """Returns when the new connection has taken over. Raises NatsUnavailable if it failed; then
         the old connection works as before."""
-        await self._take_answers()
+        await self._let_answers_pass()
         shared = [one for one in self.wanted if one in self._old.sids and not one.queue_group]
         for one in shared:
             self._old.set_handler(one, partial(self._from_old, one))
@@ -91,7 +101,7 @@ class Handover:
                 raise NatsUnavailable(f"the new connection has ended: {self.new.ending}")
         except BaseException:
             for one in shared:
-                self._settle(self._old, one)
+                self._settle(self._old, one, self._echoes_on_old)
             raise
         try:
             await self._old.drain(self.wanted, _DRAIN_SECONDS)
@@ -104,15 +114,21 @@ class Handover:
         """Acks left over the old connection: for the new one they come from another client."""
         if not self._echoing:
             return
-        for answer in published(commands):
-            text = answer[0].decode("ascii", "replace")
-            for one, pattern in self._echoing:
-                if matches(pattern, text):
-                    self._echoes.sent(one, answer)
+        for message in published(commands):
+            for one in self._echoing_on(message.subject):
+                self.echoes.sent(one, message)
 
-    async def _take_answers(self) -> None:
-        """Wait until the old server has taken what was sent before this handover, and is not in
-        `echoes`: it would come back over the new connection. Raises NatsUnavailable."""
+    def _echoing_on(self, subject: bytes) -> list[LinkSubscription]:
+        text = subject.decode("ascii", "replace")
+        return [one for one, pattern in self._echoing if matches(pattern, text)]
+
+    async def _let_answers_pass(self) -> None:
+        """Wait until what was sent before this handover, and is not in `echoes`, cannot come over
+        the new connection any more. Raises NatsUnavailable.
+
+        The old server has to take it first. It sends it to the new server at once if a client there
+        waits for it. One that is behind with that would deliver it to us, too, if we subscribed
+        before it comes. Servers keep the order, so a mark that is sent afterwards is waited for."""
         if not self._echoing:
             return
         try:
@@ -120,6 +136,54 @@ class Handover:
         except NatsUnavailable:
             if self._old.ending is None:
                 raise
+            return
+        await self._let_mark_pass()
+
+    async def _let_mark_pass(self) -> None:
+        came = asyncio.Event()
+
+        def take(run: MessageRun) -> None:
+            for echoing in self._echoing_on(subject):
+                self.echoes.without(echoing, run)
+            came.set()
+
+        subject = self._mark.encode()
+        mark = LinkSubscription((self._mark,), None, take)
+        if await self.new.subscribe([mark]):
+            return  # NATS refuses it
+        try:
+            await self._send_mark(subject, came)
+        except TimeoutError:
+            if self._old.cluster_name and self._old.cluster_name == self.new.cluster_name:
+                raise NatsUnavailable("what was sent before has not come there") from None
+            # They do not know each other, so what was sent does not come either.
+        finally:
+            await self.new.drain([mark], _DRAIN_SECONDS)
+
+    async def _send_mark(self, subject: bytes, came: asyncio.Event) -> None:
+        """Raises TimeoutError, and NatsUnavailable if there is no time for this."""
+        endings = came, self._mark_refused, self._old.ended
+        async with asyncio.timeout(_MARK_SECONDS):
+            for number in count():
+                if any(event.is_set() for event in endings):
+                    break
+                if self._hurry.is_set():
+                    raise NatsUnavailable("the daemon stops")
+                command = publish_commands([(subject, b"%d" % number)])
+                self._old.send(command)
+                self.sent(command)
+                # The old server knows of the subscription only after a moment.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_MARK_AGAIN_SECONDS):
+                        await came.wait()
+
+    def publish_refused(self, subject: str) -> bool:
+        """Whether NATS has refused a message of the handover's own. It may let us answer and
+        nothing else, so this is no reason to stay."""
+        if subject.lower() != self._mark.lower():
+            return False
+        self._mark_refused.set()
+        return True
 
     async def _wait(self) -> None:
         """Wait until the cluster knows the new subscriptions."""
@@ -133,7 +197,7 @@ class Handover:
                 done, _ = await asyncio.wait(
                     waiting, timeout=min(left, 0.1), return_when=asyncio.FIRST_COMPLETED
                 )
-                if self._overlap.is_full or len(self._echoes) > _MAX_MESSAGES:
+                if self._overlap.is_full or len(self.echoes) > _MAX_MESSAGES:
                     self.doubt = "too much came while two servers were subscribed to"
                 if done or self.doubt:
                     break
@@ -150,13 +214,13 @@ class Handover:
         return partial(self._from_new, one)
 
     def _from_old(self, one: LinkSubscription, run: MessageRun) -> None:
-        left = self._echoes.without(one, run)
+        left = self._echoes_on_old.without(one, run)
         if left is not None:
             self._overlap.from_old(one, left)
             one.handler(left)
 
     def _from_new(self, one: LinkSubscription, run: MessageRun) -> None:
-        left = self._echoes.without(one, run)
+        left = self.echoes.without(one, run)
         if left is None:
             return
         if one.queue_group:  # each message goes to only one member
@@ -165,7 +229,7 @@ class Handover:
             self._overlap.from_new(one, left)
 
     def _late(self, one: LinkSubscription, run: MessageRun) -> None:
-        left = self._echoes.without(one, run)
+        left = self.echoes.without(one, run)
         if left is not None and not one.queue_group:
             left = self._overlap.late(one, left)
         if left is not None:
@@ -184,21 +248,22 @@ class Handover:
     def _end(self) -> None:
         """No more copies are expected."""
         for one in self.wanted:
-            self._settle(self.new, one)
-        asyncio.get_running_loop().call_later(FORGET_SECONDS, self._echoes.forget_old)
+            self._settle(self.new, one, self.echoes)
+        asyncio.get_running_loop().call_later(FORGET_SECONDS, self.echoes.forget_old)
 
-    def _settle(self, connection: NatsConnection, one: LinkSubscription) -> None:
+    def _settle(self, connection: NatsConnection, one: LinkSubscription, echoes: Echoes) -> None:
         """Deliver without a detour, unless echoes may still come."""
         if one in connection.sids:
-            due = self._echoes.are_due(one)
-            handler = partial(self._without_echoes, connection, one) if due else one.handler
+            due = echoes.are_due(one)
+            handler = partial(_deliver_others, connection, one, echoes) if due else one.handler
             connection.set_handler(one, handler)
 
-    def _without_echoes(
-        self, connection: NatsConnection, one: LinkSubscription, run: MessageRun
-    ) -> None:
-        left = self._echoes.without(one, run)
-        if left is not None:
-            one.handler(left)
-        if not self._echoes.are_due(one):
-            connection.set_handler(one, one.handler)
+
+def _deliver_others(
+    connection: NatsConnection, one: LinkSubscription, echoes: Echoes, run: MessageRun
+) -> None:
+    left = echoes.without(one, run)
+    if left is not None:
+        one.handler(left)
+    if not echoes.are_due(one):
+        connection.set_handler(one, one.handler)

@@ -382,6 +382,7 @@ class NatsLink:
                 self._handover = handover
                 await handover.run()
                 self._connection, self._handover = new, None
+                self._echoes = handover.echoes
                 self._book.answered(handover.wanted, handover.refused)
         except NatsUnavailable as error:
             self._warn("nats-handover-failed to=%s error=%s", new.address.shown, error)
@@ -412,6 +413,8 @@ class NatsLink:
         if any(is_own(rejection.subject) for is_own in self.on_publish_refused):
             return
         if self._jetstream.refuses(rejection.subject):
+            return
+        if self._handover is not None and self._handover.publish_refused(rejection.subject):
             return
         now = time.monotonic()
         self.counters.acks_refused += 1

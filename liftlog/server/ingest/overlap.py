@@ -72,7 +72,7 @@ class Overlap:
     def from_old(self, receiver: Receiver, run: MessageRun) -> None:
         """The run is delivered in any case; its copies will be dropped."""
         now = self._now()
-        for one in _parts(run):
+        for one in parts_of(run):
             seen = self._seen_of(receiver, one)
             seen.pass_time(now)
             seen.old += 1
@@ -86,7 +86,7 @@ class Overlap:
     def from_new(self, receiver: Receiver, run: MessageRun) -> None:
         """Hold back messages that have not arrived over the old connection."""
         now = self._now()
-        for row, one in enumerate(_parts(run)):
+        for row, one in enumerate(parts_of(run)):
             seen = self._seen_of(receiver, one)
             seen.pass_time(now)
             if seen.old > seen.copies and now - seen.old_at <= self._pair_seconds:
@@ -133,8 +133,8 @@ class Overlap:
         """The part of a run over the new connection that is not a late copy; None if nothing is."""
         rows = []
         now = self._now()
-        for row, one in enumerate(_parts(run)):
-            seen = self._seen.get(_digest(receiver, one))
+        for row, one in enumerate(parts_of(run)):
+            seen = self._seen.get(digest_of(receiver, one))
             if (
                 seen is not None
                 and seen.copies < seen.expected_copies
@@ -146,8 +146,8 @@ class Overlap:
                 rows.append(row)
         return select(run, rows) if rows else None
 
-    def _seen_of(self, receiver: Receiver, parts: _Parts) -> _Seen:
-        digest = _digest(receiver, parts)
+    def _seen_of(self, receiver: Receiver, parts: Parts) -> _Seen:
+        digest = digest_of(receiver, parts)
         seen = self._seen.get(digest)
         if seen is None:
             seen = self._seen[digest] = _Seen()
@@ -212,16 +212,16 @@ class _Held:
         self.size_bytes = size_bytes
 
 
-_Parts = tuple[bytes, bytes, bytes, bytes]
+Parts = tuple[bytes, bytes, bytes, bytes]
 """Subject, reply, headers, payload."""
 
 
-def _parts(run: MessageRun) -> list[_Parts]:
+def parts_of(run: MessageRun) -> list[Parts]:
     headers = run.headers if run.headers is not None else [b""] * len(run)
     return list(zip(run.subjects, run.replies, headers, run.payloads, strict=True))
 
 
-def _digest(receiver: Receiver, parts: _Parts) -> bytes:
+def digest_of(receiver: Receiver, parts: Parts) -> bytes:
     subject, reply, headers, payload = parts
     # Identified by address: a subscription outlives the overlap.
     lengths = b"%d %d %d %d " % (id(receiver), len(subject), len(reply), len(headers))

@@ -17,21 +17,22 @@ from liftlog.server.ingest.echoes import FORGET_SECONDS, Echoes
 from liftlog.server.ingest.handover import Handover
 from liftlog.server.ingest.subscriptions import LinkSubscription, RunHandler
 from liftlog.stream import MessageRun
-from liftlog.stream.acks import publish_commands, published
+from liftlog.stream.acks import Sent, publish_commands, published
 
 PAIR_SECONDS = 0.05
 
 
 class Connection:
-    """One of ours, to a server that takes what we send after `there` seconds and whose answers
-    need `back` seconds."""
+    """One of ours, to a server that takes what we send after `there` seconds, needs `between` to
+    send it to the other one, and whose answers need `back` seconds."""
 
-    def __init__(self, there: float, back: float) -> None:
-        self.there, self.back = there, back
+    def __init__(self, there: float, back: float, between: float = 0.0) -> None:
+        self.there, self.back, self.between = there, back, between
         self.others: list[Connection] = []
         self.sids: dict[LinkSubscription, dict[str, int]] = {}
         self.ended = asyncio.Event()
         self.ending = None
+        self.cluster_name = "c"
         self._subscribed: set[LinkSubscription] = set()
         self._handlers: dict[LinkSubscription, RunHandler] = {}
 
@@ -43,14 +44,17 @@ class Connection:
         return True
 
     def _take(self, commands: bytes) -> None:
-        for subject, payload in published(commands):
+        for message in published(commands):
             for other in self.others:  # not to ourselves: no_echo
-                other.publish(subject, payload)
+                # There, a publisher waits for it; what is sent first arrives first.
+                self._later(self.between, other.publish, message)
 
-    def publish(self, subject: bytes, payload: bytes) -> None:
+    def publish(self, message: Sent) -> None:
+        subject, reply, headers, payload = message
+        run = MessageRun([subject], [reply], [payload], [headers] if headers else None)
         for one in self._subscribed:
             if any(matches(pattern, subject.decode()) for pattern in one.subjects):
-                self._later(self.back, self._arrive, one, MessageRun([subject], [b""], [payload]))
+                self._later(self.back, self._arrive, one, run)
 
     def _arrive(self, one: LinkSubscription, run: MessageRun) -> None:
         if one in self._handlers:
@@ -119,15 +123,32 @@ def handover_of(
 
 @pytest.mark.parametrize("queue_group", [None, "q"])
 @pytest.mark.parametrize(
-    ("there", "back"),
-    [(0.0, 0.0), (0.02, 0.0), (3 * PAIR_SECONDS, 0.0), (0.0, 3 * PAIR_SECONDS), (0.1, 0.1)],
-    ids=["quick", "late acks", "very late acks", "late copies", "all late"],
+    ("there", "between", "back"),
+    [
+        (0.0, 0.0, 0.0),
+        (0.02, 0.0, 0.0),
+        (3 * PAIR_SECONDS, 0.0, 0.0),
+        (0.0, 0.02, 0.0),
+        (0.0, 3 * PAIR_SECONDS, 0.0),
+        (0.0, 0.0, 3 * PAIR_SECONDS),
+        (0.1, 0.1, 0.1),
+    ],
+    ids=[
+        "quick",
+        "late acks",
+        "very late acks",
+        "late routes",
+        "very late routes",
+        "late copies",
+        "all late",
+    ],
 )
-async def test_no_stream_stores_our_acks(
-    there: float, back: float, queue_group: str | None
+async def test_no_stream_stores_what_we_have_sent(
+    there: float, between: float, back: float, queue_group: str | None
 ) -> None:
     """Some are on their way when the handover begins, and some when it has ended."""
-    old, new, witness = Connection(there, 0.0), Connection(0.0, back), Witness(queue_group)
+    old, new = Connection(there, 0.0, between), Connection(0.0, back)
+    witness = Witness(queue_group)
     await old.subscribe([witness.subscription])
     handover = handover_of(old, new, witness)
     ended = asyncio.Event()
@@ -138,6 +159,8 @@ async def test_no_stream_stores_our_acks(
         while not ended.is_set():
             numbers = range(sent, sent + 10)
             commands = publish_commands([(b"_INBOX.a", b'{"seq":%d}' % n) for n in numbers])
+            commands += b"HPUB _INBOX.b 12 18\r\nNATS/1.0\r\n\r\n%06d\r\n" % sent
+            commands += b"PUB _INBOX.c r 6\r\n%06d\r\n" % sent
             assert old.send(commands)
             handover.sent(commands)
             sent += len(numbers)
@@ -149,10 +172,10 @@ async def test_no_stream_stores_our_acks(
     await handover.run()
     ended.set()
     await acking
-    await asyncio.sleep(there + back + 2 * PAIR_SECONDS)
+    await asyncio.sleep(there + between + back + 2 * PAIR_SECONDS)
     assert sent > 20
     assert witness.payloads == []
-    new.publish(b"_INBOX.b", b"of another")
+    new.publish(Sent(b"_INBOX.b", b"", b"", b"of another"))
     await asyncio.sleep(back + 0.01)
     assert witness.payloads == [b"of another"]
     assert new._handlers[witness.subscription] == witness.subscription.handler, "nothing between"
@@ -164,6 +187,66 @@ async def test_an_old_server_that_takes_nothing_is_not_left() -> None:
     with pytest.raises(NatsUnavailable):
         await handover_of(old, new, witness).run()
     assert new.sids == {}
+
+
+@pytest.mark.parametrize("reason", ["not of one cluster", "refused"])
+async def test_no_mark_comes(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """Nothing comes from one to the other, or NATS lets us only answer: no reason to stay."""
+    old, new, witness = Connection(0.0, 0.0), Connection(0.0, 0.0), Witness(None)
+    await old.subscribe([witness.subscription])
+    handover = handover_of(old, new, witness)
+    old.others = []
+    if reason == "refused":
+        assert not handover.publish_refused("_INBOX.of.another")
+        asyncio.get_running_loop().call_later(0.01, handover.publish_refused, handover._mark)
+    else:
+        new.cluster_name = "another"
+        monkeypatch.setattr(module, "_MARK_SECONDS", 0.05)
+    await handover.run()
+    assert not handover.doubt
+    assert list(new.sids) == [witness.subscription]
+
+
+async def test_who_stops_does_not_wait_for_the_mark() -> None:
+    old, new, witness = Connection(0.0, 0.0, 10.0), Connection(0.0, 0.0), Witness(None)
+    await old.subscribe([witness.subscription])
+    handover = handover_of(old, new, witness)
+    asyncio.get_running_loop().call_later(0.05, handover._hurry.set)
+    with pytest.raises(NatsUnavailable):
+        await handover.run()
+    assert list(old.sids) == [witness.subscription]
+
+
+async def test_a_server_that_is_far_behind_is_not_gone_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has not got from the old one may come at any time. It is tried again."""
+    monkeypatch.setattr(module, "_MARK_SECONDS", 0.05)
+    old, new, witness = Connection(0.0, 0.0, 10.0), Connection(0.0, 0.0), Witness(None)
+    await old.subscribe([witness.subscription])
+    with pytest.raises(NatsUnavailable):
+        await handover_of(old, new, witness).run()
+    assert new.sids == {}
+    assert old._handlers[witness.subscription] == witness.subscription.handler
+
+
+async def test_what_is_late_comes_during_the_next_handover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over both of its connections."""
+    first, second, third = (Connection(0.0, 0.0) for _ in range(3))
+    witness = Witness(None)
+    await first.subscribe([witness.subscription])
+    handover = handover_of(first, second, witness)
+    await handover.run()
+    commands = publish_commands([(b"_INBOX.a", b"1")])
+    handover.sent(commands)
+    handover._end()
+    [late] = published(commands)
+    handover = handover_of(second, third, witness, handover.echoes)
+    second._later(0.05, second.publish, late)
+    third._later(0.08, third.publish, late)
+    await handover.run()
+    await asyncio.sleep(2 * PAIR_SECONDS)
+    assert witness.payloads == []
 
 
 class Clock:
@@ -185,7 +268,7 @@ def left(echoes: Echoes, one: LinkSubscription, *payloads: bytes) -> list[bytes]
 def test_each_comes_back_once() -> None:
     echoes, one = Echoes(Clock()), Witness(None).subscription
     for payload in (b"1", b"1", b"2", b"3"):
-        echoes.sent(one, (b"_INBOX.a", payload))
+        echoes.sent(one, (b"_INBOX.a", b"", b"", payload))
     assert left(echoes, one, b"x", b"1", b"1", b"1", b"2") == [b"x", b"1"]
     other = MessageRun([b"_INBOX.a"], [b"reply"], [b"3"])
     assert echoes.without(one, other) is other, "what asks for an answer is of another"
@@ -198,7 +281,7 @@ def test_what_the_last_has_passed_does_not_come() -> None:
     """The new server did not know the subscription yet."""
     echoes, one = Echoes(Clock()), Witness(None).subscription
     for payload in (b"1", b"2", b"3"):
-        echoes.sent(one, (b"_INBOX.a", payload))
+        echoes.sent(one, (b"_INBOX.a", b"", b"", payload))
     assert left(echoes, one, b"3", b"1") == [b"1"]
     assert len(echoes) == 0
 
@@ -206,7 +289,7 @@ def test_what_the_last_has_passed_does_not_come() -> None:
 def test_they_are_not_waited_for_for_ever() -> None:
     clock = Clock()
     echoes, one = Echoes(clock), Witness(None).subscription
-    echoes.sent(one, (b"_INBOX.a", b"1"))
+    echoes.sent(one, (b"_INBOX.a", b"", b"", b"1"))
     clock.now = FORGET_SECONDS - 1
     assert echoes.are_due(one)
     clock.now = FORGET_SECONDS

@@ -44,6 +44,10 @@ def bodies(commands: bytes) -> list[dict[str, object]]:
     return [json.loads(line) for line in commands.split(b"\r\n")[1::2]]
 
 
+def answers_in(commands: bytes) -> dict[bytes, bytes]:
+    return {one.subject: one.payload for one in published(commands)}
+
+
 def block(*lines: str) -> bytes:
     return ("NATS/1.0\r\n" + "".join(f"{line}\r\n" for line in lines) + "\r\n").encode()
 
@@ -309,10 +313,10 @@ def test_acks_by_policy(policy: AckPolicy, columns_from_rows: int) -> None:
         one.judge(run, 10**15)
     group = one.take_group()
     assert group is not None
-    early = dict(published(one.hold(group)))
+    early = answers_in(one.hold(group))
     released = one.release(group.next_offset)
     assert released is not None
-    late = dict(published(released.answers))
+    late = answers_in(released.answers)
     assert early.keys() | late.keys() == names.keys()
     assert early.keys() == {reply for reply, named in names.items() if named == "leader"}
     for reply, body in (early | late).items():
