@@ -15,7 +15,7 @@ from liftlog.log import Log
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replicate
 from liftlog.server.commits.observations import StreamObservations
-from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.fetching import FetchRoom, FollowedStream
 
 CONFIG = replace(SMALL, replicated=True)
 
@@ -75,6 +75,7 @@ def followed(
     *,
     learn: Callable[[StreamRecord], None] = lambda record: None,
     tell_record_is_old: Callable[[], None] = lambda: None,
+    room: FetchRoom | None = None,
 ) -> FollowedStream:
     """It follows node a."""
     record = transitions.create(
@@ -87,4 +88,5 @@ def followed(
         link_to=lambda node: link,  # type: ignore[arg-type, return-value]
         learn=learn,
         tell_record_is_old=tell_record_is_old,
+        room=room or FetchRoom(),
     )

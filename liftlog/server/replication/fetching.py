@@ -46,6 +46,8 @@ from liftlog.server.replication.peer_link import PeerLink
 logger = logging.getLogger("liftlog.server.replication")
 
 _MAX_BYTES = 4 * 1024 * 1024
+_LEAST_BYTES = 128 * 1024
+_ALL_BYTES = 256 * 1024 * 1024
 _INLINE_BYTES = 512 * 1024
 """What is appended inside the event loop, as long as syncs are fast. The copy and the checksum of
 so much take less time than two handovers between threads under load."""
@@ -54,9 +56,29 @@ _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
 
 
+class FetchRoom:
+    """How much the streams of a node ask for at a time. What has come waits in memory for the disk,
+    which may be slower than the network: many streams that are behind ask for less each. Belongs to
+    the event loop."""
+
+    def __init__(self, max_bytes: int = _ALL_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._behind: set[FollowedStream] = set()
+
+    def note(self, stream: FollowedStream, *, is_behind: bool) -> None:
+        """Whether its leader has more than it, as far as is known."""
+        (self._behind.add if is_behind else self._behind.discard)(stream)
+
+    def bytes_for_one(self) -> int:
+        """How much each of them may ask for. A larger batch comes as a whole."""
+        share = self._max_bytes // max(1, len(self._behind))
+        return max(_LEAST_BYTES, min(_MAX_BYTES, share))
+
+
 class FollowedStream:
     """Belongs to the event loop. `link_to` gives the connection to a node; `learn` is called with a
     newer record that an answer brings, `tell_record_is_old` when one only shows that there is one.
+    All streams of a node share its `room`.
     """
 
     def __init__(
@@ -68,6 +90,7 @@ class FollowedStream:
         link_to: Callable[[str], PeerLink],
         learn: Callable[[StreamRecord], None],
         tell_record_is_old: Callable[[], None],
+        room: FetchRoom,
     ) -> None:
         log = host.log
         self.host = host
@@ -85,6 +108,7 @@ class FollowedStream:
         self._link_to = link_to
         self._learn = learn
         self._tell_record_is_old = tell_record_is_old
+        self._room = room
         self._loop = asyncio.get_running_loop()
         self._exchange: Exchange | None = None
         self._body: memoryview | None = None
@@ -103,6 +127,7 @@ class FollowedStream:
 
     def start(self) -> None:
         """Ask the leader, if there is one."""
+        self._room.note(self, is_behind=True)  # until it says otherwise
         self._do(self.follower.resumed())
 
     def assigned(self, record: StreamRecord) -> None:
@@ -121,6 +146,7 @@ class FollowedStream:
     def close(self) -> None:
         """Ask no more. A change of the log that is under way ends as it does."""
         self._closed = True
+        self._room.note(self, is_behind=False)
         self._give_up(self._exchange)
         self._cancel_timer()
 
@@ -142,6 +168,7 @@ class FollowedStream:
             logger.warning("replica-resynced stream=%s offset=%d", self.host.name, effect.offset)
             self._change(partial(self._start_over, effect))
         elif isinstance(effect, Fail):
+            self._room.note(self, is_behind=False)
             self.host.fail(effect.reason)
 
     def _ask(self, fetch: Fetch) -> None:
@@ -152,7 +179,7 @@ class FollowedStream:
             fetch.epoch,
             fetch.offset,
             fetch.last_epoch,
-            _MAX_BYTES,
+            self._room.bytes_for_one(),
             fetch.side_version,
             corrupt=fetch.damaged,
             record=[*fetch.mark],
@@ -178,6 +205,7 @@ class FollowedStream:
             return
         self._pause = _FIRST_PAUSE_SECONDS
         self.leader_end = answer.log_end_offset
+        self._room.note(self, is_behind=self.lag > 0)
         self._body, self._told = exchange.body, answer
         before, asked = self.follower.high_watermark, self.follower.outstanding
         effect = self.follower.answered(
@@ -280,6 +308,7 @@ class FollowedStream:
         if self._closed:
             return
         if error is None:
+            self._room.note(self, is_behind=self.lag > 0)
             side = log.leases.side_state.version
             effect = self.follower.stored(log.durable_end_offset, log.epochs, side)
             self._do(effect)  # first: acks wait for what this request confirms

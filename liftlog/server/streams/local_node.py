@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from liftlog.log import DataDir, Log
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.fetching import FetchRoom, FollowedStream
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
@@ -88,5 +88,7 @@ class LocalNode:
     led: dict[str, ServedStream] = field(default_factory=dict)
     followed: dict[str, FollowedStream] = field(default_factory=dict)
     """The streams in these roles, by name. Each replica keeps its own entry."""
+    room: FetchRoom = field(default_factory=FetchRoom)
+    """Of all streams that are followed here."""
     warnings: RareWarnings = field(default_factory=partial(RareWarnings, logger))
     """Of what is tried again ten times a second."""

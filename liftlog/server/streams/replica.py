@@ -493,6 +493,7 @@ class Replica:
             link_to=self._node.link_to,
             learn=self._node.mirror.told,
             tell_record_is_old=self._look_again,
+            room=self._node.room,
         )
         followed.start()
         logger.info(
