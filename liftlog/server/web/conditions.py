@@ -25,6 +25,7 @@ KINDS = ("text", "json", "regex")
 MAX_JSON_BYTES = 256 * 1024
 """Longer values have no JSON fields: the parser cannot be interrupted."""
 _STEP_BYTES = 128 * 1024
+_OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 Condition = Callable[[BinaryColumn], Flags]
@@ -51,16 +52,20 @@ def parts_of(values: BinaryColumn, size: int) -> Iterator[tuple[int, BinaryColum
 
 
 class Contains:
-    """Upper and lower case of ASCII letters are the same."""
+    """Upper and lower case of ASCII letters are the same. A text with other letters is also found
+    as JSON escapes it: many programs write `\\u00fc` there for `ü`."""
 
     def __init__(self, text: str) -> None:
-        self._wanted = _encoded(text).lower()
+        # Quotes and backslashes stay as they are: the rest of such a text is JSON itself, perhaps.
+        escaped = _OUTSIDE_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+        self._wanted = dict.fromkeys(_encoded(one).lower() for one in (text, escaped))
 
     def __call__(self, values: BinaryColumn) -> Flags:
         found = np.zeros(len(values), np.bool_)
         for first, part in parts_of(values, _STEP_BYTES):
             raw = _LOWER[part.content()].tobytes()
-            found[[first + one for one in _items_with(self._wanted, raw, part)]] = True
+            for wanted in self._wanted:
+                found[[first + one for one in _items_with(wanted, raw, part)]] = True
         return found
 
 

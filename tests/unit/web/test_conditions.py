@@ -46,6 +46,18 @@ def test_a_text_is_not_behind_the_column() -> None:
     assert found("text", "GRÜN"[:2], ["grün".encode()]) == [0]
 
 
+def test_a_text_is_found_as_json_escapes_it() -> None:
+    """Python's own json module does so, and the page shows the letters."""
+    values: list[bytes | None] = [
+        json.dumps({"name": name}).encode() for name in ("Çelik", "Celik", '王 "x"', "🎉")
+    ]
+    values += [json.dumps({"name": "Çelik"}, ensure_ascii=False).encode()]
+    assert found("text", "Çelik", values) == [0, 4]
+    assert found("text", '"name": "王 \\"X', values) == [2]
+    assert found("text", "🎉", values) == [3]
+    assert found("text", "elik", values) == [0, 1, 4]
+
+
 def test_an_expression() -> None:
     assert found("regex", "^b+$", [b"b", b"ab", b"", None, b"bb"]) == [0, 4]
     assert found("regex", "^$", [b"b", b"", None]) == [1], "a tombstone has no value"
