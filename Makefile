@@ -98,7 +98,8 @@ cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds o
 	TORTURE_ROUNDS=$(or $(ROUNDS),200) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
 	  tests/crash/test_cluster_crashes.py tests/crash/test_failovers.py \
 	  tests/crash/test_rolling_restarts.py tests/crash/test_partitions.py \
-	  tests/crash/test_everything_fails.py tests/crash/test_rotten_replicas.py $(ARGS)
+	  tests/crash/test_everything_fails.py tests/crash/test_rotten_replicas.py \
+	  tests/crash/test_store_cut_off.py $(ARGS)
 
 test-upgrade: setup ## Upgrade a cluster of an older version node by node under load (OLDER=commit)
 	UPGRADE_FROM=$(or $(OLDER),8719524) $(BIN)/python -m pytest -rs tests/crash/test_version_skew.py $(ARGS)

@@ -1,0 +1,168 @@
+"""Nodes that cannot reach the metadata store, while the lines between them are whole, under load.
+
+Each node has a NATS server of its own; together these hold the bucket with the metadata. A server
+that the others do not reach still takes messages and has no bucket. So publishers at the leader's
+server are acked as before, for as long as it takes: `make cluster-torture ARGS="-k store_cut_off"`
+prints for how long they were not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
+from support.ingesting import until
+from support.nats_cluster import NatsCluster
+from support.nats_links import NatsLinks
+from support.rounds import chance_of, rounds
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(36000),
+    pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture"),
+]
+
+STREAM = "in"
+STREAMS = {STREAM: {"subject": "in.>", "replicas": 3, "min_isr": 2}}
+STORE = {"store": "nats", "session": "15s", "lag_max": "2s", "balance_interval": "1h"}
+NATS = {"jetstream": True, "sync_always": True, "ping_interval": "2s", "ping_max": 2}
+CUT_SECONDS = 30.0
+"""Twice as long as a session."""
+PAUSE_SECONDS = 12.0
+"""Acks pause when a follower is killed: for a second, or for longer if the server that is cut off
+led the bucket, since NATS has to elect first."""
+HEALED_SECONDS = 20.0
+"""So soon after all reach the store again, those at every server are acked."""
+
+
+class Lines(NatsLinks):
+    """Links in a thread of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(len(NODES))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Lines:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.start(), self._loop).result(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.close(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+    def cut_off(self, *nodes: str) -> None:
+        for node in nodes:
+            self._loop.call_soon_threadsafe(self.isolate, NODES.index(node))
+
+    def mend(self) -> None:
+        self._loop.call_soon_threadsafe(self.heal)
+
+
+@pytest.fixture(scope="module")
+def lines() -> Iterator[Lines]:
+    with Lines() as lines:
+        yield lines
+
+
+@pytest.fixture(scope="module")
+def servers(lines: Lines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    directory = tmp_path_factory.mktemp("servers")
+    servers = NatsCluster(len(NODES), directory, links=lines, **NATS)
+    lines.connect(servers.route_ports)
+    with servers:
+        yield servers
+
+
+def a_follower(leader: str, others: list[str]) -> list[str]:
+    return others[:1]
+
+
+def the_leader(leader: str, others: list[str]) -> list[str]:
+    return [leader]
+
+
+def all_nodes(leader: str, others: list[str]) -> list[str]:
+    return list(NODES)
+
+
+Choice = Callable[[str, list[str]], list[str]]
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["alone", "and one dies"])
+@pytest.mark.parametrize("who", [a_follower, the_leader, all_nodes])
+def test_acks_go_on(
+    who: Choice, kill: bool, lines: Lines, servers: NatsCluster, tmp_path: Path
+) -> None:
+    """If a follower dies meanwhile, the leader has to reach the store to go on without it; the
+    other follower hears of that from the leader alone."""
+    if kill and who is not a_follower:
+        pytest.skip("nothing can take a follower out of the in-sync set")
+    name = f"{who.__name__}-{kill}"
+    chance = chance_of(name)
+    urls = [server.url for server in servers.servers]
+    publishers = {
+        node: RetryingPublisher(server.port, f"in.{node}", rate=100)
+        for node, server in zip(NODES, servers.servers, strict=True)
+    }
+    cluster = Cluster(
+        urls,
+        STREAMS,
+        settings={"nats": {"reconnect_wait": "50ms"}},
+        cluster={**STORE, "name": f"store-{name.replace('_', '-').lower()}"},
+        directory=tmp_path,
+    )
+    for node, url in zip(NODES, urls, strict=True):
+        cluster.nodes[node].settings["nats"]["servers"] = [url]
+    pauses: list[float] = []
+    with cluster:
+        cluster.wait_all_in_sync()
+        for publisher in publishers.values():
+            publisher.start()
+        for number in range(1, rounds(0) + 1):
+            servers.wait_healthy()
+            wait_acked(publishers.values(), chance.randint(10, 60), 60.0)
+            leader = cluster.leader(STREAM)
+            others = [node for node in NODES if node != leader]
+            chance.shuffle(others)
+            began = time.monotonic()
+            lines.cut_off(*who(leader, others))
+            if kill:
+                time.sleep(chance.choice([1.0, 5.0, 12.0, 20.0]))
+                cluster.kill(others[1])
+            time.sleep(began + CUT_SECONDS - time.monotonic())
+            wait_acked([publishers[leader]], 1, PAUSE_SECONDS)
+            pauses.append(publishers[leader].longest_wait(began))
+            lines.mend()
+            mended = time.monotonic()
+            if kill:
+                cluster.start(others[1])
+            wait_acked(publishers.values(), 1, HEALED_SECONDS + 20.0 * kill)
+            healed = time.monotonic() - mended
+            cluster.wait_all_in_sync()
+            assert kill or cluster.leader(STREAM) == leader, "no one had to take over"
+            print(f"round {number}: {pauses[-1]:.2f} s without an ack, ", end="")
+            print(f"at all servers {healed:.1f} s after mending", flush=True)
+        for publisher in publishers.values():
+            publisher.finish()
+        assert_kept(publishers.values(), cluster.read_all(STREAM))
+        cluster.assert_sound()
+    print(f"{len(pauses)} rounds of {name}: {max(pauses):.2f} s without an ack at most")
+    assert max(pauses) < PAUSE_SECONDS
+
+
+def wait_acked(publishers: Iterable[RetryingPublisher], more: int, seconds: float) -> None:
+    wanted = {one: len(one.acked) + more for one in publishers}
+    until(
+        lambda: all(len(one.acked) >= count for one, count in wanted.items()),
+        seconds,
+        f"{more} more acks of each",
+    )
