@@ -82,7 +82,7 @@ def test_members_and_the_nodes_of_a_cluster_fail(server: NatsServer, tmp_path: P
             """Kill the coordinator. If nothing else happens to the members, they keep all."""
             campaign.resume()
             old = cluster.leader("_offsets")
-            until(lambda: is_settled(addresses, len(campaign.members)), 120, "all are members")
+            campaign.wait_until_they_are_members(lambda: described_at(addresses))
             before = described_at(addresses)
             began = time.monotonic()
             cluster.kill(old)
@@ -118,9 +118,3 @@ def test_members_and_the_nodes_of_a_cluster_fail(server: NatsServer, tmp_path: P
         print(f"\n{campaign.check(slots)}; failovers, most: {max(failovers):.2f} s")
         cluster.assert_sound()
         assert not moved
-
-
-def is_settled(addresses: list[str], members: int) -> bool:
-    found = described_at(addresses)
-    counts = sorted(found.owners.count(one["name"]) for one in found.members)
-    return len(counts) == members and "" not in found.owners and counts[-1] - counts[0] <= 1

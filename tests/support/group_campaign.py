@@ -123,6 +123,8 @@ class Member:
         self.paused = False
         self.works = False
         """It was given a record."""
+        self.commits = 0
+        """Confirmed ones."""
         self.gains: list[tuple[float, set[int]]] = []
         self.slots: set[int] = set()
         """What it has."""
@@ -171,6 +173,7 @@ class Member:
             elif words[0] == "-":
                 self.slots -= set(map(int, words[2:]))
             self.works = self.works or words[0] == "r"
+            self.commits += words[0] == "c"
         return self._lines
 
 
@@ -299,6 +302,29 @@ class Campaign:
             return all(one.works for one in self.members)
 
         until(all_work, 120, "all members were given records")
+
+    def wait_until_they_are_members(self, described: Callable[[], GroupInfo]) -> None:
+        """The daemon has these members and no others, nothing is left to move, and each knows what
+        it has. One that was stopped until now may have lost its session; the first commit that it
+        hears of may be one that was answered before."""
+        self._hear(*self.members)
+        enough = {one: one.commits + 2 for one in self.members}
+
+        def all_are() -> bool:
+            self._hear(*self.members)
+            if any(one.commits < count for one, count in enough.items()):
+                return False
+            found = described()
+            owned: dict[str, list[int]] = {one["name"]: [] for one in found.members}
+            for slot, owner in enumerate(found.owners):
+                owned.setdefault(owner, []).append(slot)
+            sizes = [*map(len, owned.values())]
+            return (
+                sorted(owned.values()) == sorted(sorted(one.slots) for one in self.members)
+                and max(sizes) - min(sizes) <= 1
+            )
+
+        until(all_are, 120, "these are the members, and have what they are to have")
 
     def round(self, more: Iterable[tuple[str, Callable[[], None]]] = ()) -> None:
         """`more` are acts on the daemon, by name."""
