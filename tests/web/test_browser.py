@@ -129,7 +129,7 @@ PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
          "/ui/streams/orders/versions?key=k-3", "/ui/streams/orders/records?fields=order,note",
          "/ui/create", "/ui/streams/orders/edit", "/ui/streams/orders/publish?subject=orders.eu.x",
          "/ui/topology", "/ui/topology?subject=orders.eu.new", "/ui/topology?subject=Orders",
-         "/ui/health", "/ui/streams/absent", "/ui/login")  # fmt: skip
+         "/ui/health", "/ui/streams/absent", "/ui/nowhere", "/ui/login")  # fmt: skip
 
 
 def test_every_page_on_a_phone(daemon: Daemon, window: NewWindow) -> None:
@@ -192,7 +192,8 @@ def test_nothing_of_a_row_is_cut_off_on_a_phone(daemon: Daemon, window: NewWindo
         region = page.get_by_role("region", name=f"{name}, a table")
         assert region.evaluate("one => one.scrollWidth <= one.clientWidth"), name
         if name == "Versions":
-            expect(region.get_by_text('{"order": 363')).to_be_visible()
+            value = region.get_by_role("cell").filter(has_text='{"order": 363')
+            assert value.bounding_box()["width"] > 300
             continue  # its last column needs no header
         assert (
             region.get_by_role("columnheader").count()
