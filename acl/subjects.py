@@ -82,8 +82,10 @@ def matches_any(patterns: Iterable[str], subject: str) -> bool:
     return any(matches(pattern, subject) for pattern in patterns)
 
 
-def overlap_any(first: Iterable[str], second: Iterable[str]) -> bool:
+def overlap_any(first: Sequence[str], second: Sequence[str]) -> bool:
     """Whether some subject matches a pattern of both."""
+    if len(first) == len(second) == 1:  # of a thousand streams, nearly all have one
+        return overlaps(first[0], second[0])
     by_token: dict[str, list[str]] = {}
     for other in second:
         by_token.setdefault(other.partition(".")[0], []).append(other)
