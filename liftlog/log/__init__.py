@@ -12,6 +12,7 @@ One stream's log; `log` is what others see of it. Read its parts in this order:
     segment, index       a file of batches and how places in it are found
     sketch               which blocks of a segment can hold records of a subject, key or time
     parts                checksums in the sketch: of what precedes a batch's values, and of values
+    sketched, partial    reading only parts of batches
     measuring            bytes between offsets; the n-th record of a segment
     manifest, leases, slot   what else lies in a stream's directory
 

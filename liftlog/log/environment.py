@@ -1,5 +1,5 @@
 """What a log is given: its limits, and what all logs of a daemon share (the clock, open files, the
-indexes of sealed segments).
+indexes of sealed segments, and what sketches say of their batches).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, index_path, read_index, write_index
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, walk_batches
+from liftlog.log.sketched import PartsCache
 
 logger = logging.getLogger("liftlog.log")
 
@@ -208,6 +209,7 @@ class LogEnvironment:
     clock: Clock
     pool: FilePool
     indexes: IndexCache
+    parts: PartsCache
     synced: Callable[[float], None]
     """Called by the thread of an fdatasync of a segment file, with the seconds that it took."""
 
@@ -222,4 +224,4 @@ class LogEnvironment:
         synced: Callable[[float], None] = lambda seconds: None,
     ) -> LogEnvironment:
         pool, indexes = FilePool(fs, max_open_files), IndexCache(fs, cached_indexes)
-        return cls(fs, clock, pool, indexes, synced)
+        return cls(fs, clock, pool, indexes, PartsCache(fs), synced)

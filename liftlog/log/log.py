@@ -25,6 +25,7 @@ from liftlog.log.manifest import (
     epoch_before,
 )
 from liftlog.log.measuring import Extent, RecordCounts, Wanted, find_matching, measure
+from liftlog.log.partial import PartialPiece, read_partially
 from liftlog.log.reading import Gap
 from liftlog.log.recovery import ActiveState
 from liftlog.log.segment import Segment
@@ -563,6 +564,12 @@ class Log:
                 return measure(*about)
             wanted = Wanted(first_offset, probe, view.manifest.lineage, view.damaged_files)
             return find_matching(*about, wanted)
+
+    def read_partially(self, piece: LogSlice, *, load: bool) -> PartialPiece | None:
+        """The heads of the batches of a slice; None if there is no good sketch that would let one
+        read less than the whole, or none in memory unless `load`. Keep the slice until it is no
+        longer used. Raises StorageError."""
+        return read_partially(self._state, piece, load=load)
 
     def epoch_end(self, epoch: int) -> int:
         """The first offset after that leader epoch: where the next known one begins.

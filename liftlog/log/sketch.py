@@ -116,6 +116,7 @@ class ValueChecks(NamedTuple):
     """Where they lie in the file, to its end, and their checksum."""
 
     position: int
+    size_bytes: int
     check: int
 
 
@@ -303,16 +304,18 @@ def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
     if crc32c(filters) != filters_check:
         return None
     parts = np.frombuffer(entries, PART, part_count, blocks_end)
-    behind = ValueChecks(_HEAD.size + end + size, value_check)
+    at = _HEAD.size + end + size
+    behind = ValueChecks(at, max(file.size() - at, 0), value_check)
     return Sketch(segment, blocks, filters, parts, behind)
 
 
-def read_value_checks(fs: FileSystem, log_path: Path, sketch: Sketch) -> NDArray[np.uint32] | None:
+def read_value_checks(
+    fs: FileSystem, log_path: Path, place: ValueChecks
+) -> NDArray[np.uint32] | None:
     """The checksums of all values that have one; None as with `read_sketch`. Raises OSError."""
-    place = sketch.value_checks
     try:
         with closing(fs.open(sketch_path(log_path), writable=False)) as file:
-            raw = file.pread(max(file.size() - place.position, 0), place.position)
+            raw = file.pread(place.size_bytes, place.position)
     except OSError as error:
         if isinstance(error, FileNotFoundError) or is_unreadable(error):
             return None

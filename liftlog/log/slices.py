@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from liftlog.errors import CorruptBatch, CorruptRange
@@ -63,6 +64,18 @@ class LogSlice:
         """Valid until `release`."""
         assert self._pooled is not None, "the slice was released"
         return self._pooled.file.fileno()
+
+    @property
+    def path(self) -> Path:
+        """Of the segment. Valid until `release`."""
+        assert self._pooled is not None, "the slice was released"
+        return self._pooled.file.path
+
+    def read_some(self, position: int, length: int) -> bytes:
+        """Bytes from `position` in the slice on, all of which are still to be checked; zeros where
+        the disk gives nothing, fewer where the file ends. Raises OSError."""
+        assert self._pooled is not None, "the slice was released"
+        return read_zeroed(self._pooled.file, length, self.position + position)
 
     def pread(self) -> bytes:
         """The bytes themselves, for readers in the same process; every batch is still to be

@@ -72,6 +72,13 @@ class CountedSlice:
     def pread(self) -> bytes:
         return self._piece.pread()
 
+    @property
+    def path(self) -> Path:
+        return self._piece.path
+
+    def read_some(self, position: int, length: int) -> bytes:
+        return self._piece.read_some(position, length)
+
     def quarantine(self) -> None:
         self._piece.quarantine()
 

@@ -1,13 +1,15 @@
 """The answer to a fetch with a filter or a choice of columns: its records are found in the log and
 encoded in new batches.
 
-Runs in a thread, reads a bounded amount of the log, and checks every byte that it reads: the answer
-ends before damage, and the next fetch is answered with CORRUPT_RANGE.
+Runs in a thread, looks at a bounded amount of the log, and checks every byte that it uses: the
+answer ends before damage, and the next fetch is answered with CORRUPT_RANGE. Where a sketch has
+checksums of parts, values that are not wanted are not read, and damage in them is not found.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from liftlog.errors import (
 )
 from liftlog.log import Log, LogSlice
 from liftlog.log.manifest import Manifest
+from liftlog.log.partial import PartialPiece
 from liftlog.log.rewrite.batches import Chunk
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns, Offsets, concat
@@ -30,9 +33,9 @@ from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader
 from liftlog.records.place import Place
 from liftlog.records.projection import project_batch
-from liftlog.records.selection import Selection
+from liftlog.records.selection import VALUE, Selection
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
-from liftlog.server.pull.pieces import Piece, SharedPieces, Stamps, chunks_in
+from liftlog.server.pull.pieces import Piece, SharedPieces, Stamps, chunks_from, chunks_in
 
 SCAN_BYTES = 16 * MIB
 """Read of the log for one answer, at most (or one batch, if that is larger)."""
@@ -51,6 +54,7 @@ meanwhile (`pieces`)."""
 
 _READ_BYTES = 512 * KIB
 _SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
+_PARTIAL_READ_BYTES = 4 * MIB  # of which a part is read: then finding a piece takes the longest
 
 # Of the batches that are made for an answer:
 _BATCH_BYTES = 512 * KIB
@@ -120,6 +124,11 @@ class _Scanner:
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
         self._others = scan.selection.without_slots
         self._deadline = time.thread_time() + SCAN_SECONDS
+        selection = scan.selection
+        self._skips_values = selection.values is None and (
+            VALUE not in selection.columns or not selection.is_projection
+        )
+        self._is_partial = False  # the last piece was read in part
 
     def run(self) -> Scanned:
         incarnation = self._log.incarnation
@@ -145,7 +154,7 @@ class _Scanner:
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
                 # What is shared has the same borders for all.
-                own = min(_READ_BYTES, self._left)
+                own = min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
                 most = own if scan.shared is None else _SHARED_READ_BYTES
                 known = self._known_piece()
                 if known is not None:
@@ -188,7 +197,7 @@ class _Scanner:
         for part in known.parts:
             if part.next_offset <= self._reached:
                 continue
-            found = self._within(part.of(wanted))
+            _, found = self._within(part.of(wanted))
             if len(found):
                 selected = self._others.of(found)
                 if not self._add(selected, part.header, part.stamps):
@@ -220,8 +229,16 @@ class _Scanner:
         """Scan these batches; False when the answer is full, or late. `manifest` is that of the log
         before the piece was found in it. Raises _Damaged."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
+        self._left -= piece.length
         try:
-            self._left -= piece.length
+            partial = self._read_partially(piece)
+            self._is_partial = partial is not None
+            if partial is not None:
+                chunks = chunks_from(partial.decode, piece.length, _place_of(piece))
+                goes_on = self._take_chunks(chunks, piece.next_offset, partial)
+                # Where most records are wanted, reading twice only takes longer.
+                self._skips_values = 2 * partial.values_read_whole < piece.length
+                return goes_on
             raw = piece.pread()
         finally:
             piece.release()
@@ -231,52 +248,73 @@ class _Scanner:
             if known is not None:
                 self._left += known.length
                 return self._take_known(known)
+        return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
+
+    def _read_partially(self, piece: LogSlice) -> PartialPiece | None:
+        """None if all of it is to be read."""
+        if self._scan.shared is not None or not self._skips_values:
+            return None
+        # A sketch is large: who only looks at one place is faster without.
+        return self._log.read_partially(piece, load=self._reached > self._scan.offset)
+
+    def _take_chunks(
+        self, chunks: Iterator[Chunk], next_offset: int, partial: PartialPiece | None
+    ) -> bool:
         try:
-            place = Place(piece.first_offset, piece.next_offset)
-            for chunk in chunks_in(raw, place):
-                if not self._take_chunk(chunk) or self._is_late():
+            for chunk in chunks:
+                if not self._take_chunk(chunk, partial) or self._is_late():
                     return False
         except CorruptBatch as error:
             raise _Damaged from error
-        self._reached = max(self._reached, piece.next_offset)
+        self._reached = max(self._reached, next_offset)
         return True
 
     def _is_late(self) -> bool:
         """Whether time is up. Never before there was some progress."""
         return self._reached > self._scan.offset and time.thread_time() >= self._deadline
 
-    def _take_chunk(self, chunk: Chunk) -> bool:
+    def _take_chunk(self, chunk: Chunk, partial: PartialPiece | None) -> bool:
         """False when the answer is full, or at the end of the scan."""
         header, selection = chunk.header, self._scan.selection
-        made = None
-        if selection.is_projection and header.record_count and self._is_within(header):
+        if not header.record_count:
+            return self._reach(header.next_offset)
+        if selection.is_projection and self._is_within(header):
             made = _projected(chunk, selection)
-        if made is None:
-            # Compressed batches may become a thousand times as long as the piece.
-            return self._take_records(header, chunk.columns() if header.record_count else None)
-        if not self._builder.add_batch(made, header):
-            self._reached = header.base_offset
+            if made is not None:
+                if not self._builder.add_batch(made, header):
+                    self._reached = header.base_offset
+                    return False
+                return self._reach(header.next_offset)
+        # Compressed batches may become a thousand times as long as the piece.
+        if not self._add(self._selected(chunk, partial), header):
             return False
         return self._reach(header.next_offset)
+
+    def _selected(self, chunk: Chunk, partial: PartialPiece | None) -> Columns:
+        """What is wanted of the records that were not looked at yet."""
+        selection, low, records = self._scan.selection, *self._within(chunk.columns())
+        wanted = selection.matching(records)
+        projected = selection.project(records)
+        if wanted is None:
+            return projected
+        chosen = np.flatnonzero(wanted)
+        if partial is not None and VALUE in selection.columns and chunk.is_one_batch:
+            partial.read_values(chunk.batches[0], low + chosen)
+        return projected.at(chosen)
 
     def _is_within(self, header: BatchHeader) -> bool:
         stop = self._scan.stop_offset
         return header.base_offset >= self._reached and (stop is None or header.next_offset <= stop)
 
-    def _take_records(self, header: BatchHeader, records: Columns | None) -> bool:
-        """Those of the range of `header`; False when the answer is full."""
-        if records is not None and not self._add(
-            self._scan.selection.of(self._within(records)), header
-        ):
-            return False
-        return self._reach(header.next_offset)
-
-    def _within(self, records: Columns) -> Columns:
-        """Those that were not looked at yet, and are not behind the end of the scan."""
+    def _within(self, records: Columns) -> tuple[int, Columns]:
+        """Those that were not looked at yet, and are not behind the end of the scan; and the number
+        of the first of them."""
         stop, offsets = self._scan.stop_offset, records.offsets
         low = int(offsets.searchsorted(self._reached))
         high = len(offsets) if stop is None else int(offsets.searchsorted(stop))
-        return records.part(low, max(low, high)) if high - low < len(records) else records
+        if high - low == len(records):
+            return low, records
+        return low, records.part(low, max(low, high))
 
     def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
         """False when the answer is full."""
@@ -294,6 +332,10 @@ class _Scanner:
             self._reached = stop
             return False
         return True
+
+
+def _place_of(piece: LogSlice) -> Place:
+    return Place(piece.first_offset, piece.next_offset)
 
 
 def _projected(chunk: Chunk, selection: Selection) -> bytearray | None:

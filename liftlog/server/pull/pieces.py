@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from time import monotonic
 
@@ -53,12 +53,17 @@ _NEW_SECONDS = 0.02
 def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
     """The batches in chunks that are scanned in one step each. Raises CorruptBatch at damage, and
     UnsupportedFormat."""
+    return chunks_from(lambda position: decode_batch(raw, position), len(raw), place)
+
+
+def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -> Iterator[Chunk]:
+    """The same for batches that `decode` gives, which lie in so many bytes."""
     whole: list[RecordBatch] = []
     damage: CorruptBatch | UnsupportedFormat | None = None
     position = inflated = 0
-    while position < len(raw):
+    while position < size:
         try:
-            batch = decode_batch(raw, position)
+            batch = decode(position)
             place.take(batch.header)
         except (CorruptBatch, UnsupportedFormat) as error:
             damage = error

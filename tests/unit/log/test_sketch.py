@@ -140,18 +140,18 @@ def test_stale_and_damaged_ones_do_not_count() -> None:
         flip(fs, sketch_path(path), position)
         assert read_sketch(fs, path, entry, log.lineage) is None, position
         flip(fs, sketch_path(path), position)
-    assert read_value_checks(fs, path, good) is not None
+    assert read_value_checks(fs, path, good.value_checks) is not None
     for position in rng.sample(range(checks, len(whole)), 10):
         # Whoever needs no value checks does not read them.
         flip(fs, sketch_path(path), position)
         assert read_sketch(fs, path, entry, log.lineage) is not None
-        assert read_value_checks(fs, path, good) is None
+        assert read_value_checks(fs, path, good.value_checks) is None
         flip(fs, sketch_path(path), position)
     for length in (len(whole) - 1, len(whole) - 4, checks):
         file = fs.open(sketch_path(path))
         file.truncate(length)
         file.close()
-        assert read_value_checks(fs, path, good) is None, length
+        assert read_value_checks(fs, path, good.value_checks) is None, length
     for length in (0, 3, 39, 40, 47, 48, 60, checks - 1):
         file = fs.open(sketch_path(path))
         file.truncate(length)
@@ -177,7 +177,7 @@ def test_each_head_and_value_has_its_checksum() -> None:
     path, entry = log.segments[0].path, log.segments[0].entry()
     sketch = read_sketch(fs, path, entry, log.lineage)
     assert sketch is not None
-    checks = read_value_checks(fs, path, sketch)
+    checks = read_value_checks(fs, path, sketch.value_checks)
     assert checks is not None
     raw, position, seen, kinds = fs.read(path), 0, 0, set()
     batches = list(iter_batches(raw[: entry.size_bytes]))

@@ -1,0 +1,229 @@
+"""Reading parts of batches: what the checksums in a sketch let through is what reading everything
+gives, and where they fail, reading everything decides."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import Any, NamedTuple
+
+import pytest
+from crc32c import crc32c
+from support.logs import BASE_NS, flip
+from support.rewriting import Row, add, compact_fully, keyed, row, sketch_segments
+from support.simfs import SimFileSystem
+
+from liftlog.errors import CorruptRange
+from liftlog.log import Log, LogSlice, partial
+from liftlog.log.partial import PartialPiece
+from liftlog.log.segment import Segment
+from liftlog.log.sketch import read_sketch, read_value_checks, sketch_path, write_sketch
+from liftlog.records import Record, iter_batches
+from liftlog.records.selection import Selection, parse_selection
+from liftlog.server.pull import filtering
+from liftlog.server.pull.filtering import Scan, scan_log
+
+SELECTIONS: list[dict[str, Any]] = [
+    {"columns": ["offset"]},
+    {"columns": ["offset", "timestamp", "subject", "key", "headers"]},
+    {"columns": ["offset", "key"], "subjects": ["orders.1.*"]},
+    {"subjects": ["orders.1.*"]},
+    {"subjects": ["orders.>"]},
+    {"keys": [b"k7", b""]},
+    {"keys": [b"k7"], "columns": ["offset", "value"]},
+    {"headers": ["Trace=7"]},
+    {"columns": ["offset", "value"]},
+]
+
+
+class Outcome(NamedTuple):
+    """All that a reader learns: the records, and what is damaged."""
+
+    records: list[Record]
+    damaged: list[tuple[int, int]]
+
+
+@pytest.fixture(autouse=True)
+def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "_READ_BYTES", 8 * 1024)
+    monkeypatch.setattr(filtering, "_PARTIAL_READ_BYTES", 48 * 1024)
+    monkeypatch.setattr(partial, "_READ_ALONG_BYTES", 512)
+
+
+class Counted:
+    """The reads in part, and how many bytes they took."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pieces = self.piece_bytes = self.read_bytes = 0
+        real_read, real = LogSlice.read_some, PartialPiece.__init__
+
+        def begun(made: PartialPiece, piece: LogSlice, *more: Any) -> None:
+            self.pieces += 1
+            self.piece_bytes += piece.length
+            real(made, piece, *more)
+
+        def read(piece: LogSlice, position: int, length: int) -> bytes:
+            self.read_bytes += length
+            return real_read(piece, position, length)
+
+        monkeypatch.setattr(PartialPiece, "__init__", begun)
+        monkeypatch.setattr(LogSlice, "read_some", read)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def random_row(rng: random.Random, kind: int, stamp: int) -> Row:
+    size = (0, 30, 64, 200, 1000)[kind]
+    key = b"k%d" % rng.randrange(200)
+    value = rng.randbytes(rng.randrange(2 * size + 1))
+    return row(
+        rng.choice([key, key, b"", None]) if kind != 1 else None,
+        None if kind == 2 and rng.random() < 0.1 else value,
+        subject=f"orders.{rng.randrange(100) if kind != 3 else 1}.größe",
+        stamp=stamp + 1000 * (rng.randrange(1000) if kind != 4 else 0),
+        headers=rng.choice([b"", b"NATS/1.0\r\nTrace: %d\r\n\r\n" % rng.randrange(20)])
+        if kind >= 3
+        else b"",
+    )
+
+
+def history(seed: int) -> tuple[SimFileSystem, Log]:
+    """The same one for each seed: every optional column, none, small and large batches, some of
+    them compressed, compacted segments with holes and batches without records."""
+    rng, fs = random.Random(seed), SimFileSystem()
+    log = keyed(fs)
+    for number in range(24):
+        stamp, kind = BASE_NS + number * 10_000_000, rng.randrange(5)
+        rows = [random_row(rng, kind, stamp) for _ in range(rng.choice([1, 2, 60, 200]))]
+        add(log, [rows], compression=rng.choice(["none", "none", "none", "zstd"]))
+        if number in (8, 9, 18):
+            log.roll()
+        if number == 12 and seed % 2:
+            compact_fully(log, fs)
+    log.roll()
+    return fs, log
+
+
+def read_all(log: Log, selection: Selection, start: int | None = None) -> Outcome:
+    outcome, at = Outcome([], []), log.log_start_offset if start is None else start
+    while True:
+        try:
+            scanned = scan_log(log, Scan(at, None, 128 * 1024, selection))
+        except CorruptRange as damage:
+            at = int(damage.details["next_offset"])
+            outcome.damaged.append((int(damage.details["first_offset"]), at))
+            continue
+        for batch in iter_batches(scanned.body):
+            outcome.records.extend(batch.records())
+        at = scanned.next_offset
+        if scanned.caught_up:
+            return outcome
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_read_in_part_is_what_reading_all_gives(seed: int, counted: Counted) -> None:
+    (_, plain), (fs, sketched) = history(seed), history(seed)
+    sketch_segments(sketched, fs)
+    for asked in SELECTIONS:
+        selection, before = parse_selection(**asked), counted.pieces
+        expected = read_all(plain, selection)
+        assert counted.pieces == before
+        assert read_all(sketched, selection) == expected, asked
+        wants_values = asked == {"columns": ["offset", "value"]}
+        assert (counted.pieces > before) is not wants_values
+        assert expected.records
+        for start in random.Random(seed).sample(range(1, plain.high_watermark), 4):
+            rest = [one for one in expected.records if one.offset >= start]
+            found = read_all(sketched, selection, start)
+            assert [one for one in found.records if one.offset >= start] == rest
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rot_is_found_as_who_reads_all_finds_it(seed: int) -> None:
+    """In a head, in a wanted value, in one that nobody wants, and in each part of the sketch."""
+    rng = random.Random(seed)
+    for _ in range(3):
+        (plain_fs, plain), (fs, log) = history(seed), history(seed)
+        sketch_segments(log, fs)
+        segment, part = rng.choice(parts_of(fs, log))
+        in_head = rng.random() < 0.5
+        place = part[0] + (rng.randrange(part[1]) if in_head else part[1] + rng.randrange(4000))
+        flip(plain_fs, segment.path, place)
+        flip(fs, segment.path, place)
+        for asked in rng.sample(SELECTIONS[:-1], 3):
+            selection = parse_selection(**asked)
+            expected, found = read_all(plain, selection), read_all(log, selection)
+            if in_head:
+                assert found == expected
+                assert found.damaged
+            elif found != expected:
+                # The damage is in a value that was not asked for.
+                assert not found.damaged
+                (unread,) = expected.damaged
+                rest = [one for one in found.records if not unread[0] <= one.offset < unread[1]]
+                assert rest == expected.records
+
+
+def parts_of(fs: SimFileSystem, log: Log) -> list[tuple[Segment, tuple[int, int, int, int]]]:
+    """Those with a head, and the segments that they lie in."""
+    found = []
+    for segment in log.segments[:-1]:
+        sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+        assert sketch is not None
+        found += [(segment, part) for part in sketch.parts.tolist() if part[1]]
+    return found
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_rotten_value_is_damage_for_who_wants_it(wanted: bool, counted: Counted) -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for _ in range(8):
+        add(log, [[row(b"k%d" % i, b"%03d" % i * 100) for i in range(100)]])
+    log.roll()
+    sketch_segments(log, fs)
+    segment = log.segments[0]
+    sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+    assert sketch is not None
+    position, head_bytes, _, first = sketch.parts[5].tolist()
+    assert first == 500
+    flip(fs, segment.path, position + head_bytes + 300 * 42 + 7)
+    found = read_all(log, parse_selection(keys=[b"k42" if wanted else b"k90"]))
+    assert counted.pieces
+    assert counted.read_bytes < counted.piece_bytes / 2 or wanted
+    assert found.damaged == ([(501, 601)] if wanted else [])
+    assert len(found.records) == (7 if wanted else 8)
+
+
+def test_a_sketch_that_contradicts_the_segment_is_not_believed(counted: Counted) -> None:
+    """One with correct checksums, of other bytes of the same length."""
+    (fs, log), (other_fs, other) = history(2), history(2)
+    sketch_segments(other, other_fs)
+    expected = [read_all(other, parse_selection(**asked)) for asked in SELECTIONS]
+    sketch_segments(log, fs)
+    segment, before = log.segments[0], counted.pieces
+    write_sketch(fs, segment.path, forged(fs.read(sketch_path(segment.path))))
+    sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+    assert sketch is not None
+    assert read_value_checks(fs, segment.path, sketch.value_checks) is not None
+    for asked, one in zip(SELECTIONS, expected, strict=True):
+        assert read_all(log, parse_selection(**asked)) == one
+    assert counted.pieces > before
+
+
+def forged(raw: bytes) -> bytes:
+    """The same sketch with other checks of heads and values, and checksums that fit."""
+    made = bytearray(raw)
+    blocks, parts = struct.unpack_from("<I", raw, 8)[0], struct.unpack_from("<I", raw, 36)[0]
+    end = 48 + 32 * blocks + 16 * parts
+    for at in range(48 + 32 * blocks + 8, end, 48):
+        made[at] ^= 1
+    filters = end + sum(struct.unpack_from("<II", raw, 48 + 32 * (blocks - 1) + 24))
+    for at in range(filters, len(raw), 4):
+        made[at] ^= 1
+    made[40:44] = struct.pack("<I", crc32c(made[filters:]))
+    made[44:48] = struct.pack("<I", crc32c(made[48:end], crc32c(made[:44])))
+    return bytes(made)
