@@ -33,6 +33,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default=8.0,
         help="what begins later is measured in one round (8)",
     )
+    parser.add_argument(
+        "--only", action="append", choices=sparking.PARTS, help="what is measured; repeatable"
+    )
     parser.add_argument("--records", type=int, default=2_000_000, help="of 200 B (2,000,000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples there too")
     parser.add_argument(
@@ -56,7 +59,14 @@ def main(arguments: Sequence[str]) -> int:
             about = report.environment(directory)
             progress = Progress(quiet=options.quiet)
             rounds = Rounds(options.rounds, 60 * options.minutes)
-            sparking.measure(directory, measured, progress, rounds=rounds, records=options.records)
+            sparking.measure(
+                directory,
+                measured,
+                progress,
+                rounds=rounds,
+                records=options.records,
+                only=options.only or sparking.PARTS,
+            )
     except WorkerFailed as error:
         print(f"The figures are void: {error}", file=sys.stderr)
         return 2

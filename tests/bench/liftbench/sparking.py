@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,9 @@ _JAVA_OPTIONS = (
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 )
 _COLUMNS = "offset,timestamp,subject,key,value"
+_QUERIES = ("scans", "parts", "selections", "streaming", "exports")
+PARTS = ("incremental", "decoder", "memory", *_QUERIES, "own-settings")
+"""What is measured, in this order."""
 
 
 @contextmanager
@@ -75,30 +78,43 @@ def session(directory: Path, *, fast: bool = True) -> Iterator[SparkSession]:
 
 
 def measure(
-    directory: Path, measured: Measurements, progress: Progress, *, rounds: Rounds, records: int
+    directory: Path,
+    measured: Measurements,
+    progress: Progress,
+    *,
+    rounds: Rounds,
+    records: int,
+    only: Collection[str] = PARTS,
 ) -> None:
     data_dir = directory / "daemon" / "data"
-    streams = {_STREAM: records, _SMALL: records // 4, _LONG: _TIMES_LONGER * records}
+    streams = {_STREAM: records}
+    if "memory" in only:
+        streams[_SMALL] = records // 4
+    if "selections" in only:
+        streams[_LONG] = _TIMES_LONGER * records
     sizes = run_worker("lake", _spec("fill", data_dir, streams=streams))["bytes"]
     progress.say(f"{records:,} records in {sizes[_STREAM] / 2**20:,.0f} MiB")
-    incremental(directory / "changes", measured, progress)
+    if "incremental" in only:
+        incremental(directory / "changes", measured, progress)
     settle_disk()
-    decoder(data_dir, measured, progress, rounds=rounds)
+    if "decoder" in only:
+        decoder(data_dir, measured, progress, rounds=rounds)
     with NatsServer(directory / "nats") as nats:
         socket = directory / "pull.sock"
         listen = {"pull": {"listen": ["tcp://127.0.0.1:0", f"unix://{socket}"]}}
         with Daemon(nats.url, listen, directory=directory / "daemon") as daemon:
             address = daemon.pull_address
-            memory(address, sizes[_SMALL], measured, progress)
-            places = _Places(address, f"unix://{socket}", data_dir, directory / "lake")
+            if "memory" in only:
+                memory(address, sizes[_SMALL], measured, progress)
+            places = _Places(address, f"unix://{socket}", data_dir, directory / "lake", nats.port)
             with session(directory / "spark") as spark:
                 queries = _Queries(spark, places, records)
                 queries.write_parquet()
-                queries.scans(measured, progress, rounds=rounds)
-                queries.parts(measured, progress, rounds=rounds)
-                queries.selections(measured, progress, rounds=rounds)
-                queries.streaming(nats.port, measured, progress, rounds=rounds)
-                queries.exports(measured, progress, rounds=rounds)
+                for what in _QUERIES:
+                    if what in only:
+                        getattr(queries, what)(measured, progress, rounds=rounds)
+            if "own-settings" not in only:
+                return
             progress.say("once more with Spark's own settings")
             spec = {"places": [str(place) for place in places], "records": records}
             found = run_worker(
@@ -118,12 +134,14 @@ def measure(
 
 def scan_with_own_settings(spec: dict[str, Any]) -> dict[str, Any]:
     """The scans in a process of its own, since a JVM keeps the options that it began with."""
-    tcp, unix, files, lake = spec["places"]
+    tcp, unix, files, lake, nats_port = spec["places"]
     directory = Path(spec["directory"])
     directory.mkdir()
     measured = Measurements()
     with session(directory, fast=False) as spark:
-        queries = _Queries(spark, _Places(tcp, unix, Path(files), Path(lake)), spec["records"])
+        queries = _Queries(
+            spark, _Places(tcp, unix, Path(files), Path(lake), int(nats_port)), spec["records"]
+        )
         rounds = Rounds(spec["rounds"], spec["seconds"])
         queries.scans(measured, Progress(quiet=True), rounds=rounds)
     return {"samples": [[who, what, found] for (who, what), found in measured.samples.items()]}
@@ -173,6 +191,7 @@ class _Places(NamedTuple):
     unix: str
     files: Path
     lake: Path
+    nats_port: int
 
 
 class _Queries:
@@ -267,9 +286,7 @@ class _Queries:
         ):
             raise WorkerFailed(f"not both ways give the same rows: {found}")
 
-    def streaming(
-        self, nats_port: int, measured: Measurements, progress: Progress, *, rounds: Rounds
-    ) -> None:
+    def streaming(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
         directory = self._lake / "queries"
 
         def stream() -> DataFrame:
@@ -282,7 +299,7 @@ class _Queries:
             micro_batches.lag(
                 self._spark,
                 self._places.tcp,
-                nats_port,
+                self._places.nats_port,
                 directory,
                 measured,
                 progress,

@@ -29,6 +29,7 @@ final class PartReading {
     }
 
     private static final int DENSE = 16; // so many batches are read whole after one that had to be
+    private static final int CHECKING = 512; // one more checksum takes as long as reading so much
     private static final int OWN_COLUMNS =
             BatchHeader.OFFSET_DELTAS | BatchHeader.TIMESTAMP_DELTAS;
 
@@ -87,7 +88,11 @@ final class PartReading {
         if (size < BatchHeader.SIZE || size > header.length() || header.codec() != 0) {
             return false;
         }
-        if (window.view(position, size, ahead(position, window.size()), position + size) < size) {
+        int wanted = need == Need.SOME_VALUES && header.length() - size <= worthReading
+                ? header.length()
+                : size;
+        int most = ahead(position, window.size());
+        if (window.view(position, wanted, most, position + Math.max(wanted, most)) < wanted) {
             return false;
         }
         if (need == Need.SOME_VALUES) {
@@ -114,7 +119,7 @@ final class PartReading {
             return true;
         }
         boolean isGood = parts.hasChecks(shown, batch.header().recordCount());
-        if (isGood && !areFew(batch, rows)) {
+        if (isGood && !areFew(window, batch, rows)) {
             dense = DENSE;
             isGood = false;
         }
@@ -126,15 +131,17 @@ final class PartReading {
     }
 
     /** Whether reading these values alone takes less time than the rest of the batch. */
-    private boolean areFew(RecordBatch batch, Rows rows) {
+    private boolean areFew(Window window, RecordBatch batch, Rows rows) {
         batch.check(batch.values);
+        boolean isHere = window.holds(shownAt, batch.header().length());
+        int apart = isHere ? 0 : worthReading;
         long most = batch.header().length() - parts.headBytes(shown);
         long cost = 0;
         int reached = Integer.MIN_VALUE / 2;
         for (int row = 0; row < rows.count() && cost < most; row++) {
             int record = rows.record(row);
             int from = batch.start(batch.values, record);
-            cost += Math.min(from - reached, worthReading);
+            cost += CHECKING + Math.min(from - reached, apart);
             reached = from + batch.size(batch.values, record);
             cost += reached - from;
         }

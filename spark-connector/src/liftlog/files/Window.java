@@ -69,7 +69,7 @@ final class Window {
                 || Disk.read(file, position, bytes, at(position), wanted) == wanted;
     }
 
-    private boolean holds(long position, int wanted) {
+    boolean holds(long position, int wanted) {
         return position >= start && position - start + wanted <= length;
     }
 
