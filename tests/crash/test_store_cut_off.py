@@ -8,8 +8,6 @@ prints for how long they were not.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
 from support.ingesting import until
 from support.nats_cluster import NatsCluster
-from support.nats_links import NatsLinks
+from support.networks import Network
 from support.rounds import chance_of, rounds
 
 pytestmark = [
@@ -27,6 +25,8 @@ pytestmark = [
     pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture"),
 ]
 
+SERVERS = {node: f"{node}-nats" for node in NODES}
+"""The machine of the NATS server that a node uses."""
 STREAM = "in"
 STREAMS = {STREAM: {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 STORE = {"store": "nats", "session": "15s", "lag_max": "2s", "balance_interval": "1h"}
@@ -40,46 +40,28 @@ HEALED_SECONDS = 20.0
 """So soon after all reach the store again, those at every server are acked."""
 
 
-class Lines(NatsLinks):
-    """Links in a thread of their own."""
-
-    def __init__(self) -> None:
-        super().__init__(len(NODES))
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> Lines:
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.start(), self._loop).result(20)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.close(), self._loop).result(20)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(20)
-        self._loop.close()
-
-    def cut_off(self, *nodes: str) -> None:
-        for node in nodes:
-            self._loop.call_soon_threadsafe(self.isolate, NODES.index(node))
-
-    def mend(self) -> None:
-        self._loop.call_soon_threadsafe(self.heal)
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with Network([*NODES, *SERVERS.values()]) as network:
+        yield network
 
 
 @pytest.fixture(scope="module")
-def lines() -> Iterator[Lines]:
-    with Lines() as lines:
-        yield lines
-
-
-@pytest.fixture(scope="module")
-def servers(lines: Lines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+def servers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
     directory = tmp_path_factory.mktemp("servers")
-    servers = NatsCluster(len(NODES), directory, links=lines, **NATS)
-    lines.connect(servers.route_ports)
-    with servers:
+    machines = list(SERVERS.values())
+    with NatsCluster(
+        len(NODES), directory, network=network, machines=machines, advertised=False, **NATS
+    ) as servers:
         yield servers
+
+
+def cut_off(network: Network, nodes: list[str]) -> None:
+    """The server of each is reached by its node, and not by the other servers."""
+    for node in nodes:
+        for other in NODES:
+            if other != node:
+                network.separate(SERVERS[node], SERVERS[other])
 
 
 def a_follower(leader: str, others: list[str]) -> list[str]:
@@ -100,7 +82,7 @@ Choice = Callable[[str, list[str]], list[str]]
 @pytest.mark.parametrize("kill", [False, True], ids=["alone", "and one dies"])
 @pytest.mark.parametrize("who", [a_follower, the_leader, all_nodes])
 def test_acks_go_on(
-    who: Choice, kill: bool, lines: Lines, servers: NatsCluster, tmp_path: Path
+    who: Choice, kill: bool, network: Network, servers: NatsCluster, tmp_path: Path
 ) -> None:
     """If a follower dies meanwhile, the leader has to reach the store to go on without it; the
     other follower hears of that from the leader alone."""
@@ -110,7 +92,7 @@ def test_acks_go_on(
     chance = chance_of(name)
     urls = [server.url for server in servers.servers]
     publishers = {
-        node: RetryingPublisher(server.port, f"in.{node}", rate=100)
+        node: RetryingPublisher(server.port, f"in.{node}", rate=100, host=server.host)
         for node, server in zip(NODES, servers.servers, strict=True)
     }
     cluster = Cluster(
@@ -119,6 +101,7 @@ def test_acks_go_on(
         settings={"nats": {"reconnect_wait": "50ms"}},
         cluster={**STORE, "name": f"store-{name.replace('_', '-').lower()}"},
         directory=tmp_path,
+        network=network,
     )
     for node, url in zip(NODES, urls, strict=True):
         cluster.nodes[node].settings["nats"]["servers"] = [url]
@@ -134,14 +117,14 @@ def test_acks_go_on(
             others = [node for node in NODES if node != leader]
             chance.shuffle(others)
             began = time.monotonic()
-            lines.cut_off(*who(leader, others))
+            cut_off(network, who(leader, others))
             if kill:
                 time.sleep(chance.choice([1.0, 5.0, 12.0, 20.0]))
                 cluster.kill(others[1])
             time.sleep(began + CUT_SECONDS - time.monotonic())
             wait_acked([publishers[leader]], 1, PAUSE_SECONDS)
             pauses.append(publishers[leader].longest_wait(began))
-            lines.mend()
+            network.heal()
             mended = time.monotonic()
             if kill:
                 cluster.start(others[1])

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 class NatsCluster:
     """Use as a context manager; `servers` are started and know each other. Their files lie below
-    `directory`, which stays, or in a temporary one. `links` are between them if given. Each is on
-    a machine of the `network` if there is one. Clients of one server are told of the others if they
-    are `advertised`."""
+    `directory`, which stays, or in a temporary one. `links` are between them if given. If there is
+    a `network`, each is on one of its machines: on these `machines`, or on all. Clients of one
+    server are told of the others if they are `advertised`."""
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class NatsCluster:
         *,
         links: NatsLinks | None = None,
         network: Network | None = None,
+        machines: Sequence[str] = (),
         advertised: bool = True,
         **config: Any,
     ) -> None:
@@ -45,8 +46,9 @@ class NatsCluster:
         hosts = ["127.0.0.1"] * size
         places: list[Path | None] = [None] * size
         if network is not None:
-            hosts = [network.host(name) for name in network.names]
-            places = [network.place(name) for name in network.names]
+            machines = machines or network.names
+            hosts = [network.host(name) for name in machines]
+            places = [network.place(name) for name in machines]
 
         def routes(number: int) -> dict[str, Any]:
             if links is None:
