@@ -55,6 +55,12 @@ def run(command: Sequence[str], **options: object) -> subprocess.CompletedProces
     return done
 
 
+def put(file: Path, text: str) -> None:
+    """Write it unless it is there: Cargo builds again what is newer than its result."""
+    if not file.exists() or file.read_text() != text:
+        file.write_text(text)
+
+
 class Suite:
     name = version = source = ""
     outside: str = ""
@@ -86,7 +92,7 @@ class Suite:
                 r"""(?<=[ =])"memory"(?=[,)\]]|$)""", '"file"', text, flags=re.MULTILINE
             )
             assert '"file"' in changed, f"{path} names no storage"
-            file.write_text(changed)
+            put(file, changed)
 
     def run(self, test: str, servers: Servers) -> list[Outcome]:
         command, directory = self.command(test)
@@ -281,7 +287,7 @@ class AsyncNats(Suite):
         self.on_files("src/jetstream/stream.rs")
         server = self.directory / "nats-server"
         _write_crate(server, "nats-server", "")
-        shutil.copy(SHIMS / "nats_server.rs.txt", server / "src/lib.rs")
+        put(server / "src/lib.rs", (SHIMS / "nats_server.rs.txt").read_text())
         files = [option for file in self._files for option in ("--test", file)]
         build = ["cargo", "test", "--no-run", "--message-format=json", *files]
         environ = {**os.environ, **_LEAN}
@@ -313,9 +319,11 @@ class AsyncNats(Suite):
 
 def _write_crate(directory: Path, name: str, dependencies: str) -> None:
     (directory / "src").mkdir(parents=True, exist_ok=True)
-    (directory / "src/lib.rs").touch()
+    library = directory / "src/lib.rs"
+    if not library.exists():
+        library.touch()
     package = f'[package]\nname = "{name}"\nversion = "0.0.0"\nedition = "2021"\n\n'
-    (directory / "Cargo.toml").write_text(f"{package}{dependencies}\n[workspace]\n")
+    put(directory / "Cargo.toml", f"{package}{dependencies}\n[workspace]\n")
 
 
 class NatsJs(Suite):
