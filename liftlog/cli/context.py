@@ -94,10 +94,14 @@ def add(name: str, nats: str | None, creds: str | None, use_it: bool) -> None:
       liftlog context add local --server localhost:9292
       liftlog context add prod --server tls://logs.example --nkey ~/ops.nk --use
     """
+    from liftlog.client.target import Address
+
     check_name(name)
     given = {field: given_value(field) for field in FIELDS} | {"nats": nats, "creds": creds}
     fields = {field: value for field, value in given.items() if value}
     fields["server"] = ",".join(map(full_address, fields.get("server", DEFAULT_SERVER).split(",")))
+    for address in fields["server"].split(","):
+        Address.parse(address)
     for field in PATHS:
         if field in fields:
             fields[field] = str(Path(fields[field]).expanduser().absolute())

@@ -107,6 +107,16 @@ def test_a_context_is_replaced_and_removed(two: dict[str, str | None]) -> None:
     assert run(two, "context", "ls", "-q").stdout == "a\n"
 
 
+@pytest.mark.parametrize("server", ["a:1:2", "http://a:8292", "a:99999", "a:9292,b:x"])
+def test_a_context_keeps_no_address_that_cannot_be_one(
+    server: str, environ: dict[str, str | None]
+) -> None:
+    found = run(environ, "context", "add", "a", "--server", server)
+    assert found.exit_code == ExitCode.USAGE
+    assert "is not the address of a liftlog daemon" in found.stderr
+    assert run(environ, "context", "ls", "-q").stdout == ""
+
+
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-"])
 def test_names_of_contexts(name: str, environ: dict[str, str | None]) -> None:
     assert run(environ, "context", "add", "--", name).exit_code == ExitCode.USAGE
