@@ -544,7 +544,7 @@ def test_charts_are_read_with_pointer_and_keys(
     expect(page.get_by_label(re.compile(r"^Records: now"))).to_be_visible(timeout=30_000)
     run_apart(_publish(server.url, [("orders.eu.new", b"{}", None)] * 10))
     with connect_sync(daemon.pull_address) as client:
-        assert len(list(client.read("orders", "earliest", "end"))) > 600
+        assert len(list(client.read("orders", "earliest", "end"))) >= 600  # what fill() stored
     chart = page.get_by_label(re.compile(r"^Records: now stored [\d.,]+/s, read .*; highest [1-9]"))
     expect(chart).to_be_visible(timeout=30_000)  # the page has updated itself
     until(lambda: max(_charted(daemon, "read_records")) > 0)
