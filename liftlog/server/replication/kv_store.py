@@ -136,13 +136,13 @@ class NatsKvMetaStore:
                 if time.monotonic() - began > _NO_SERVICE_SECONDS:
                     raise _no_jetstream() from error
                 self._warn("metadata-store-awaited error=%s", error)
-            except StoreUnavailable as error:
+            except (StoreUnavailable, CasUnknown) as error:  # the write binds no one
                 self._warn("metadata-store-awaited error=%s", error)
             await asyncio.sleep(_RETRY_SECONDS)
             await self._link.wait_connected(_ANSWER_SECONDS)
 
     async def _check(self) -> None:
-        """Raises ConfigError, StoreUnavailable."""
+        """Raises ConfigError, StoreUnavailable, CasUnknown."""
         bucket = self.bucket
         try:
             state = await self._state()
