@@ -123,20 +123,28 @@ def _act(world: World, node: Node, step: int) -> None:
 
 def _elect(world: World, node: Node) -> None:
     """As `Elections` decides when all nodes hear each other: a leader that is down is replaced, and
-    one that hands over because it waits for a change and does not reach the store."""
+    one that hands over because it waits for a change and does not reach the store. It asks those
+    that are in sync by what it knows, and the answer tells it who leads then."""
     record = node.record
     if record != world.record or record.deleted or record.leader == node.name:
         return
-    dead: set[str] = set()
-    asks = False
-    if record.leader is not None:
-        leads = world.nodes[record.leader]
-        leader = leads.leader if leads.name in world.cut_off else None
-        asks = leader is not None and leader.needs_change(world.now)
-        if leads.up and not asks:
-            return
-        dead = {leads.name}
-    after = t.failover(record, dead, node.name)
+    leads = None if record.leader is None else world.nodes[record.leader]
+    asks = leads is not None and leads.up
+    if leads is not None and asks and not _asks(world, leads, node):
+        return
+    after = t.failover(record, set() if leads is None else {leads.name}, node.name)
     if after is None or (asks and not (after.can_commit and node.name in record.isr)):
         return
     world.submit(node, Change(record, after), "failover")
+    if leads is not None and asks:
+        world.apply_all()
+        if world.record == after:
+            leads.learn(after)
+
+
+def _asks(world: World, leads: Node, node: Node) -> bool:
+    """Whether a leader hands over, and may do it to that node."""
+    leader = leads.leader if leads.name in world.cut_off else None
+    if leader is None or not leader.needs_change(world.now):
+        return False
+    return not leader.resigned and node.name in leader.record.isr
