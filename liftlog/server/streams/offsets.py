@@ -256,6 +256,6 @@ def _check_storable(led: ServedStream) -> None:
         raise NotReady("another node begins to lead the checkpoints", hint="try again")
     if not leader.record.can_commit:
         raise NotEnoughReplicas(
-            f"{len(leader.record.isr)} replicas of {OFFSETS_STREAM} are in sync, and checkpoints "
-            f"are stored by {leader.record.min_isr} or more"
+            f"{OFFSETS_STREAM} has too few replicas in sync: {len(leader.record.isr)}, and a "
+            f"checkpoint needs {leader.record.min_isr}"
         )
