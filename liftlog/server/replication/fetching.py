@@ -58,21 +58,48 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 class FetchRoom:
     """How much the streams of a node ask for at a time. What has come waits in memory for the disk,
-    which may be slower than the network: many streams that are behind ask for less each. Belongs to
-    the event loop."""
+    which may be slower than the network.
+
+    A request may always be for `_LEAST_BYTES`, so no stream waits for another one. What requests
+    ask for beyond that is accounted for, from the question until what came is stored: it is never
+    more than `max_bytes` together. Streams that are behind share all of it, the others half of it,
+    which they hold for as long as there is nothing new. Belongs to the event loop.
+    """
 
     def __init__(self, max_bytes: int = _ALL_BYTES) -> None:
         self._max_bytes = max_bytes
+        self._streams: set[FollowedStream] = set()
         self._behind: set[FollowedStream] = set()
+        self._taken = 0
 
     def note(self, stream: FollowedStream, *, is_behind: bool) -> None:
         """Whether its leader has more than it, as far as is known."""
+        self._streams.add(stream)
         (self._behind.add if is_behind else self._behind.discard)(stream)
 
-    def bytes_for_one(self) -> int:
-        """How much each of them may ask for. A larger batch comes as a whole."""
-        share = self._max_bytes // max(1, len(self._behind))
-        return max(_LEAST_BYTES, min(_MAX_BYTES, share))
+    def forget(self, stream: FollowedStream) -> None:
+        """It asks no more."""
+        self._streams.discard(stream)
+        self._behind.discard(stream)
+
+    def take(self, stream: FollowedStream) -> int:
+        """How many bytes it may ask for. They are taken until `give_back`."""
+        if stream in self._behind:
+            share = self._max_bytes // len(self._behind)
+        else:
+            share = self._max_bytes // 2 // max(1, len(self._streams))
+        left = self._max_bytes - self._taken
+        size = max(_LEAST_BYTES, min(_MAX_BYTES, share, _LEAST_BYTES + left))
+        self.hold(size)
+        return size
+
+    def hold(self, size: int) -> None:
+        """So many bytes have come: a batch comes as a whole, also if it is larger than asked."""
+        self._taken += max(0, size - _LEAST_BYTES)
+
+    def give_back(self, size: int) -> None:
+        """What `take` has returned, or was told to `hold`."""
+        self._taken -= max(0, size - _LEAST_BYTES)
 
 
 class FollowedStream:
@@ -112,6 +139,7 @@ class FollowedStream:
         self._loop = asyncio.get_running_loop()
         self._exchange: Exchange | None = None
         self._body: memoryview | None = None
+        self._held = 0  # bytes of the answer that is being stored, of the room
         self._told: Replica | None = None  # the newest answer
         self._pause = _FIRST_PAUSE_SECONDS
         self._timer: asyncio.TimerHandle | None = None
@@ -146,13 +174,15 @@ class FollowedStream:
     def close(self) -> None:
         """Ask no more. A change of the log that is under way ends as it does."""
         self._closed = True
-        self._room.note(self, is_behind=False)
+        self._room.forget(self)
         self._give_up(self._exchange)
         self._cancel_timer()
 
     # --- requests ---
 
     def _do(self, effect: Effect | None) -> None:
+        if self._closed:
+            self._free()
         if effect is None or self._closed:
             return
         if isinstance(effect, Fetch):
@@ -168,31 +198,44 @@ class FollowedStream:
             logger.warning("replica-resynced stream=%s offset=%d", self.host.name, effect.offset)
             self._change(partial(self._start_over, effect))
         elif isinstance(effect, Fail):
-            self._room.note(self, is_behind=False)
-            self.host.fail(effect.reason)
+            self._fail(effect.reason)
+
+    def _fail(self, reason: str) -> None:
+        self._free()
+        self._room.forget(self)
+        self.host.fail(reason)
+
+    def _free(self) -> None:
+        """What the last answer brought is stored, or not needed."""
+        self._body = None
+        held, self._held = self._held, 0
+        self._room.give_back(held)
 
     def _ask(self, fetch: Fetch) -> None:
         self._cancel_timer()
+        self._free()
+        size = self._room.take(self)
         message = Replicate(
             self.host.name,
             self.host.log.incarnation,
             fetch.epoch,
             fetch.offset,
             fetch.last_epoch,
-            self._room.bytes_for_one(),
+            size,
             fetch.side_version,
             corrupt=fetch.damaged,
             record=[*fetch.mark],
             leader_record=[*fetch.leader_mark],
         )
-        self._exchange = Exchange(on_done=self._answered)
+        self._exchange = Exchange(on_done=partial(self._answered, size))
         self._link_to(fetch.leader).request(message, self._exchange)
 
     def _give_up(self, exchange: Exchange | None) -> None:
         if exchange is not None and exchange is self._exchange:
             self._exchange = None
 
-    def _answered(self, exchange: Exchange) -> None:
+    def _answered(self, asked_bytes: int, exchange: Exchange) -> None:
+        self._room.give_back(asked_bytes)
         if exchange is not self._exchange or self._closed:
             return  # to a question that is not asked any more
         self._exchange = None
@@ -207,6 +250,8 @@ class FollowedStream:
         self.leader_end = answer.log_end_offset
         self._room.note(self, is_behind=self.lag > 0)
         self._body, self._told = exchange.body, answer
+        self._held = 0 if exchange.body is None else len(exchange.body)
+        self._room.hold(self._held)
         before, asked = self.follower.high_watermark, self.follower.outstanding
         effect = self.follower.answered(
             _answer_from(answer), first_stored=self.host.log.first_stored_offset
@@ -216,6 +261,7 @@ class FollowedStream:
         self._follow_log_start(answer.log_start_offset)
         self._note_record(answer)
         if effect is None and self.follower.working is None:
+            self._free()
             if self.follower.outstanding is asked:
                 self.follower.lost()  # it does not fit the request, and there is no other answer
             if self.follower.waits_for_version > self.follower.record.version:
@@ -300,11 +346,14 @@ class FollowedStream:
         self.host.run_exclusive(call).add_done_callback(self._ended)
 
     def _ended(self, future: asyncio.Future[object]) -> None:
-        if not future.cancelled():
+        if future.cancelled():
+            self._free()
+        else:
             self._changed(future.exception())
 
     def _changed(self, error: BaseException | None) -> None:
         log = self.host.log
+        self._free()
         if self._closed:
             return
         if error is None:
@@ -318,13 +367,13 @@ class FollowedStream:
             logger.warning("replica-answer-damaged stream=%s error=%s", self.host.name, error)
             self._do(self.follower.damaged())
         elif isinstance(error, UnsupportedFormat):
-            self.host.fail(f"the leader sent what this version cannot read: {error}")
+            self._fail(f"the leader sent what this version cannot read: {error}")
         elif isinstance(error, LiftlogError):
             logger.error("replica-not-stored stream=%s error=%s", self.host.name, error)
             self.follower.failed(log.durable_end_offset, log.epochs)
             self._ask_later()
         else:
-            self.host.fail(f"internal error while following: {error!r}")
+            self._fail(f"internal error while following: {error!r}")
 
     def _append(self, body: memoryview | None, told: dict[str, Any] | None) -> None:
         """The next request confirms the side state as it confirms records: it is stored first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +13,31 @@ from support.simfs import SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
+from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.server.replication.fetching import FetchRoom, FollowedStream
+
+
+async def wait(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+_MIB = 1024 * 1024
+_LEAST_BYTES = 128 * 1024
+
+
+class SlowHost(Host):
+    """With `is_slow` changes of the log wait for the test."""
+
+    is_slow = False
+
+    def run_exclusive(self, call: Callable[[], object]) -> asyncio.Future[object]:
+        if not self.is_slow:
+            return super().run_exclusive(call)
+        self.change = asyncio.get_running_loop().create_future()
+        return self.change
 
 
 class Following:
@@ -22,11 +46,12 @@ class Following:
     def __init__(self, room: FetchRoom | None = None) -> None:
         log = create(SimFileSystem(), config=CONFIG)
         log.begin_epoch(1)
+        self.host = SlowHost(log)
         self.link = Link()
         self.learnt: list[StreamRecord] = []
         self.looks = 0
         self.stream: FollowedStream = followed(
-            Host(log),
+            self.host,
             self.link,
             learn=self.learnt.append,
             tell_record_is_old=self._look,
@@ -43,15 +68,18 @@ class Following:
         assert self.link.asked is not None
         return self.link.asked[0]
 
-    async def answer(self, end: int = 1, **changes: Any) -> None:
+    def finish(self, end: int = 1, body: bytes = b"", **changes: Any) -> None:
         assert self.link.asked is not None
         (asked, exchange), self.link.asked = self.link.asked, None
+        exchange.body = memoryview(body) if body else None
+        changes["body_length"] = len(body)
         exchange.finish(
             Replica(asked.epoch, asked.offset, asked.last_epoch, 1, end, 1, **changes), None
         )
-        async with asyncio.timeout(10):
-            while self.link.asked is None:
-                await asyncio.sleep(0.01)
+
+    async def answer(self, end: int = 1, **changes: Any) -> None:
+        self.finish(end, **changes)
+        await wait(lambda: self.link.asked)
 
 
 async def test_the_record_that_an_answer_brings_is_known_and_then_told_to_the_leader() -> None:
@@ -92,21 +120,85 @@ async def test_what_is_not_the_record_of_the_stream_is_not_taken(garbage: bytes 
 
 async def test_streams_that_are_behind_ask_for_little_if_they_are_many() -> None:
     """All that comes may have to wait in memory for a slow disk."""
-    mib = 1024 * 1024
-    room = FetchRoom(4 * mib)
+    room = FetchRoom(4 * _MIB)
     many = [Following(room) for _ in range(16)]
     for one in many:
         await one.answer(end=100)
-    assert sum(one.asked.max_bytes for one in many) <= 4 * mib
+    assert sum(one.asked.max_bytes for one in many) <= 4 * _MIB
     for one in many[1:]:
         await one.answer()  # it has all
     await many[0].answer(end=100)
-    assert many[0].asked.max_bytes == 4 * mib
+    assert many[0].asked.max_bytes == 4 * _MIB
     for one in many[2:]:
         await one.answer(end=100)
     many[1].stream.close()
     for one in many[2:]:
         one.stream.close()
     await many[0].answer(end=100)
-    assert many[0].asked.max_bytes == 4 * mib, "those that are followed no longer do not count"
+    assert many[0].asked.max_bytes == 4 * _MIB, "those that are followed no longer do not count"
     many[0].stream.close()
+
+
+async def test_the_streams_of_a_node_that_starts_ask_for_little_from_the_first_request_on() -> None:
+    room = FetchRoom(4 * _MIB)
+    many = [Following(room) for _ in range(64)]
+    sizes = [one.asked.max_bytes for one in many]
+    assert sum(sizes) <= 4 * _MIB + 64 * _LEAST_BYTES
+    assert min(sizes) == _LEAST_BYTES, "none waits for another one"
+    for one in many:
+        await one.answer()
+    await many[0].answer(end=100)
+    assert many[0].asked.max_bytes >= 2 * _MIB, "those that have all leave half of it"
+    for one in many:
+        one.stream.close()
+
+
+async def test_what_can_still_come_and_what_waits_for_the_disk_counts() -> None:
+    room = FetchRoom(4 * _MIB)
+    one = Following(room)
+    assert one.asked.max_bytes == 4 * _MIB
+    first = Following(room)
+    assert first.asked.max_bytes == 2 * _LEAST_BYTES
+    one.host.is_slow = True
+    one.finish(end=100, body=bytes(4 * _MIB))  # the disk is slow
+    first.stream.close()
+    second = Following(room)
+    assert second.asked.max_bytes == _LEAST_BYTES, "the answer to the first may still come"
+    first.finish()
+    await second.answer(end=100)
+    assert second.asked.max_bytes == 2 * _LEAST_BYTES
+    one.stream.close()
+    await second.answer(end=100)
+    assert second.asked.max_bytes == 2 * _LEAST_BYTES, "it is written though the stream is closed"
+    one.host.change.set_result(None)
+    await asyncio.sleep(0)
+    await second.answer(end=100)
+    assert second.asked.max_bytes == 4 * _MIB
+    second.stream.close()
+
+
+async def test_a_batch_that_is_larger_than_was_asked_for_counts_as_what_it_is() -> None:
+    room = FetchRoom(4 * _MIB)
+    one, other = Following(room), Following(room)
+    one.host.is_slow = True
+    one.finish(end=100, body=bytes(64 * _MIB))
+    await other.answer(end=100)
+    assert other.asked.max_bytes == _LEAST_BYTES
+    one.host.change.set_exception(CorruptBatch("on purpose"))
+    await wait(lambda: one.link.asked)
+    assert one.asked.max_bytes == 2 * _MIB
+    one.stream.close()
+    other.stream.close()
+
+
+@pytest.mark.parametrize("error", [UnsupportedFormat("on purpose"), ValueError("a defect")])
+async def test_a_stream_that_has_failed_leaves_its_share_to_the_others(error: Exception) -> None:
+    room = FetchRoom(4 * _MIB)
+    one, other = Following(room), Following(room)
+    one.host.is_slow = True
+    one.finish(end=100, body=bytes(_MIB))
+    one.host.change.set_exception(error)
+    await wait(lambda: one.host.failure)
+    await other.answer(end=100)
+    assert other.asked.max_bytes == 4 * _MIB
+    other.stream.close()
