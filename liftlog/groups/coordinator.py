@@ -51,12 +51,11 @@ from liftlog.groups.state import (
     Member,
     new_group,
 )
+from liftlog.groups.waiting import Waiting
 
 logger = logging.getLogger("liftlog.groups")
 
 _MAX_WAITING = 50_000
-_REQUEST_WORK = 64
-"""Of a request, besides those of its group."""
 _LOOK_SECONDS = 2e-6
 """For each member, at least so long between two looks at all sessions: such a look takes a tenth of
 that, and the members of many groups must not keep the daemon busy with it."""
@@ -96,7 +95,7 @@ class Coordinator:
         self._kept: dict[GroupKey, dict[str, list[int]]] = {}
         """The slots that each member is to own from now on, until members or owners change."""
         self.expired_total = self.commits_total = self.generations_total = 0
-        self._waiting: list[tuple[Asked, Told]] = []
+        self._waiting = Waiting()
         self._parked: dict[GroupKey, dict[str, Parked]] = {}
         self._deadlines: dict[GroupKey, dict[str, float]] = {
             key: {name: now + one.session_ms / 1000 for name, one in state.members.items()}
@@ -113,7 +112,7 @@ class Coordinator:
             raise LimitExceeded("too many requests of groups wait for the disk", hint="try again")
         if isinstance(asked, Join | Beat | Commit):
             self._hear(asked, now)
-        self._waiting.append((asked, told))
+        self._waiting.add(asked, told)
 
     def _hear(self, asked: Join | Beat | Commit, now: float) -> None:
         """It lives. Whether this counts is only known when it is judged: until then a member counts
@@ -151,14 +150,13 @@ class Coordinator:
     # --- flights ---
 
     def begin(self, now: float) -> Flight:
-        """Judge what waits, in its order, and leave the rest to the next flight if that is much.
+        """Judge what waits, and leave the rest to the next flight if that is much.
         The caller stores the drafts, if there are any, and then calls `landed`; there is one flight
         at a time."""
         flight = Flight(Quota(self._limits, self._use))
-        waiting = self._boarding()
         if now >= self.quiet_until:
             self._expire(flight, now)
-        for asked, told in waiting:
+        for asked, told in self._waiting.board(self.groups, self.most_work):
             error = None
             try:
                 self._judge(flight, asked, now)
@@ -172,22 +170,6 @@ class Coordinator:
             if draft == before:
                 del flight.drafts[key]
         return flight
-
-    def _boarding(self) -> list[tuple[Asked, Told]]:
-        """Those that are judged next."""
-        left, count = self.most_work, 0
-        for asked, _ in self._waiting:
-            if left <= 0:
-                break
-            count += 1
-            state = self.groups.get(asked.key)
-            left -= _REQUEST_WORK
-            if state is not None:
-                left -= state.slots + len(state.members)
-            elif isinstance(asked, Join):
-                left -= asked.slots or DEFAULT_SLOTS
-        boarding, self._waiting = self._waiting[:count], self._waiting[count:]
-        return boarding
 
     def landed(self, flight: Flight, error: LiftlogError | None, now: float) -> None:
         """The drafts are durable, or lost. In the latter case even the refusals may rest on changes
@@ -234,13 +216,28 @@ class Coordinator:
     # --- judging ---
 
     def _expire(self, flight: Flight, now: float) -> None:
+        """Not those whose requests wait: they came in time, and others have kept them waiting."""
         for key, deadlines in self._deadlines.items():
             gone = [name for name, deadline in deadlines.items() if deadline <= now]
+            if gone:
+                asking = self._asking(key)
+                gone = [name for name in gone if name not in asking]
             if gone:
                 self.expired_total += len(gone)
                 names = ",".join(gone)
                 logger.warning("group-members-expired group=%s stream=%s members=%s", *key, names)
                 flight.drafts[key] = without(self.groups[key], gone)
+
+    def _asking(self, key: GroupKey) -> set[str]:
+        """The members of which signs of life wait to be judged."""
+        members = self.groups[key].members
+        return {
+            asked.member
+            for asked, _ in self._waiting.of(key)
+            if isinstance(asked, Join | Beat | Commit)
+            and asked.member in members
+            and _is_by(asked, members[asked.member])
+        }
 
     def _judge(self, flight: Flight, asked: Asked, now: float) -> None:
         """Raises what the request is answered with."""
@@ -277,6 +274,8 @@ class Coordinator:
             )
         group, stream = asked.key
         if state is None:
+            if asked.start_error is not None:
+                raise asked.start_error
             slots = DEFAULT_SLOTS if asked.slots is None else asked.slots
             state = self._created(flight, asked.key, slots, asked.start, asked.principal)
         if asked.slots not in (None, state.slots):
@@ -409,9 +408,8 @@ class Coordinator:
 
     def close(self, error: LiftlogError) -> None:
         """Another coordinator takes over, or none: no request will be answered otherwise."""
-        waiting, self._waiting = self._waiting, []
         parked, self._parked = self._parked, {}
-        for _, told in waiting:
+        for _, told in self._waiting.drain():
             told(None, error)
         for beats in parked.values():
             for _, told, _ in beats.values():

@@ -35,7 +35,9 @@ class Assignment:
 class Join:
     """`slots` None: those of the group, or the default for a new one, which begins at `start`. A
     join with the same token again is the same join. `joined` is that of the membership that the
-    client had before, None for a client that begins: only such a one replaces another member."""
+    client had before, None for a client that begins: only such a one replaces another member.
+    `start_error` is why no group may begin at `start`: it matters only if one begins, which is
+    known when this is judged."""
 
     key: GroupKey
     member: str
@@ -45,6 +47,7 @@ class Join:
     start: int = 0
     principal: str = ""
     joined: int | None = None
+    start_error: LiftlogError | None = None
 
 
 @dataclass(frozen=True, slots=True)

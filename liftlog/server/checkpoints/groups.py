@@ -80,17 +80,17 @@ class Groups:
     def ask(self, asked: Asked, told: Told) -> None:
         """`told` is called later, never within this call.
 
-        Raises InvalidArgument, StreamNotFound, StreamUnavailable, LimitExceeded, OffsetOutOfRange
-        for a place where the stream has not been, and for a commit StaleIncarnation and Diverged;
-        `told` may get GroupFenced, Conflict, StaleIncarnation, LimitExceeded, DiskFull,
+        Raises InvalidArgument, StreamNotFound, StreamUnavailable, LimitExceeded, for a commit or a
+        seek to a place where the stream has not been OffsetOutOfRange, and for a commit
+        StaleIncarnation and Diverged; `told` may get GroupFenced, Conflict, StaleIncarnation,
+        LimitExceeded, InvalidArgument and OffsetOutOfRange for a group that would begin, DiskFull,
         StreamUnavailable, ShuttingDown.
         """
         if self._closed is not None:
             raise self._closed
         if self._offsets.failure:
             raise StreamUnavailable(f"groups cannot be stored: {self._offsets.failure}")
-        self._check(asked)
-        self._coordinator.ask(asked, told, time.monotonic())
+        self._coordinator.ask(self._checked(asked), told, time.monotonic())
         self._go_on()  # not at once: other requests of this turn of the loop join the flight
 
     async def asked(self, asked: Asked) -> Assignment | None:
@@ -99,16 +99,15 @@ class Groups:
         self.ask(asked, partial(_complete, future))
         return await future
 
-    def _check(self, asked: Asked) -> None:
+    def _checked(self, asked: Asked) -> Asked:
         group, stream = asked.key
         check_consumer_name(group)
         if isinstance(asked, Join):
             check_consumer_name(asked.member)
             log = self._find_stream(stream).log
-            if asked.start and asked.key not in self._coordinator.groups:
+            if asked.start:
                 error = why_not_storable(log, stream, asked.start, None, None)
-                if error is not None:
-                    raise error
+                asked = replace(asked, start_error=error)
         elif isinstance(asked, Commit) and asked.offsets:
             highest = max(asked.offsets.values())
             if min(asked.offsets.values()) < 1:
@@ -122,6 +121,7 @@ class Groups:
             error = why_not_storable(log, stream, asked.offset, None, None)
             if error is not None:
                 raise error
+        return asked
 
     def seek(self, key: GroupKey, offset: int, principal: str = "") -> Seek:
         """The request that moves a group in the stream as it is now. Raises StreamNotFound."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import Any
@@ -146,7 +147,7 @@ def test_many_members_do_not_keep_the_daemon_looking_at_their_sessions() -> None
 
 def test_requests_of_large_groups_are_judged_by_and_by_in_their_order() -> None:
     """Each is a look at all slots and members, and the event loop waits for all that are judged at
-    once. Whoever asks less is not held up for longer than that."""
+    once. Whoever asks less of another group is not held up for longer than that."""
     coordinator = Coordinator({}, 0.0)
     assert asked(coordinator, join("large", slots=1024), join("small")) == ["ok", "ok"]
     order: list[int] = []
@@ -168,6 +169,94 @@ def test_requests_of_large_groups_are_judged_by_and_by_in_their_order() -> None:
         coordinator.ask(commit, lambda *_: None, 0.0)
     coordinator.begin(0.0)
     assert not coordinator.has_requests
+
+
+STORE_SECONDS = 0.02
+
+
+def landed_times(coordinator: Coordinator, now: float) -> list[float]:
+    """Judge and store all that waits. When each flight was durable."""
+    times = []
+    while coordinator.has_requests:
+        flight = coordinator.begin(now)
+        now += STORE_SECONDS
+        coordinator.landed(flight, None, now)
+        times.append(now)
+    return times
+
+
+def flood(coordinator: Coordinator, now: float) -> None:
+    """A member of a group with the most slots commits each of them four times."""
+    key = ("large", "orders")
+    state = coordinator.groups[key]
+    for number in range(4096):
+        offsets = {number % 1024: number + 1}
+        commit = Commit(key, "m", state.members["m"].joined, state.generation, offsets)
+        coordinator.ask(commit, lambda *_: None, now)
+
+
+def test_a_member_of_another_group_is_answered_while_one_asks_for_much() -> None:
+    coordinator = Coordinator({}, 0.0)
+    small = replace(join("small"), session_ms=200)
+    assert asked(coordinator, join("large", slots=1024), small) == ["ok"] * 2
+    flood(coordinator, 0.1)
+    key = ("small", "orders")
+    joined = coordinator.groups[key].members["m"].joined
+    told: list[LiftlogError | None] = []
+    beat = Beat(key, "m", joined, 1, frozenset(range(64)))
+    coordinator.ask(beat, lambda _, error: told.append(error), 0.1)
+    coordinator.landed(coordinator.begin(0.1), None, 0.1 + STORE_SECONDS)
+    assert told == [None]
+    assert len(landed_times(coordinator, 0.1 + STORE_SECONDS)) > 50
+
+
+def test_a_member_whose_beat_waits_does_not_expire() -> None:
+    """It came in time, and others of its group keep it waiting for longer than its session."""
+    coordinator = Coordinator({}, 0.0)
+    large = join("large", slots=1024)
+    waits, silent, former = (
+        replace(join("large"), session_ms=200, member=name)
+        for name in ("waits", "silent", "former")
+    )
+    assert asked(coordinator, large, waits, silent, former) == ["ok"] * 4
+    key = ("large", "orders")
+    flood(coordinator, 0.1)
+    state = coordinator.groups[key]
+    told: list[str | None] = []
+    for name, life in (("waits", 0), ("former", 1)):
+        owned = frozenset(state.owned_by(name))
+        beat = Beat(key, name, state.members[name].joined - life, state.generation, owned)
+        coordinator.ask(beat, lambda _, error: told.append(error.name if error else None), 0.1)
+    flight = coordinator.begin(0.25)
+    coordinator.landed(flight, None, 0.25 + STORE_SECONDS)
+    assert coordinator.groups[key].members.keys() == {"m", "waits"}, "the others were not heard"
+    landed = landed_times(coordinator, 0.25 + STORE_SECONDS)[-1]
+    assert landed > 1.0
+    assert told == [None, "GROUP_FENCED"]
+    assert coordinator.wants_flight(landed)
+    coordinator.landed(coordinator.begin(landed), None, landed)
+    assert coordinator.groups[key].members.keys() == {"m"}, "and it was not heard since"
+
+
+def test_a_group_that_begins_counts_as_one_that_is_there() -> None:
+    """The slots are those of the first request, and the others have to look at them, too."""
+    counts = []
+    for first in ([], [join("large", slots=1024)]):
+        coordinator = Coordinator({}, 0.0)
+        asked(coordinator, *first)
+        joins = [replace(join("large"), member=f"m{number}") for number in range(200)]
+        joins[0] = replace(joins[0], slots=1024)
+        for one in joins:
+            coordinator.ask(one, lambda *_: None, 0.0)
+        flights = []
+        while coordinator.has_requests:
+            flight = coordinator.begin(0.0)
+            flights.append(len(flight.verdicts))
+            coordinator.landed(flight, None, 0.0)
+        counts.append(flights)
+    begins, is_there = counts
+    assert len(begins) == len(is_there) > 3
+    assert abs(begins[0] - is_there[0]) <= 1
 
 
 @pytest.fixture
@@ -209,6 +298,24 @@ async def test_a_group_begins_where_the_stream_has_been(broker: LogBroker) -> No
     assert await groups.asked(replace(join("g"), start=101)) is not None
     # A member of a group that exists begins where that is, whatever it asks for.
     await groups.asked(replace(join("g"), start=102))
+
+
+async def test_a_group_that_is_removed_meanwhile_begins_where_the_stream_has_been(
+    broker: LogBroker,
+) -> None:
+    """When the join arrives the group is still there, and when it is judged no more."""
+    groups, key = broker.checkpoints.groups, ("g", "orders")
+    first = await groups.asked(join("g"))
+    assert first is not None
+    *gone, again = await asyncio.gather(
+        groups.asked(Leave(key, "m", first.joined)),
+        groups.asked(Remove(key)),
+        groups.asked(replace(join("g"), start=2**62)),
+        return_exceptions=True,
+    )
+    assert gone == [None, None]
+    assert isinstance(again, OffsetOutOfRange)
+    assert names(broker) == set()
 
 
 async def test_a_group_without_slots_is_none(broker: LogBroker) -> None:

@@ -1,0 +1,83 @@
+"""The requests that wait to be judged, and whose turn it is. Pure.
+
+Groups take turns, with one request each: one client may have thousands of requests under way, and
+whoever asks for one thing of another group is judged next all the same. Requests of one group are
+judged in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from liftlog.groups.requests import Asked, Join, Seek, Told
+from liftlog.groups.state import DEFAULT_SLOTS, MAX_SLOTS, GroupKey, GroupState
+
+_REQUEST_WORK = 64
+"""Of a request, besides those of its group."""
+
+Waiter = tuple[Asked, Told]
+
+
+class Waiting:
+    """Requests by group; `len` is how many."""
+
+    def __init__(self) -> None:
+        self._queues: dict[GroupKey, deque[Waiter]] = {}
+        self._turns: deque[GroupKey] = deque()
+        """Each group of which requests wait, once."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, asked: Asked, told: Told) -> None:
+        queue = self._queues.get(asked.key)
+        if queue is None:
+            queue = self._queues[asked.key] = deque()
+            self._turns.append(asked.key)
+        queue.append((asked, told))
+        self._count += 1
+
+    def of(self, key: GroupKey) -> Iterable[Waiter]:
+        """What waits of this group, the oldest first."""
+        return self._queues.get(key, ())
+
+    def board(self, groups: Mapping[GroupKey, GroupState], most_work: int) -> list[Waiter]:
+        """Take those that are judged next, at least one if there is any. Work is counted in slots
+        and members that have to be looked at, and ends with the request that exceeds the bound."""
+        boarding: list[Waiter] = []
+        sizes: dict[GroupKey, int] = {}
+        left = most_work
+        while self._turns and left > 0:
+            key = self._turns.popleft()
+            queue = self._queues[key]
+            boarding.append(queue.popleft())
+            if queue:
+                self._turns.append(key)
+            else:
+                del self._queues[key]
+            size = sizes[key] = _size_after(boarding[-1][0], sizes.get(key), groups.get(key))
+            left -= _REQUEST_WORK + size
+        self._count -= len(boarding)
+        return boarding
+
+    def drain(self) -> list[Waiter]:
+        """Take all."""
+        taken = [one for queue in self._queues.values() for one in queue]
+        self._queues.clear()
+        self._turns.clear()
+        self._count = 0
+        return taken
+
+
+def _size_after(asked: Asked, counted: int | None, state: GroupState | None) -> int:
+    """Slots and members of the group when this was judged, at most. `counted`: after what was
+    taken of it before, None for the first."""
+    if counted is None:
+        counted = 0 if state is None else state.slots + len(state.members)
+    if isinstance(asked, Join):
+        return max(counted, min(asked.slots or DEFAULT_SLOTS, MAX_SLOTS)) + 1
+    if isinstance(asked, Seek):
+        return max(counted, DEFAULT_SLOTS)
+    return counted
