@@ -22,8 +22,15 @@ from liftlog.cluster.election import Patience
 from liftlog.cluster.leading import FetchRequest, Kind
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import CasUnknown, Entry, StoreUnavailable
-from liftlog.errors import Conflict, NotLeader, StorageError, StreamNotFound
-from liftlog.log import DataDir, FileSystem
+from liftlog.errors import (
+    Conflict,
+    LiftlogError,
+    MetadataUnavailable,
+    NotLeader,
+    StorageError,
+    StreamNotFound,
+)
+from liftlog.log import DataDir, FileSystem, Log
 from liftlog.log.manifest import Manifest
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
@@ -390,6 +397,46 @@ async def test_a_node_goes_over_to_another_history_with_an_empty_copy(
     assert record.log_start == first.log_start
     assert record.leader_epoch > fork.leader_epoch
     assert "replica-created stream=s" in caplog.text
+    await node.close()
+
+
+@pytest.mark.parametrize("before", ["", "it was repaired"])
+@pytest.mark.parametrize("error", [Conflict("on purpose"), MetadataUnavailable("on purpose")])
+async def test_a_copy_counts_for_what_it_was_while_its_node_cannot_go_over(
+    tmp_path: Path,
+    store: Store,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    error: LiftlogError,
+) -> None:
+    """With the mark of one that is given up it would be dropped: this one lags behind, and is not
+    counted on."""
+    node = Node(tmp_path / "a", store, start=1)
+    streams = node.streams
+    record = replace(new_record("s", leader="b"), isr=("b", "c"))
+    await streams.mirror.create(record)
+    await wait(lambda: "s" in streams.followed)
+    streams.followed["s"].host.log.note_incomplete(before)
+    marks: list[str] = []
+
+    def note(log: Log, reason: str) -> None:
+        marks.append(reason)
+        note_incomplete(log, reason)
+
+    async def fail(*_: object) -> None:
+        assert marks == [copies.GIVEN_UP]
+        raise error
+
+    note_incomplete = Log.note_incomplete
+    monkeypatch.setattr(Log, "note_incomplete", note)
+    monkeypatch.setattr(streams.mirror, "go_over", fail)
+    with caplog.at_level("INFO"):
+        streams._give_up("s", record)
+        await wait(lambda: "following stream=s" in caplog.text)
+    assert marks == [copies.GIVEN_UP, before]
+    assert "replica-created" not in caplog.text, "the copy was dropped"
+    assert not streams.followed["s"].host.log.incomplete
     await node.close()
 
 
