@@ -176,9 +176,10 @@ class Mirror:
 
     # --- changes ---
 
-    async def create(self, record: StreamRecord) -> StreamRecord:
+    async def create(self, record: StreamRecord, *, has_log: bool = False) -> StreamRecord:
         """Store the first record of a stream, in the place of a deleted one; returns the record
-        that is there then. Raises InvalidArgument when it is too large, MetadataUnavailable."""
+        that is there then. A stream that a daemon has had on its own `has_log`, and settings that
+        may be larger. Raises InvalidArgument when it is too large, MetadataUnavailable."""
         async with self._turns:
             for _ in range(_ATTEMPTS):
                 entry, first = await self._get(record.name), record
@@ -188,7 +189,8 @@ class Mirror:
                         self._note_record(present, entry.revision)
                         return present
                     first = transitions.in_place_of(record, present)
-                check_given(STREAM_PREFIX + record.name, record.to_json())
+                if not has_log:
+                    check_given(STREAM_PREFIX + record.name, record.to_json())
                 if await self._cas(first, 0 if entry is None else entry.revision):
                     return first
         raise _busy(f"stream {record.name}")

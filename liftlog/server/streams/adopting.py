@@ -132,7 +132,7 @@ async def _adopt_stream(
         leader_epoch=log.leader_epoch,
         log_start=log.log_start_offset,
     )
-    stored = await mirror.create(record)
+    stored = await mirror.create(record, has_log=True)
     if (stored.incarnation, stored.replicas) != (record.incarnation, record.replicas):
         raise Conflict(
             f"the cluster has another stream {name}",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from liftlog.cluster import transitions
 from liftlog.cluster.placement import Candidate, place
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
+from liftlog.errors import Conflict, InvalidArgument, LiftlogError
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.streams.settings import record_settings
 from liftlog.settings import StreamSettings
@@ -85,7 +85,7 @@ class NewStreams:
 
     async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
         """Create the streams of the configuration file that do not exist, as soon as there are
-        enough nodes. Each node does so; the first one is right."""
+        enough nodes and the metadata can be read. Each node does so; the first one is right."""
         missing = dict(streams)
         told: set[str] = set()
         while True:
@@ -105,8 +105,8 @@ class NewStreams:
                     del missing[name]
                 elif not isinstance(result, LiftlogError):
                     raise result
-                elif not isinstance(result, Conflict | MetadataUnavailable):
-                    del missing[name]  # the others do not wait for what never will be
+                elif isinstance(result, InvalidArgument):
+                    del missing[name]  # it never will be
                     logger.error("stream-not-created stream=%s error=%s", name, result)
                 else:
                     missing[name] = missing.pop(name)  # the others come first

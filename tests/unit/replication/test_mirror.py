@@ -74,6 +74,8 @@ async def test_settings_leave_room_for_what_nodes_decide(store: FileMetaStore) -
         await node.mirror.create(
             transitions.create("s", "one", large(50_000), "abc", starts=starts)
         )
+    adopted = transitions.create("adopted", "one", large(60_000), "abc", starts=starts)
+    assert await node.mirror.create(adopted, has_log=True) == adopted
     most = transitions.create("s", "one", large(45_000), "abc", starts=starts)
     for number in range(100):  # it was created and deleted as often
         after = transitions.in_place_of(most, transitions.delete(most) or most)

@@ -1071,6 +1071,34 @@ async def test_a_stream_of_the_configuration_that_is_refused_keeps_no_others_wai
     await node.close()
 
 
+async def test_a_stream_of_the_configuration_waits_until_its_record_can_be_read(
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator may remove what is there, or restore it."""
+    node = Node(tmp_path / "a", store, start=1)
+    settings = {
+        name: parse_stream_settings({"subject": f"{name}.>", "replicas": 3}) for name in "rs"
+    }
+    revision = await store.cas("stream.r", b"garbage", 0)
+    await with_nodes(store, node.streams)
+    tries = 0
+    create = node.streams.mirror.create
+
+    async def counted(record: StreamRecord) -> StreamRecord:
+        nonlocal tries
+        tries += record.name == "r"
+        return await create(record)
+
+    node.streams.mirror.create = counted  # type: ignore[method-assign, assignment]
+    creating = asyncio.create_task(node.streams.new_streams.create_configured(settings))
+    await wait(lambda: creating.done() or tries > 2)
+    await store.delete("stream.r", revision)
+    await creating
+    assert caplog.text.count("stream-waits stream=r") == 1
+    assert set(node.streams.mirror.records) == {"r", "s"}
+    await node.close()
+
+
 async def test_the_status_tells_which_node_is_about_to_stop(tmp_path: Path, store: Store) -> None:
     node = Node(tmp_path / "a", store, start=1)
     await with_nodes(store, node.streams)
