@@ -2,7 +2,8 @@
 
 NATS sends a client nothing that it has published itself (`no_echo`). With two connections, the
 daemon is two clients: what it sends over the old one reaches its subscriptions on the new one, if a
-stream has subjects of inboxes. No stream may store it, however late it comes.
+stream has subjects of inboxes. No stream of `_INBOX.` may store it, however late it comes. A stream
+on another prefix that publishers use for their acks may: a handover takes care of `_INBOX.` alone.
 
 NATS keeps the order from one connection to one subscription. So once the last message that was sent
 has come back, none of those before it will.
