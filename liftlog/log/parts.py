@@ -42,19 +42,19 @@ class PartsBuilder:
     """Takes the batches of one segment in order."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, int, int, int]] = []
+        self._parts = array("I")  # a segment may have millions of batches
         self._checks = array("I")
 
     def add(self, position: int, batch: RecordBatch) -> None:
         """Raises CorruptBatch when the columns contradict each other."""
         header = batch.header
         if not header.record_count or header.attributes & CODEC_MASK:
-            self._parts.append((position, 0, 0, NO_CHECKS))
+            self._parts.extend((position, 0, 0, NO_CHECKS))
             return
         values, ends = batch.value_column()
         size, first = ends[-1], NO_CHECKS
         if size < LEAST_VALUES_BYTES:
-            self._parts.append((position, 0, 0, first))
+            self._parts.extend((position, 0, 0, first))
             return
         if size >= LEAST_VALUE_BYTES * header.record_count:
             first = len(self._checks)
@@ -62,8 +62,8 @@ class PartsBuilder:
             self._checks.extend([crc32c(content[a:b]) for a, b in pairwise(ends)])
         head_bytes = header.length - len(values)
         head = crc32c(batch.raw[HEADER_SIZE:head_bytes])
-        self._parts.append((position, head_bytes, head, first))
+        self._parts.extend((position, head_bytes, head, first))
 
     def to_bytes(self) -> tuple[bytes, bytes]:
         """The entries of all batches, and the value checks."""
-        return np.array(self._parts, PART).tobytes(), self._checks.tobytes()
+        return self._parts.tobytes(), self._checks.tobytes()

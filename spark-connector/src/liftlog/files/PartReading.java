@@ -47,7 +47,10 @@ final class PartReading {
         this.worthReading = worthReading;
     }
 
-    /** How many bytes to read from here on: to the last part that is worth reading together. */
+    /**
+     * How many bytes to read from here on: to the last part that is worth reading together. Looks at
+     * all batches up to there, so it is asked only before a read.
+     */
     int ahead(long position, int most) {
         int i = dense > 0 ? -1 : parts.at(position);
         if (i < 0) {
@@ -91,7 +94,7 @@ final class PartReading {
         int wanted = need == Need.SOME_VALUES && header.length() - size <= worthReading
                 ? header.length()
                 : size;
-        int most = ahead(position, window.size());
+        int most = window.holds(position, wanted) ? wanted : ahead(position, window.size());
         if (window.view(position, wanted, most, position + Math.max(wanted, most)) < wanted) {
             return false;
         }

@@ -79,7 +79,8 @@ final class SegmentWalk {
     private BatchHeader headerHere() throws IOException {
         // Of batches that are not wanted, only the headers are read.
         int most = isPassing ? PASSING
-                : parts == null ? window.size() : parts.ahead(position, window.size());
+                : parts == null || window.holds(position, BatchHeader.SIZE) ? window.size()
+                : parts.ahead(position, window.size());
         int length = window.view(position, BatchHeader.SIZE, most, end.position());
         int at = window.at(position);
         try {
