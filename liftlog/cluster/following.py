@@ -114,6 +114,8 @@ class Answer:
     """Of the side state that came along."""
     brings_record: bool = False
     """Whether the leader's record came along."""
+    checksum: int = 0
+    """Of the record of `version`; 0 from a leader that does not tell it."""
 
 
 class Follower:
@@ -304,10 +306,16 @@ class Follower:
 
     def _resync(self, answer: Answer) -> Effect | None:
         """A copy that may be the last one with an acked record is never dropped. If the leader
-        knows a newer record, in which this copy may not matter any more, wait for that."""
+        knows a newer record, in which this copy may not matter any more, wait for that. If it knows
+        another history of the record, the metadata store was set back: wait until one of the two is
+        given up, which takes a new version."""
         if self.record.must_keep(self.node):
             if answer.version > self.record.version:
                 self.waits_for_version = answer.version
+                return None
+            mark = answer.version, answer.checksum
+            if answer.checksum and not self.record.may_come_from(mark):
+                self.waits_for_version = self.record.version + 1
                 return None
             return Fail(
                 f"the leader {self.record.leader} of epoch {answer.epoch} has nothing in common "

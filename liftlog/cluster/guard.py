@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from liftlog.cluster.election import LogEnd
-from liftlog.cluster.record import Mark, StreamRecord
+from liftlog.cluster.record import StreamRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def is_given_up(
     others = {node: one.record for node, one in heard.items() if one is not None}
     if {*unheard, *known.members, *stored.members} - others.keys():
         return False
-    first = min(one for one in known.marks if not _may_come_from(stored, one))
-    knowing = {name: one for name, one in others.items() if _may_come_from(one, first)}
+    first = min(one for one in known.marks if not stored.may_come_from(one))
+    knowing = {name: one for name, one in others.items() if one.may_come_from(first)}
     if any(name != node and one.leader == name for name, one in knowing.items()):
         return False
     return len(knowing) < min(known.min_isr, stored.min_isr)
@@ -143,15 +143,10 @@ def _has_all_acked(record: StreamRecord, known: Collection[StreamRecord], unsure
     if wanted <= 0:
         return False
     return all(
-        _may_come_from(record, mark) or sum(_may_come_from(one, mark) for one in same) < wanted
+        record.may_come_from(mark) or sum(one.may_come_from(mark) for one in same) < wanted
         for one in same
         for mark in one.marks
     )
-
-
-def _may_come_from(record: StreamRecord, mark: Mark) -> bool:
-    """Whether that is so, or its trail does not go back that far."""
-    return record.has(mark) or bool(record.trail and mark[0] < record.trail[0])
 
 
 def _again(

@@ -141,6 +141,10 @@ class StreamRecord:
         versions = self.trail[::2]
         return version in versions and self.trail[2 * versions.index(version) + 1] == checksum
 
+    def may_come_from(self, mark: Mark) -> bool:
+        """Whether this is of the history of `mark`, or its trail does not go back that far."""
+        return self.has(mark) or bool(self.trail and mark[0] < self.trail[0])
+
     def checksum_of(self, version: int) -> int:
         """That of this version or of one before it; 0 if the trail does not have it."""
         return dict(self.marks).get(version, 0)

@@ -321,7 +321,8 @@ class Replica(Message):
     and asks again; with `gap` it skips offsets. `first_stored` is the first offset that the leader
     still has; below `tombstones_removed_below` it has forgotten deletions. `side_state` comes when
     the follower has told another version than the leader's. `record` is the leader's record of the
-    stream as JSON, when acks wait for the follower to know it.
+    stream as JSON, when acks wait for the follower to know it; `record_version` and
+    `record_checksum` tell which one that leader knows.
     """
 
     KIND: ClassVar[str] = "replica"
@@ -340,6 +341,7 @@ class Replica(Message):
     side_state: dict[str, Any] | None = key("sd", MAP, default=None)
     body_length: int = key("b", uint(), default=0)
     record: bytes | None = key("rc", raw(1, MAX_RECORD_BYTES), default=None)
+    record_checksum: int = key("vc", uint(), default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ wrong = st.fixed_dictionaries(
         "log_start_offset": small,
         "tombstones_removed_below": small,
         "record_version": small,
+        "record_checksum": small,
         "diverging": st.lists(small, min_size=2, max_size=2),
         "gap": st.dictionaries(
             st.sampled_from(["next", "reason", "loss", "epochs"]),

@@ -93,6 +93,13 @@ class LateAnswersUsed(Follower):
         return answer.epoch == self.record.leader_epoch
 
 
+class AnyHistoryIsItsOwn(Follower):
+    """Does not notice that its leader knows a record that the store has forgotten."""
+
+    def answered(self, answer: Answer, *, first_stored: int = 0) -> Effect | None:
+        return super().answered(replace(answer, checksum=0), first_stored=first_stored)
+
+
 class AllIsCommitted(Follower):
     def _see(self, high_watermark: int) -> None:
         super()._see(self.log_end)
@@ -160,6 +167,19 @@ FORGETFUL = Faults(
 STORE_CUT_OFF = Faults(store_cuts=1, lost_disks=0)
 """Nodes cannot reach the metadata store, and acks go on where that is promised."""
 
+OFTEN_SET_BACK = Faults(
+    elections=0.2,
+    planned=0,
+    crashes=3,
+    power_cuts=0,
+    blackouts=0,
+    lost_disks=0,
+    failing_syncs=0,
+    set_backs=3,
+    store_cuts=1,
+)
+"""Nodes start by a record that is older than what their leader knows."""
+
 STEADY = Faults(elections=0.5, crashes=0.5, power_cuts=0.3, blackouts=0.1, lost_disks=0.5)
 """Enough is committed between faults for compaction to have something to remove."""
 
@@ -212,6 +232,9 @@ BROKEN: dict[str, Broken] = {
     ),
     "R10 a copy of another history is kept": Broken(
         Rules(mutations=frozenset({"R10 kept"})), Faults(set_backs=2, lost_disks=0), 344
+    ),
+    "R10 a leader of another history fails its followers": Broken(
+        Rules(follower=AnyHistoryIsItsOwn), OFTEN_SET_BACK, 5824
     ),
     "R11 all is committed on followers": Broken(Rules(follower=AllIsCommitted)),
     "R12 offsets assigned twice": Broken(Rules(mutations=frozenset({"R12"})), None, 22),

@@ -520,6 +520,7 @@ class Node:
             has_content=bool(body) or side is not None,
             side_version=None if side is None else side.version,
             brings_record=is_told,
+            checksum=leader.record.checksum,
         )
         self.world.send(
             Frame(

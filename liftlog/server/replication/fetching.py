@@ -447,6 +447,7 @@ def _answer_from(received: Replica) -> Answer:
         has_content=received.body_length > 0 or received.side_state is not None,
         side_version=_version_of(received.side_state),
         brings_record=received.record is not None,
+        checksum=received.record_checksum,
     )
 
 

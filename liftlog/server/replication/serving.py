@@ -424,6 +424,7 @@ class ServedStream:
             None if leader.side_version == request.side_version else self._side_state(),
             body_length=body_length,
             record=self._record_for(request),
+            record_checksum=leader.record.checksum,
         )
 
     def _record_for(self, request: Replicate) -> bytes | None:

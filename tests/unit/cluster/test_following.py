@@ -298,6 +298,29 @@ def test_a_leader_with_a_newer_record_may_know_that_the_copy_is_not_needed() -> 
     assert one.answered(answer(first_stored=11, version=2)) == Resync(11)
 
 
+@pytest.mark.parametrize("log", [{}, {"epochs": (), "log_end": 0, "high_watermark": 0}])
+def test_a_leader_that_knows_what_the_store_has_forgotten_is_waited_for(
+    log: dict[str, Any],
+) -> None:
+    """b registered by an older copy of the record, in which it is in sync; a has not heard yet."""
+    forgotten = replace(OUT, trail=RECORD.next_trail())
+    stored = t.register(RECORD, "b", 2, clean=True)
+    assert stored is not None
+    assert stored.version == forgotten.version
+    one = Follower(stored, "b", **{"epochs": TABLE, "log_end": 10, "high_watermark": 8, **log})
+    asked = one.resumed()
+    assert isinstance(asked, Fetch)
+    known = {"version": forgotten.version, "checksum": forgotten.checksum}
+    asked_for = {"offset": asked.offset, "last_epoch": asked.last_epoch}
+    assert one.answered(answer(first_stored=11, **known, **asked_for)) is None
+    assert one.resumed() is None, "one of the two records is replaced first"
+    assert one.failure == ""
+
+    restored = replace(forgotten, version=3, trail=forgotten.next_trail())
+    one.assigned(restored)
+    assert one.answered(answer(first_stored=11, version=3, **asked_for)) == Resync(11)
+
+
 def test_a_gap_is_noted_with_the_epochs_that_it_hides() -> None:
     one = follower()
     gap = Gap(14, ((5, 10),))
