@@ -227,3 +227,24 @@ def with_batch_field(raw: bytes, batch: int, field: int, value: int) -> bytes:
     end = start + 16 * batches
     struct.pack_into("<I", made, 44, crc32c(bytes(made[48:end]), crc32c(bytes(made[:44]))))
     return bytes(made)
+
+
+def test_there_are_as_many_tasks_as_bytes_are_read_for(spark: SparkSession, tmp_path: Path) -> None:
+    """Of 66 KB of each batch, 6 KB are its head. With `compact` the size of a range bounds keys."""
+    directory = one_segment(tmp_path / "orders", batches=40)
+    size = sum(path.stat().st_size for path in directory.glob("*.log"))
+    where = {"path": str(directory), "targetPartitionBytes": str(size // 12 + 1)}
+
+    def tasks(condition: str = "", **more: str) -> int:
+        frame: Any = spark.read.format("liftlog").options(**where, **more).load()
+        return int(
+            (frame.where(condition) if condition else frame)
+            ._jdf.queryExecution()
+            .toRdd()
+            .getNumPartitions()
+        )
+
+    assert tasks() == tasks(subject=RARE, compact="true") == 12
+    assert tasks(f"subject = '{RARE}'") == tasks(subject=RARE) == 2
+    found = jar_rows(spark, f"subject = '{RARE}'", **where)
+    assert found == [row for row in python_rows(path=str(directory)) if row["subject"] == RARE]

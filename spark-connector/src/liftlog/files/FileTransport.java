@@ -130,7 +130,8 @@ public final class FileTransport implements Transport {
 
     @Override
     public StreamState find(
-            StreamState state, long first, long end, long stepBytes, Narrowing wanted) {
+            StreamState state, long first, long end, long stepBytes, Narrowing wanted,
+            boolean inParts) {
         Manifest manifest = manifest();
         List<Extent> found = new ArrayList<>();
         try {
@@ -142,7 +143,7 @@ public final class FileTransport implements Transport {
                         ? null
                         : Sketch.read(store, directory, one, manifest.lineage());
                 if (sketch != null) {
-                    found.addAll(sketch.extents(wanted));
+                    found.addAll(sketch.extents(wanted, inParts));
                     continue;
                 }
                 for (Extent part : Measuring.measure(store, directory, List.of(one), stepBytes)) {

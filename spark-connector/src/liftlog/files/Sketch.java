@@ -28,13 +28,15 @@ final class Sketch {
     private final Manifest.Segment segment;
     private final int blocks;
     private final byte[] entries; // of the blocks, then of the batches
+    private final int worthReading;
     private byte[] filters = {};
-    private BatchParts parts;
+    private BatchParts parts; // null: version 1, or too many
 
-    private Sketch(Manifest.Segment segment, int blocks, byte[] entries) {
+    private Sketch(Manifest.Segment segment, int blocks, byte[] entries, int worthReading) {
         this.segment = segment;
         this.blocks = blocks;
         this.entries = entries;
+        this.worthReading = worthReading;
     }
 
     /** With filters, to select blocks. Null if it is missing, damaged, or of another state of the segment. */
@@ -86,26 +88,31 @@ final class Sketch {
         long blocks = Bytes.u32(head, 8);
         long batches = version == 1 ? 0 : Bytes.u32(head, 36);
         long batchesAt = blocks * ENTRY;
-        if (!withFilters && batches * BatchParts.ENTRY > MOST_PARTS) {
+        boolean areFew = batches * BatchParts.ENTRY <= MOST_PARTS;
+        if (!withFilters && !areFew) {
             return null;
         }
         byte[] entries = bytes(file, size, batchesAt + batches * BatchParts.ENTRY);
         if (blocks == 0 || entries == null || !isIntact(head, size - 4, entries)) {
             return null;
         }
-        Sketch found = new Sketch(segment, (int) blocks, entries);
+        Sketch found = new Sketch(segment, (int) blocks, entries, file.worthReading());
         long filtersAt = size + (long) entries.length;
         long filterBytes = found.word((int) blocks - 1, 24) + found.word((int) blocks - 1, 28);
+        byte[] checks = null;
         if (withFilters) {
             found.filters = checked(file, filtersAt, filterBytes, Bytes.i32(head, 32));
-            return found.filters == null ? null : found;
-        }
-        if (batches > 0) {
+            if (found.filters == null) {
+                return null;
+            }
+        } else if (withValues && batches > 0) {
             long checksAt = filtersAt + filterBytes;
             long checkBytes = file.size() - checksAt;
-            byte[] checks = withValues && checkBytes <= MOST_PARTS
+            checks = checkBytes <= MOST_PARTS
                     ? checked(file, checksAt, checkBytes, Bytes.i32(head, 40))
                     : null;
+        }
+        if (batches > 0 && areFew) {
             found.parts = new BatchParts(entries, (int) batchesAt, checks);
         }
         return found;
@@ -134,13 +141,17 @@ final class Sketch {
         return file.read(position, found, 0, found.length) == found.length ? found : null;
     }
 
-    /** The blocks, which tile the segment; those without a wanted record have the size 0. */
-    List<Extent> extents(Narrowing wanted) {
+    /**
+     * The blocks, which tile the segment; those without a wanted record have the size 0, the others
+     * that of what is read of them. {@code inParts}: of the head of each batch, and of few values.
+     */
+    List<Extent> extents(Narrowing wanted, boolean inParts) {
         List<Extent> found = new ArrayList<>();
         long subject = wanted.subject() == null
                 ? -1
                 : hash('s', wanted.subject().getBytes(StandardCharsets.UTF_8));
         long key = wanted.key() == null ? -1 : hash('k', wanted.key());
+        int batch = 0;
         for (int i = 0; i < blocks; i++) {
             boolean some = number(i, 16) >= wanted.notBeforeNs()
                     && number(i, 8) <= wanted.notAfterNs()
@@ -150,9 +161,24 @@ final class Sketch {
             long first = segment.baseOffset() + word(i, 0);
             long next = isLast ? segment.nextOffset() : segment.baseOffset() + word(i + 1, 0);
             long end = isLast ? segment.sizeBytes() : word(i + 1, 4);
-            found.add(new Extent(first, next, some ? end - word(i, 4) : 0));
+            long size = end - word(i, 4);
+            if (inParts && parts != null) {
+                for (size = 0; batch < parts.count() && parts.position(batch) < end; batch++) {
+                    size += partBytes(batch);
+                }
+                size = Math.max(size, 1);
+            }
+            found.add(new Extent(first, next, some ? size : 0));
         }
         return found;
+    }
+
+    /** About as many bytes are read of a batch of which few values are wanted. */
+    private long partBytes(int batch) {
+        long next = batch + 1 < parts.count() ? parts.position(batch + 1) : segment.sizeBytes();
+        long whole = next - parts.position(batch);
+        int head = parts.headBytes(batch);
+        return head == 0 ? whole : Math.min(whole, Integer.toUnsignedLong(head) + worthReading);
     }
 
     private boolean holds(int i, long item) {

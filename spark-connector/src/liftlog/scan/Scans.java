@@ -42,7 +42,10 @@ public final class Scans {
         long step = Planning.stepOf(target);
         Narrowing wanted = options.wanted();
         if (wanted.selects() && first < end) {
-            state = transport.find(state, first, end, step, wanted);
+            // With compact the size of a range bounds the keys that its task holds, not only its work.
+            boolean inParts =
+                    !options.compact() && (wanted.subject() != null || wanted.key() != null);
+            state = transport.find(state, first, end, step, wanted, inParts);
             return transport.held(
                     Planning.select(state, first, end, target, transport.worthReading()));
         }

@@ -24,8 +24,10 @@ public interface Transport extends AutoCloseable {
 
     /**
      * As {@code measure}, but what holds no wanted record has the size 0, as far as that is known.
+     * {@code inParts}: where batches are read in parts, the other sizes are those of the parts.
      */
-    StreamState find(StreamState state, long first, long end, long stepBytes, Narrowing wanted);
+    StreamState find(StreamState state, long first, long end, long stepBytes, Narrowing wanted,
+            boolean inParts);
 
     /** How many bytes between two pieces of a range are rather read than skipped. */
     long worthReading();

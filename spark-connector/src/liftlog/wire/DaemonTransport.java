@@ -146,9 +146,11 @@ public final class DaemonTransport implements Transport {
         }
     }
 
+    /** A daemon sends whole batches. */
     @Override
     public StreamState find(
-            StreamState state, long first, long end, long stepBytes, Narrowing wanted) {
+            StreamState state, long first, long end, long stepBytes, Narrowing wanted,
+            boolean inParts) {
         List<Extent> found = new ArrayList<>();
         long reached = first;
         try {
