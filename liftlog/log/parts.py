@@ -14,6 +14,9 @@ batch:
 LEAST_VALUES_BYTES. NO_CHECKS: its values have no checks of their own, because they have less than
 LEAST_VALUE_BYTES on average. Other batches with a head have one value check for each record: u32,
 the CRC-32C of the bytes of the value, also of an empty one.
+
+A segment whose batches have less than LEAST_BATCH_BYTES on average has none of all this: hardly a
+batch would have a head, and every reader would hold an entry for each.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ LEAST_VALUES_BYTES = 4096
 LEAST_VALUE_BYTES = 64
 """Checks of shorter values would be more than a sixteenth of them."""
 
+LEAST_BATCH_BYTES = 4096
+"""Of a segment, on average: bounds the entries to a part in 256 of it."""
+
 NO_CHECKS = 0xFFFF_FFFF
 
 PART = np.dtype([("position", "<u4"), ("head_bytes", "<u4"), ("head", "<u4"), ("values", "<u4")])
@@ -44,10 +50,12 @@ class PartsBuilder:
     def __init__(self) -> None:
         self._parts = array("I")  # a segment may have millions of batches
         self._checks = array("I")
+        self._end = 0
 
     def add(self, position: int, batch: RecordBatch) -> None:
         """Raises CorruptBatch when the columns contradict each other."""
         header = batch.header
+        self._end = position + header.length
         if not header.record_count or header.attributes & CODEC_MASK:
             self._parts.extend((position, 0, 0, NO_CHECKS))
             return
@@ -65,5 +73,7 @@ class PartsBuilder:
         self._parts.extend((position, head_bytes, head, first))
 
     def to_bytes(self) -> tuple[bytes, bytes]:
-        """The entries of all batches, and the value checks."""
+        """The entries of all batches, and the value checks; both empty if the batches are small."""
+        if 4 * self._end < LEAST_BATCH_BYTES * len(self._parts):  # four numbers of each
+            return b"", b""
         return self._parts.tobytes(), self._checks.tobytes()

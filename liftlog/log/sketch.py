@@ -135,7 +135,7 @@ class Sketch:
         self._entries = entries
         self._filters = filters
         self.parts = parts
-        """One PART for each batch of the segment."""
+        """One PART for each batch of the segment; none if its batches are small."""
         self.value_checks = value_checks
 
     def blocks(self, probe: Probe) -> Iterator[Block]:
@@ -267,6 +267,21 @@ def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: 
         file.close()
 
 
+def sketch_state(fs: FileSystem, log_path: Path) -> tuple[bytes, int] | None:
+    """The head and the size of the file, which tell it from one that is written later. None when it
+    is missing or its head cannot be read. Raises OSError."""
+    path = sketch_path(log_path)
+    try:
+        if not fs.exists(path):
+            return None
+        with closing(fs.open(path, writable=False)) as file:
+            return file.pread(_HEAD.size, 0), file.size()
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or is_unreadable(error):
+            return None
+        raise
+
+
 def read_sketch(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> Sketch | None:
@@ -293,7 +308,7 @@ def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
     count, filters_check, part_count, value_check, check = fields[2], *fields[6:]
     blocks_end = count * _ENTRY.itemsize
     end = blocks_end + part_count * PART.itemsize
-    if not count or not part_count or _HEAD.size + end > file.size():
+    if not count or _HEAD.size + end > file.size():
         return None
     entries = file.pread(end, _HEAD.size)
     if crc32c(entries, crc32c(raw[:-4])) != check:

@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.segment import Segment
-from liftlog.log.sketch import ValueChecks, read_sketch, read_value_checks
+from liftlog.log.sketch import ValueChecks, read_sketch, read_value_checks, sketch_state
 
 _CACHED_BYTES = 64 * 1024 * 1024
 """Of all segments, and of one: value checks are a fiftieth of values of 200 bytes."""
+
+_USELESS = 1000
+"""Of so many sketches that cannot be used it is known; others are read again."""
 
 
 class SegmentParts:
@@ -79,9 +82,11 @@ class PartsCache:
         self._lock = threading.Lock()
         self._found: OrderedDict[Path, SegmentParts] = OrderedDict()
         self._size = 0
+        self._useless: OrderedDict[Path, object] = OrderedDict()
 
     def get(self, segment: Segment, lineage: str, *, load: bool) -> SegmentParts | None:
-        """None without a good sketch, and if it is not in memory unless `load`. Raises OSError."""
+        """None without a good sketch that has parts, and if it is not in memory unless `load`.
+        Raises OSError."""
         path, about = segment.path, (segment.entry(), lineage)
         with self._lock:
             found = self._found.get(path)
@@ -90,8 +95,15 @@ class PartsCache:
                 return found
         if not load:
             return None
+        state = sketch_state(self._fs, path)
+        if state is None or self._useless.get(path) == (about, state):
+            return None
         sketch = read_sketch(self._fs, path, *about)
-        if sketch is None:
+        if sketch is None or not len(sketch.parts):
+            with self._lock:
+                self._useless[path] = about, state
+                while len(self._useless) > _USELESS:
+                    self._useless.popitem(last=False)
             return None
         found = SegmentParts(self._fs, path, about, sketch.parts, sketch.value_checks)
         with self._lock:

@@ -119,7 +119,7 @@ def test_most_of_what_is_not_wanted_is_excluded() -> None:
 
 
 def test_stale_and_damaged_ones_do_not_count() -> None:
-    rng, fs = random.Random(1), SimFileSystem()
+    rng, fs = random.Random(3), SimFileSystem()
     log, _ = sealed(fs, rng)
     segment = log.segments[0]
     entry, path = segment.entry(), segment.path

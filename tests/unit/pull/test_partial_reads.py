@@ -14,10 +14,10 @@ from support.rewriting import Row, add, compact_fully, keyed, row, sketch_segmen
 from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange
-from liftlog.log import Log, LogSlice, partial
+from liftlog.log import Log, LogSlice, partial, sketched
 from liftlog.log.partial import PartialPiece
 from liftlog.log.segment import Segment
-from liftlog.log.sketch import read_sketch, read_value_checks, sketch_path, write_sketch
+from liftlog.log.sketch import Probe, read_sketch, read_value_checks, sketch_path, write_sketch
 from liftlog.records import Record, iter_batches
 from liftlog.records.selection import Selection, parse_selection
 from liftlog.server.pull import filtering
@@ -227,3 +227,89 @@ def forged(raw: bytes) -> bytes:
     made[40:44] = struct.pack("<I", crc32c(made[filters:]))
     made[44:48] = struct.pack("<I", crc32c(made[48:end], crc32c(made[:44])))
     return bytes(made)
+
+
+def test_batches_that_are_small_on_average_have_no_parts(counted: Counted) -> None:
+    """One with a head among many small ones. The filters are used all the same."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for i in range(30):
+        add(log, [[row(b"k%d" % i, b"v" * (50_000 if i == 3 else 5000))]])
+    for i in range(400):
+        add(log, [[row(b"s%d" % i, b"v" * 100)]])
+    log.roll()
+    sketch_segments(log, fs)
+    segment = log.segments[0]
+    assert segment.size_bytes < 430 * 4096
+    sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+    assert sketch is not None
+    assert len(sketch.parts) == 0
+    assert sketch.value_checks.size_bytes == 0
+    skipped = [one for one in log.extents(1, 1, Probe(key=b"k3")) if not one.size_bytes]
+    assert skipped
+    for key in (b"k3", b"s399"):
+        found = read_all(log, parse_selection(keys=[key]))
+        assert [one.key for one in found.records] == [key]
+    assert not counted.pieces
+
+
+def small_log() -> tuple[SimFileSystem, Log]:
+    """Five batches of values of 300 bytes."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for _ in range(5):
+        add(log, [[row(b"k%d" % i, b"%03d" % i * 100) for i in range(100)]])
+    log.roll()
+    sketch_segments(log, fs)
+    return fs, log
+
+
+def test_no_parts_of_a_segment_with_quarantined_ranges(counted: Counted) -> None:
+    """Damage that was found after the sketch was made."""
+    fs, log = small_log()
+    selection = parse_selection(keys=[b"k90"])
+    assert len(read_all(log, selection).records) == 5
+    assert counted.pieces
+    before = counted.pieces
+    sketch = read_sketch(fs, log.segments[0].path, log.segments[0].entry(), log.lineage)
+    assert sketch is not None
+    flip(fs, log.segments[0].path, sketch.parts["position"][1] + 20_000)
+    log.quarantine_damage(101, 201)
+    assert [(one.first_offset, one.next_offset) for one in log.quarantined] == [(101, 201)]
+    found = read_all(log, selection)
+    assert found.damaged == [(101, 201)]
+    assert len(found.records) == 4
+    assert counted.pieces == before
+
+
+def test_a_damaged_sketch_is_read_once_until_another_is_there(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs, log = small_log()
+    path = log.segments[0].path
+    good = fs.read(sketch_path(path))
+    flip(fs, sketch_path(path), 50)
+    tried: list[object] = []
+    real = sketched.read_sketch
+
+    def read(*what: Any) -> Any:
+        tried.append(what)
+        return real(*what)
+
+    monkeypatch.setattr(sketched, "read_sketch", read)
+    selection = parse_selection(keys=[b"k90"])
+    for _ in range(3):
+        assert len(read_all(log, selection).records) == 5
+    assert len(tried) == 1
+    assert not counted.pieces
+    # The same size, and a head that differs from the damaged one's.
+    other = bytearray(good)
+    other[32] ^= 1
+    write_sketch(fs, path, bytes(other))
+    read_all(log, selection)
+    read_all(log, selection)
+    assert len(tried) == 2
+    write_sketch(fs, path, good)
+    assert len(read_all(log, selection).records) == 5
+    assert len(tried) == 3
+    assert counted.pieces
