@@ -97,6 +97,16 @@ async def test_the_record_that_an_answer_brings_is_known_and_then_told_to_the_le
     one.stream.close()
 
 
+async def test_a_follower_does_not_fail_for_a_leader_of_another_history() -> None:
+    """The metadata store was set back to what this node knows, and has not been restored yet."""
+    one = Following()
+    version, checksum = one.record.mark
+    one.finish(diverging=[0, 1], record_version=version, record_checksum=checksum ^ 1)
+    assert (one.host.failure, one.looks) == ("", 1)
+    assert one.link.asked is None, "a newer record comes first"
+    one.stream.close()
+
+
 async def test_a_leader_that_does_not_send_the_record_has_it_looked_for_until_it_is_known() -> None:
     one = Following()
     for _ in range(3):
