@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.logs import flip as sim_flip
 from support.rewriting import (
     DIRECTORY,
     Row,
@@ -22,7 +23,7 @@ from support.simfs import SimFileSystem
 from support.spark_jar import ALL_COLUMNS, jar_rows, python_rows
 from support.stored_logs import batch_positions, flip
 
-from liftlog.records import decode_batch
+from liftlog.records import decode_batch, iter_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,8 +71,11 @@ def sketched_log(rng: random.Random, target: Path, *, codecs: tuple[str, ...] = 
     return target
 
 
-def one_segment(target: Path, *, records: int = 200, batches: int = 5) -> Path:
-    """Batches in which every fiftieth record is of the rare subject; values of 300 bytes."""
+def one_segment(
+    target: Path, *, records: int = 200, batches: int = 5, quarantined: int | None = None
+) -> Path:
+    """Batches in which every fiftieth record is of the rare subject; values of 300 bytes. Damage in
+    the batch with the number `quarantined` was found after the sketch was made."""
     fs = SimFileSystem()
     log = keyed(fs)
     for number in range(batches):
@@ -88,6 +92,11 @@ def one_segment(target: Path, *, records: int = 200, batches: int = 5) -> Path:
         add(log, [rows])
     log.roll()
     sketch_segments(log, fs)
+    if quarantined is not None:
+        first, path = 1 + records * quarantined, log.segments[0].path
+        sim_flip(fs, path, place_of_batch(fs.read(path), quarantined) + 20_000)
+        log.quarantine_damage(first, first + records)
+        assert log.quarantined
     target.mkdir(parents=True)
     for name in fs.list_directory(DIRECTORY):
         (target / name).write_bytes(fs.read(DIRECTORY / name))
@@ -96,6 +105,13 @@ def one_segment(target: Path, *, records: int = 200, batches: int = 5) -> Path:
 
 def first_segment(directory: Path) -> Path:
     return min(directory.glob("*.log"))
+
+
+def place_of_batch(raw: bytes, number: int) -> int:
+    return sum(
+        one.header.length
+        for one, _ in zip(iter_batches(raw, verify=False), range(number), strict=False)
+    )
 
 
 def place_of_value(raw: bytes, position: int, record: int) -> int:
@@ -248,3 +264,47 @@ def test_there_are_as_many_tasks_as_bytes_are_read_for(spark: SparkSession, tmp_
     assert tasks(f"subject = '{RARE}'") == tasks(subject=RARE) == 2
     found = jar_rows(spark, f"subject = '{RARE}'", **where)
     assert found == [row for row in python_rows(path=str(directory)) if row["subject"] == RARE]
+
+
+def test_no_parts_of_a_segment_with_quarantined_ranges(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever reads it reads all, and finds what else is damaged in it."""
+    directory = one_segment(tmp_path / "orders", quarantined=1)
+    where: dict[str, Any] = {"path": str(directory), "failOnDataLoss": "false"}
+    assert len(jar_rows(spark, **where, columns="offset,key")) == 800
+    path = first_segment(directory)
+    raw = path.read_bytes()
+    flip(path, place_of_value(raw, place_of_batch(raw, 3), 100))
+    left = [*range(1, 201), *range(401, 601), *range(801, 1001)]
+    for condition in ("", f"subject = '{RARE}'"):
+        rows = jar_rows(spark, condition, **where, columns="offset,subject,value")
+        assert [row["offset"] for row in rows] == [
+            offset for offset in left if not condition or (offset - 1) % 200 % 50 == 7
+        ]
+    rows = jar_rows(spark, **where, columns="offset,key")
+    assert [row["offset"] for row in rows] == left
+
+
+def test_the_sketch_of_small_batches_has_filters_alone(spark: SparkSession, tmp_path: Path) -> None:
+    fs = SimFileSystem()
+    log = keyed(fs)
+    add(log, [[Row(NS, RARE, b"k%d" % i, b"v" * 100, b"")] for i in range(1000)])
+    log.roll()
+    sketch_segments(log, fs)
+    directory = tmp_path / "orders"
+    directory.mkdir()
+    for name in fs.list_directory(DIRECTORY):
+        (directory / name).write_bytes(fs.read(DIRECTORY / name))
+    [sketch] = directory.glob("*.sketch")
+    assert struct.unpack_from("<I", sketch.read_bytes(), 36) == (0,)
+    where = {"path": str(directory)}
+    rows = python_rows(**where)
+    assert jar_rows(spark, f"subject = '{RARE}'", **where) == rows
+    assert [row["key"] for row in jar_rows(spark, **where, columns="offset,key")] == [
+        row["key"] for row in rows
+    ]
+    path = first_segment(directory)
+    flip(path, batch_positions(path)[-1][0] + HEAD + 1)
+    # The filters keep the last block out.
+    assert jar_rows(spark, "key = X'6B37'", **where) == [rows[7]]
+    with pytest.raises(Exception, match="CORRUPT_RANGE"):
+        jar_rows(spark, **where)

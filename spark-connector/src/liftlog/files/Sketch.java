@@ -30,7 +30,7 @@ final class Sketch {
     private final byte[] entries; // of the blocks, then of the batches
     private final int worthReading;
     private byte[] filters = {};
-    private BatchParts parts; // null: version 1, or too many
+    private BatchParts parts; // null: version 1, none or too many
 
     private Sketch(Manifest.Segment segment, int blocks, byte[] entries, int worthReading) {
         this.segment = segment;
