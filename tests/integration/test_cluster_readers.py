@@ -205,16 +205,19 @@ def test_the_reader_in_javascript_finds_the_leader_and_follows_it(
     )
     try:
         assert reading.stdout is not None
+        assert reading.stderr is not None
         first = reading.stdout.readline()  # it is on its way, from the leader
         cluster.stop(leader)
         for number in range(3):
             publish_until_acked(raw, "orders", b"%d" % number, f"js-{number}")
             EXPECTED.append(b"%d" % number)
-        out, complaints = reading.communicate(timeout=120)
+        # `communicate` would lose what is in the buffer behind the first line.
+        out, complaints = reading.stdout.read(), reading.stderr.read()
+        exit_code = reading.wait(120)
     finally:
         reading.kill()
         cluster.start()
-    assert (reading.returncode, complaints) == (0, "")
+    assert (exit_code, complaints) == (0, "")
     offsets = [int(json.loads(line)["offset"]) for line in [first, *out.splitlines()]]
     assert offsets == list(range(1, count + 1))
     cluster.wait_isr("orders")

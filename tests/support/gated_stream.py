@@ -153,10 +153,10 @@ class GatedStream:
 
     def send(self, commands: bytes) -> None:
         self.sends += bool(commands)
-        for reply, body in published(commands):
-            message = self.messages[reply]
-            assert message.answer is None, f"two answers to {reply!r}"
-            message.answer = json.loads(body)
+        for answer in published(commands):
+            message = self.messages[answer.subject]
+            assert message.answer is None, f"two answers to {answer.subject!r}"
+            message.answer = json.loads(answer.payload)
             message.heard_at = self.log.high_watermark
 
     def mark_dirty(self, host: StreamHost) -> None:
