@@ -203,9 +203,9 @@ def test_the_reader_in_javascript_finds_the_leader_and_follows_it(
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert reading.stdout is not None
+    assert reading.stderr is not None
     try:
-        assert reading.stdout is not None
-        assert reading.stderr is not None
         first = reading.stdout.readline()  # it is on its way, from the leader
         cluster.stop(leader)
         for number in range(3):
@@ -216,6 +216,8 @@ def test_the_reader_in_javascript_finds_the_leader_and_follows_it(
         exit_code = reading.wait(120)
     finally:
         reading.kill()
+        reading.stdout.close()
+        reading.stderr.close()
         cluster.start()
     assert (exit_code, complaints) == (0, "")
     offsets = [int(json.loads(line)["offset"]) for line in [first, *out.splitlines()]]
