@@ -1,5 +1,10 @@
 """Members of a group are killed and others join while messages arrive: how soon others read what
-the killed one had, and whether slots that stay wait for that."""
+the killed one had, and whether slots that stay wait for that.
+
+A process that starts takes a core for some tenths of a second, whatever it does. So plain readers
+are killed and started, too, when nothing moves: what members wait then is the measure of what they
+wait while slots move.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +40,18 @@ class Kill(NamedTuple):
     slots: set[int]
 
 
+class Happened(NamedTuple):
+    """`beside`: times at which a plain reader was there, or at which the session of one would have
+    ended that was killed."""
+
+    kills: list[Kill]
+    beside: list[float]
+
+
 def rebalancing(
     directory: Path, measured: Measurements, progress: Progress, *, rounds: int
 ) -> None:
-    """A kill and a join in each round."""
+    """A kill and a join in each round, and the same of a plain reader."""
     with Liftlog(directory / "rebalancing") as system, ExitStack() as stack:
         system.create("moved", "bench.moved.*")
         names = count()
@@ -50,13 +63,19 @@ def rebalancing(
                     "stream": "moved", "member": name, "session": _SESSION}  # fmt: skip
             running[name] = stack.enter_context(consumers(spec))
 
+        def start_reader() -> Any:
+            spec = {"mode": "tail", "address": system.daemon.pull_address, "count": 1,
+                    "stream": "moved", "start": "latest", "records": None}  # fmt: skip
+            return stack.enter_context(consumers(spec))
+
         for _ in range(_MEMBERS):
             start()
-        seconds = rounds * (_SESSION + 2 * _SETTLE_SECONDS + 3) + 10
+        reader = start_reader()
+        seconds = rounds * (2 * _SESSION + 4 * _SETTLE_SECONDS + 5) + 10
         pace = {"port": system.port, "subject": "bench.moved", "rate": _RATE, "seconds": seconds,
                 "payload_bytes": 256, "subjects": _SUBJECTS}  # fmt: skip
         stack.enter_context(worker("pacer", pace))
-        kills = []
+        happened = Happened([], [])
         with connect_sync(system.daemon.pull_address) as client:
             for _ in range(rounds):
                 _wait_until_shared(client, len(running))
@@ -67,17 +86,23 @@ def rebalancing(
                 victim = running.pop(name)
                 victim.kill()
                 slots = {slot for slot, owner in enumerate(info.owners) if owner == name}
-                kills.append(Kill(time.time(), slots))
+                happened.kills.append(Kill(time.time(), slots))
                 _wait_until_shared(client, len(running))
                 time.sleep(_SETTLE_SECONDS)
                 start()
-            _wait_until_shared(client, len(running))
+                _wait_until_shared(client, len(running))
+                time.sleep(_SETTLE_SECONDS)
+                reader.kill()
+                happened.beside.append(time.time() + _SESSION)
+                time.sleep(_SESSION + _SETTLE_SECONDS)
+                reader = start_reader()
+                happened.beside.append(time.time())
             time.sleep(_SETTLE_SECONDS)
         told = []
         for process in running.values():
             process.send_signal(signal.SIGTERM)
             told.append(json.loads(process.communicate(timeout=60)[0].splitlines()[-1]))
-    _judge(told, kills, measured, progress)
+    _judge(told, happened, measured, progress)
 
 
 def _wait_until_shared(client: SyncClient, members: int) -> None:
@@ -94,8 +119,9 @@ def _wait_until_shared(client: SyncClient, members: int) -> None:
 
 
 def _judge(
-    told: Sequence[Any], kills: Sequence[Kill], measured: Measurements, progress: Progress
+    told: Sequence[Any], happened: Happened, measured: Measurements, progress: Progress
 ) -> None:
+    kills = happened.kills
     for kill in kills:
         first: dict[int, float] = {}
         for one in told:
@@ -106,25 +132,31 @@ def _judge(
             raise WorkerFailed(f"no one reads {sorted(kill.slots - first.keys())}")
         measured.add(LIFTLOG, "group-takeover", max(first.values()) - kill.at - _SESSION)
     changes = sorted([at for one in told for at, _ in one["moves"] if at > kills[0].at])
-    near, quiet = [], []
+    delays: dict[str, list[float]] = {"near": [], "beside": [], "quiet": []}
     for one in told:
         moves = [(at, set(slots)) for at, slots in one["moves"]]
         for at, slot, delay in one["records"]:
             if at < kills[0].at - _SETTLE_SECONDS:
                 continue
-            if any(0 <= at - change <= _NEAR_SECONDS for change in changes):
+            if _is_near(at, changes):
                 if not any(abs(at - when) < 2 and slot in slots for when, slots in moves):
-                    near.append(delay)
+                    delays["near"].append(delay)
             else:
-                quiet.append(delay)
-    for name, delays in (("near", near), ("quiet", quiet)):
-        measured.add(LIFTLOG, f"group-delay-{name}", statistics.quantiles(delays, n=100)[98])
+                delays["beside" if _is_near(at, happened.beside) else "quiet"].append(delay)
+    for name, found in delays.items():
+        measured.add(LIFTLOG, f"group-delay-{name}", statistics.quantiles(found, n=100)[98])
     took = sorted(measured.samples[LIFTLOG, "group-takeover"])
+    near, beside, quiet = map(_text, delays.values())
     progress.say(
         f"{len(kills)} kills: others read all slots of the killed member within its session plus "
         f"{', '.join(f'{one:.2f}' for one in took)} s; p99 and longest delay of slots that stay: "
-        f"{_text(near)} while slots move ({len(near):,} records), else {_text(quiet)}"
+        f"{near} while slots move ({len(delays['near']):,} records), {beside} while plain readers "
+        f"are killed and start, else {quiet}"
     )
+
+
+def _is_near(at: float, times: Sequence[float]) -> bool:
+    return any(0 <= at - one <= _NEAR_SECONDS for one in times)
 
 
 def _text(delays: Sequence[float]) -> str:
