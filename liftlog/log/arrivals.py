@@ -30,6 +30,11 @@ class Arrivals:
             marks.pop()
         marks.append((offset, ahead_ns))
 
+    @property
+    def has_marks(self) -> bool:
+        """Whether anything is known."""
+        return bool(self._marks)
+
     def known(self) -> Known | None:
         """As it is now; None if nothing is known."""
         marks = tuple(self._marks)

@@ -10,7 +10,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import accumulate, chain, compress, islice, repeat
+from itertools import accumulate, chain, compress, groupby, islice, repeat
 from operator import eq, not_, sub
 from typing import Any, NamedTuple
 
@@ -174,22 +174,33 @@ class DedupeWindow:
 
     # --- rebuilding ---
 
-    def add_batch(self, batch: RecordBatch, ahead_ns: int = 0) -> None:
-        """Learn the ids of a stored batch; batches come in the order of the log. Its stamps are of
-        a clock that is `ahead_ns` behind that of the window.
+    def add_stored(self, found: StoredIds) -> None:
+        """Learn the ids of stored records, in the order of the log.
 
         Each id is judged at its own stamp, as when it came: an id may have been used again after
         its window, and then the later record is the original.
         """
-        found = message_ids(batch)
-        marks = self.marks([message_id for _, _, message_id in found])
-        expired_at = None
-        for (offset, stamped, _), mark in zip(found, marks, strict=True):
-            stamp = stamped + ahead_ns
-            if stamp != expired_at:
-                self.expire(stamp)
-                expired_at = stamp
-            self.add(mark, offset, stamp)
+        marks, at = self.marks(found.ids), 0
+        for stamp, run in groupby(found.stamps_ns):
+            end = at + len(list(run))
+            self.expire(stamp)
+            self._learn(marks[at:end], found.offsets[at:end], stamp)
+            at = end
+
+    def _learn(self, marks: Sequence[bytes], offsets: Sequence[int], timestamp_ns: int) -> None:
+        """As `add`, for many."""
+        table, count = self._offsets, len(marks)
+        if table.keys().isdisjoint(marks) and len(set(marks)) == count:
+            table.update(zip(marks, offsets, strict=True))
+            self._order += marks
+            self._added(count, timestamp_ns)
+            return
+        for mark, offset in zip(marks, offsets, strict=True):
+            self.add(mark, offset, timestamp_ns)
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether `expire` would forget something."""
+        return bool(self._stamps) and self._stamps[0][0] < now_ns - self.window_ns
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON can hold it: `key` of the hash and `remembered` as [timestamp_ns,
@@ -220,16 +231,43 @@ class DedupeWindow:
             self.add(mark, offset, stamp)
 
 
-def message_ids(batch: RecordBatch) -> list[tuple[int, int, bytes]]:
-    """(offset, timestamp_ns, id) of every record in the batch that has a message id."""
-    blocks = batch.headers()
-    if not blocks:
-        return []
-    _, columns, odd = header_columns(blocks)
-    if columns is None and not odd:
-        return []
-    ids = list(columns or [None] * len(blocks))
-    for row in odd:
-        ids[row] = first_value(blocks[row], MESSAGE_ID)
-    rows = zip(batch.offsets(), batch.timestamps_ns(), ids, strict=True)
-    return [(offset, stamp, message_id) for offset, stamp, message_id in rows if message_id]
+class StoredIds(NamedTuple):
+    """Message ids of stored records that have one; one entry per record in each field."""
+
+    offsets: Sequence[int]
+    stamps_ns: Sequence[int]
+    ids: Sequence[bytes]
+
+
+class StoredHeaders:
+    """Header blocks of stored records. Those of many batches together, since to look for ids costs
+    as much per call as for some dozens of blocks."""
+
+    def __init__(self) -> None:
+        self._offsets: list[int] = []
+        self._stamps_ns: list[int] = []
+        self._blocks: list[bytes] = []
+
+    def add(self, batch: RecordBatch, ahead_ns: int = 0) -> None:
+        """The stamps of the batch are of a clock that is `ahead_ns` behind the one that counts.
+        Raises CorruptBatch; nothing of the batch is added then."""
+        blocks = batch.headers()
+        if not any(blocks):
+            return
+        offsets, stamps = batch.offsets(), batch.timestamps_ns()
+        self._offsets += offsets
+        self._stamps_ns += [stamp + ahead_ns for stamp in stamps] if ahead_ns else stamps
+        self._blocks += blocks
+
+    def ids(self) -> StoredIds:
+        offsets, stamps, blocks = self._offsets, self._stamps_ns, self._blocks
+        if not blocks:
+            return StoredIds((), (), ())
+        _, columns, odd = header_columns(blocks)
+        ids = list(columns or [None] * len(blocks))
+        for row in odd:
+            ids[row] = first_value(blocks[row], MESSAGE_ID)
+        there = [message_id for message_id in ids if message_id]
+        if len(there) < len(ids):
+            offsets, stamps = list(compress(offsets, ids)), list(compress(stamps, ids))
+        return StoredIds(offsets, stamps, there)

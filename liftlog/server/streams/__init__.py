@@ -5,6 +5,7 @@ administration   changed while they run
 settings         their settings: compared, merged, stored
 making           opens streams from disk, creates new ones with all that they need
 dedupe_restoring the message ids that a stream remembers, after a start
+ids_ahead        those of streams that are followed, before this node leads one
 attachments      their subscriptions, and when messages may have been missed
 intake           what they share on the way in; when reading from NATS waits for the disk
 leases           granted, renewed and ended for readers; `log.leases` stores them

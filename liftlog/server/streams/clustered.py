@@ -99,6 +99,7 @@ class ClusterNode:
             streams.guard.run,
             partial(streams.purge_deleted, _PURGE_SECONDS),
             streams.hearing.run,
+            streams.ids.run,
             partial(streams.leadership.balance, interval, 2 * interval),
             partial(
                 streams.let_tombstones_go,

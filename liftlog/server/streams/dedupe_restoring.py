@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from liftlog.log.reading import Gap
 from liftlog.records import Place, decode_batch, iter_batches, parse_header
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.stream import DedupeWindow
-from liftlog.stream.dedupe import message_ids
+from liftlog.stream.dedupe import StoredHeaders
 
 logger = logging.getLogger("liftlog.server.stream")
 
@@ -32,24 +32,53 @@ class LearnedIds:
     dedupe: DedupeWindow
     end: int
     lineage: str
+    knew_clock: bool
+    """Whether how the stamps stand to the clock of this process was known."""
+
+    def are_of(self, log: Log) -> bool:
+        """Whether the log has not been cut since, nor more is known of the ages in it."""
+        return (
+            self.lineage == log.lineage
+            and self.end <= log.log_end_offset
+            and self.knew_clock == log.arrivals.has_marks
+        )
 
 
-def learn_ids(log: Log, dedupe: DedupeWindow, now_ns: int) -> LearnedIds:
-    """Fill an empty window with the ids that are in the log now."""
-    lineage, end = log.lineage, log.log_end_offset
-    restore_dedupe(log, dedupe, now_ns)
-    return LearnedIds(dedupe, end, lineage)
+def begin_to_learn(log: Log, dedupe: DedupeWindow) -> LearnedIds:
+    """Into an empty window: what a snapshot of the log's present state has, or nothing yet.
+    Blocking."""
+    lineage, end, knows_clock = log.lineage, log.log_end_offset, log.arrivals.has_marks
+    if dedupe.window_ns and not _restore_snapshot(log, dedupe, end):
+        end = 0
+    return LearnedIds(dedupe, end, lineage, knows_clock)
+
+
+def learn_piece(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds:
+    """Learn some of what follows, of a log that grows, and may be cut meanwhile: what is returned
+    is then not `are_of` it. Ends at damage, which may be mended before the ids are needed, and
+    raises CorruptBatch there. Blocking. Raises StorageError, CorruptRange, OffsetOutOfRange,
+    OSError."""
+    dedupe, offset = known.dedupe, known.end
+    if dedupe.window_ns:
+        dedupe.expire(now_ns)
+        ages = _Ages(log, dedupe.window_ns, now_ns)
+        offset = max(offset, _first_recent(log, ages))
+        reached = _learn_from(log, offset, dedupe, ages, is_strict=True)
+        if reached == offset:
+            raise CorruptBatch(f"stream {log.name} is damaged at offset {offset}")
+        offset = reached or offset
+    return replace(known, end=offset)
 
 
 def learn_more(log: Log, known: LearnedIds, now_ns: int) -> LearnedIds | None:
-    """Add what was appended since; None if the log has been cut meanwhile."""
-    lineage, end, dedupe = log.lineage, log.log_end_offset, known.dedupe
-    if lineage != known.lineage or end < known.end:
+    """Add what was appended since, of a log that is not being cut; None if it has been."""
+    if not known.are_of(log):
         return None
+    end, dedupe = log.log_end_offset, known.dedupe
     if dedupe.window_ns:
         _rebuild(log, dedupe, now_ns, start=known.end)
         dedupe.expire(now_ns)
-    return LearnedIds(dedupe, end, lineage)
+    return replace(known, end=end)
 
 
 def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
@@ -57,7 +86,7 @@ def restore_dedupe(log: Log, dedupe: DedupeWindow, now_ns: int) -> None:
     `now_ns` is of the clock by which ids age from then on."""
     if not dedupe.window_ns:
         return
-    if not _restore_snapshot(log, dedupe):
+    if not _restore_snapshot(log, dedupe, log.log_end_offset):
         _rebuild(log, dedupe, now_ns)
     dedupe.expire(now_ns)
 
@@ -83,22 +112,15 @@ def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> 
     records below the log start whose files are still there. The ids of records that cannot be read
     are lost."""
     ages = _Ages(log, dedupe.window_ns, now_ns)
-    since_ns = ages.since_ns
-    recent = [segment for segment in log.segments if segment.max_timestamp_ns >= since_ns]
     end = log.log_end_offset  # of a replica, what is not committed yet will be, or is cut with it
-    offset = max(recent[0].base_offset, start) if recent else end
+    offset = max(_first_recent(log, ages), start)
     while offset < end:
         reached, problem = offset, None
         try:
-            found = _read(log, offset, _SCAN_BYTES)
+            found = _learn_from(log, offset, dedupe, ages)
             if found is None:
                 return
-            if isinstance(found, Gap):
-                offset = found.next_offset
-                continue
-            with found:
-                place = Place(found.first_offset, found.next_offset)
-                reached = _learn(log.name, found.pread(), offset, place, dedupe, ages)
+            reached = found
         except CorruptRange as error:
             with suppress(StorageError):  # the next reader tries again
                 quarantine_found(log, error)
@@ -113,6 +135,29 @@ def _rebuild(log: Log, dedupe: DedupeWindow, now_ns: int, *, start: int = 0) -> 
         offset = reached
 
 
+def _first_recent(log: Log, ages: _Ages) -> int:
+    """Where to begin; the log end if nothing is in the window."""
+    end = log.log_end_offset
+    recent = (one.base_offset for one in log.segments if one.max_timestamp_ns >= ages.since_ns)
+    return next(recent, end)
+
+
+def _learn_from(
+    log: Log, offset: int, dedupe: DedupeWindow, ages: _Ages, *, is_strict: bool = False
+) -> int | None:
+    """Learn a piece from `offset` on; returns where it ends: at `offset` if a header is damaged, or
+    anything if it `is_strict`; None if the log ends there. Raises CorruptRange, StorageError,
+    OSError."""
+    found = _read(log, offset, _SCAN_BYTES)
+    if found is None:
+        return None
+    if isinstance(found, Gap):
+        return found.next_offset
+    with found:
+        place = Place(found.first_offset, found.next_offset)
+        return _learn(log.name, found.pread(), offset, place, dedupe, ages, is_strict=is_strict)
+
+
 def _read(log: Log, offset: int, max_bytes: int) -> LogSlice | Gap | None:
     """Batches below the log start too. Of a replica, also those that are not committed."""
     if log.config.replicated:
@@ -125,14 +170,22 @@ def _note_loss(name: str, offset: int, error: object) -> None:
 
 
 def _learn(
-    name: str, raw: bytes, offset: int, place: Place, dedupe: DedupeWindow, ages: _Ages
+    name: str,
+    raw: bytes,
+    offset: int,
+    place: Place,
+    dedupe: DedupeWindow,
+    ages: _Ages,
+    *,
+    is_strict: bool,
 ) -> int:
     """Add the ids of the batches in `raw` from `offset` on; returns the offset to continue at.
 
-    A damaged body costs the ids of its batch. At a damaged header it stops: the next read, from
-    there, finds out how far the damage reaches.
+    A damaged body costs the ids of its batch, or it stops there if it `is_strict`. At a damaged
+    header it stops: the next read, from there, finds out how far the damage reaches.
     """
     reached, position = offset, 0
+    headers = StoredHeaders()
     while position < len(raw):
         try:
             header = parse_header(raw, position)
@@ -142,11 +195,14 @@ def _learn(
         if header.max_timestamp_ns >= ages.since_ns:
             try:
                 batch = decode_batch(raw, position).trim(offset)
-                dedupe.add_batch(batch, ages.ahead_ns(header.base_offset))
+                headers.add(batch, ages.ahead_ns(header.base_offset))
             except CorruptBatch as error:
+                if is_strict:
+                    break
                 _note_loss(name, header.base_offset, error)
         position += header.length
         reached = max(offset, header.next_offset)
+    dedupe.add_stored(headers.ids())
     return reached
 
 
@@ -159,9 +215,11 @@ def last_message_id(log: Log) -> bytes:
             return b""
         with found:
             for batch in iter_batches(found.pread()):
-                for offset, _, message_id in message_ids(batch):
-                    if offset == last:
-                        return message_id
+                headers = StoredHeaders()
+                headers.add(batch)
+                ids = headers.ids()
+                if last in ids.offsets[-1:]:
+                    return ids.ids[-1]
     except (CorruptRange, CorruptBatch, StorageError, OSError) as error:
         logger.warning("last-message-id-lost stream=%s error=%s", log.name, error)
     return b""
@@ -190,13 +248,13 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
     write_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME, content)
 
 
-def _restore_snapshot(log: Log, dedupe: DedupeWindow) -> bool:
-    """Whether there was a snapshot of exactly this state of the log."""
+def _restore_snapshot(log: Log, dedupe: DedupeWindow, end: int) -> bool:
+    """Whether there was a snapshot of exactly this state of the log, which ends at `end`."""
     try:
         content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (
             log.lineage,
-            log.log_end_offset,
+            end,
         ):
             return False
         dedupe.restore(content)

@@ -37,14 +37,13 @@ from liftlog.errors import (
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import MAX_DIGEST_BYTES, HandOver, LookAgain
 from liftlog.protocol.wire import Message
-from liftlog.server.commits.configs import window_ns
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.relay import Relay
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.attachments import Attachments
-from liftlog.server.streams.dedupe_restoring import LearnedIds, learn_ids, learn_more
-from liftlog.stream import DedupeWindow, MessageRun
+from liftlog.server.streams.ids_ahead import IdsAhead
+from liftlog.stream import MessageRun
 from liftlog.stream.refusals import MOVING
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -72,7 +71,6 @@ class _Taking:
     host: StreamHost
     relay: Relay
     told: list[bytes] = field(default_factory=list)
-    ids: LearnedIds | None = None
     watch: asyncio.TimerHandle | None = None
 
 
@@ -85,6 +83,7 @@ class Handovers:
         node: str,
         mirror: Mirror,
         streams: MovingHosts,
+        ids: IdsAhead,
         link_to: Callable[[str], PeerLink],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
@@ -97,6 +96,7 @@ class Handovers:
         self.node = node
         self._mirror = mirror
         self._streams = streams
+        self._ids = ids
         self._link_to = link_to
         self._spawn = spawn
         self._taking: dict[str, _Taking] = {}
@@ -216,11 +216,6 @@ class Handovers:
         else:
             raise BadRequest(f"handover has no step {message.step!r}")
 
-    def ids(self, name: str) -> LearnedIds | None:
-        """The message ids of a stream that is about to move here, as far as they are known."""
-        taking = self._taking.get(name)
-        return None if taking is None else taking.ids
-
     @property
     def is_taking(self) -> bool:
         """Whether the lead of a stream may still come by a handover that has begun."""
@@ -275,8 +270,7 @@ class Handovers:
         # What is held comes in at once when this node leads: it must not be too much for that.
         taker = Taker[MessageRun](offer, min(MAX_HELD_BYTES, settings.max_pending_bytes // 2))
         taking = self._taking[name] = _Taking(taker, host, Relay(self._loop.time))
-        dedupe = DedupeWindow(window_ns(settings), settings.dedupe.max_ids)
-        taking.ids = await asyncio.to_thread(learn_ids, host.log, dedupe, self._streams.steady_ns())
+        await self._ids.catch_up(host)
         await self._decline_if_it_stops(taking)
         if not offer.is_attached:  # the next thing heard of it may be that it is led here
             taker.subscribes()
@@ -315,9 +309,7 @@ class Handovers:
             taker.broken("the stream was opened again")
         if taker.offer.is_attached:
             await self._streams.attachments.confirm_early(host)
-        if taking.ids is not None:
-            now_ns = self._streams.steady_ns()
-            taking.ids = await asyncio.to_thread(learn_more, host.log, taking.ids, now_ns)
+        await self._ids.catch_up(host)
         taker.told(message.token, message.end, taking.told, self._loop.time())
         if taker.problem:
             await self._drop(taking, taker.problem)

@@ -19,6 +19,7 @@ from liftlog.server.replication.rare_warnings import RareWarnings
 from liftlog.server.replication.serving import CatchUpPace, ServedStream
 from liftlog.server.streams.dedupe_restoring import LearnedIds
 from liftlog.server.streams.handing_over import Handovers, MovingHosts
+from liftlog.server.streams.ids_ahead import IdsAhead
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -79,6 +80,7 @@ class LocalNode:
     hearing: Hearing
     hosts: StreamHosts
     handovers: Handovers
+    ids: IdsAhead
     data_dir: DataDir
     pace: CatchUpPace
     link_to: Callable[[str], PeerLink]

@@ -378,7 +378,7 @@ class Replica:
             log,
             origin=origin,
             led=led,
-            ids=self._node.handovers.ids(self.name),
+            ids=await self._node.ids.take(self.name, log),
         )
         self._log = None
         self._node.led[self.name] = led

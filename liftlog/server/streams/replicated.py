@@ -23,6 +23,7 @@ from liftlog.errors import Conflict, LiftlogError, NotEnoughReplicas, StreamNotF
 from liftlog.log import DataDir
 from liftlog.names import is_stream_name
 from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.forwarding import Forwarding
 from liftlog.server.replication.guarding import Guard
@@ -36,6 +37,7 @@ from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.server.replication.succession import Succession
 from liftlog.server.streams import cluster_view, copies
 from liftlog.server.streams.handing_over import LOOK_SECONDS, Handovers
+from liftlog.server.streams.ids_ahead import IdsAhead
 from liftlog.server.streams.leadership import Leadership
 from liftlog.server.streams.local_node import LocalNode, StreamHosts
 from liftlog.server.streams.moves import Moves
@@ -87,7 +89,8 @@ class ReplicatedStreams:
         )
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.hearing.watch(self._lost, silent=HUNG_SECONDS)
-        self.handovers = Handovers(member.name, self.mirror, hosts, link_to, self._spawn)
+        self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
+        self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
         self.leadership = Leadership(
             self.mirror, self.handovers, link_to, lambda: self.led, self._is_lead_coming
         )
@@ -97,6 +100,7 @@ class ReplicatedStreams:
             self.hearing,
             hosts,
             self.handovers,
+            self.ids,
             data_dir,
             CatchUpPace(catch_up_bytes_per_second),
             link_to,
@@ -587,6 +591,10 @@ class ReplicatedStreams:
     def followed(self) -> Mapping[str, FollowedStream]:
         """As it is now; it changes when a role does."""
         return self._node.followed
+
+    def _followed_hosts(self) -> list[StreamHost]:
+        """And those that go from one role to the next."""
+        return [host for host in self._node.hosts.hosts.values() if not host.is_leading]
 
     # --- the end ---
 

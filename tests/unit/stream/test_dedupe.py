@@ -13,7 +13,7 @@ from hypothesis import given
 from liftlog.records import decode_batch
 from liftlog.records.encode import encode_batch
 from liftlog.records.message_headers import build_block
-from liftlog.stream.dedupe import KEPT_BYTES, DedupeWindow, message_ids
+from liftlog.stream.dedupe import KEPT_BYTES, DedupeWindow, StoredHeaders, StoredIds
 
 S = 1_000_000_000
 
@@ -196,11 +196,18 @@ def batch_of(base_offset: int, stamped: list[tuple[int, bytes]]) -> bytes:
     )
 
 
+def stored_ids(*batches: bytes | bytearray) -> StoredIds:
+    headers = StoredHeaders()
+    for batch in batches:
+        headers.add(decode_batch(bytes(batch)))
+    return headers.ids()
+
+
 def test_rebuild_from_a_batch() -> None:
     window = DedupeWindow(10 * S, 100)
-    batch = decode_batch(batch_of(5, [(S, b"a"), (S, b""), (2 * S, b"b")]))
-    assert message_ids(batch) == [(5, S, b"a"), (7, 2 * S, b"b")]
-    window.add_batch(batch)
+    found = stored_ids(batch_of(5, [(S, b"a"), (S, b""), (2 * S, b"b")]))
+    assert found == ([5, 7], [S, 2 * S], [b"a", b"b"])
+    window.add_stored(found)
     assert window.snapshot()["remembered"] == [
         [S, window.mark(b"a").hex(), 5],
         [2 * S, window.mark(b"b").hex(), 7],
@@ -209,14 +216,14 @@ def test_rebuild_from_a_batch() -> None:
 
 def test_rebuild_of_an_id_that_was_used_again_after_its_window() -> None:
     window = DedupeWindow(10 * S, 100)
-    window.add_batch(decode_batch(batch_of(1, [(S, b"a"), (11 * S + S // 2, b"a")])))
+    window.add_stored(stored_ids(batch_of(1, [(S, b"a"), (11 * S + S // 2, b"a")])))
     window.expire(15 * S)
     assert window.lookup(window.mark(b"a")) == 2
 
 
 def test_rebuild_keeps_the_original_of_what_was_stored_twice() -> None:
     window = DedupeWindow(10 * S, 100)
-    window.add_batch(decode_batch(batch_of(1, [(S, b"a"), (2 * S, b"a")])))
+    window.add_stored(stored_ids(batch_of(1, [(S, b"a"), (2 * S, b"a")])))
     assert window.lookup(window.mark(b"a")) == 1
 
 
@@ -232,4 +239,33 @@ def test_only_the_first_id_of_a_record_and_no_empty_one() -> None:
         values=[b"", b""],
         headers=[twice, empty],
     )
-    assert message_ids(decode_batch(bytes(data))) == [(1, S, b"x")]
+    assert stored_ids(data) == ([1], [S], [b"x"])
+
+
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(0, 6), st.lists(st.sampled_from(b"abcdefgh"), max_size=6)),
+        max_size=12,
+    ),
+    max_ids=st.integers(1, 12),
+)
+def test_ids_of_many_batches_are_learned_as_one_after_the_other(
+    runs: list[tuple[int, list[int]]], max_ids: int
+) -> None:
+    """Whatever was used again, evicted or expired between them."""
+    whole, single = DedupeWindow(10 * S, max_ids), DedupeWindow(10 * S, max_ids)
+    single.restore({"key": whole.snapshot()["key"], "remembered": []})
+    now, offset, batches = S, 1, []
+    for pause, names in runs:
+        now += pause * S
+        if names:
+            batches.append(batch_of(offset, [(now, bytes([name])) for name in names]))
+        for name in names:
+            single.expire(now)
+            single.add(single.mark(bytes([name])), offset, now)
+            offset += 1
+    whole.add_stored(stored_ids(*batches))
+    assert whole.snapshot() == single.snapshot()
+    assert whole.evicted_early == single.evicted_early
+    assert whole.is_due(now + 11 * S) == (len(whole) > 0)
+    assert not whole.is_due(now)

@@ -25,7 +25,7 @@ TOKEN = b"t" * 16
 class World:
     """Node b follows stream s, which a leads, and is asked to take it over."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_recorded: bool = True) -> None:
+    def __init__(self, *, is_recorded: bool = True) -> None:
         self.record = transitions.create("s", "i", {}, ("a", "b"), starts={"a": 1, "b": 1})
         self.records = {"s": self.record}
         self.subscribed: list[str] = []
@@ -54,9 +54,12 @@ class World:
         self.reads = 0
         mirror: Any = SimpleNamespace(records=self.records, change=self.read)
         self.while_it_learns = lambda: None
-        monkeypatch.setattr(handing_over, "learn_ids", lambda *_: self.while_it_learns())
+        ids: Any = SimpleNamespace(catch_up=self.learn)
         no_link: Any = None
-        self.handovers = Handovers("b", mirror, streams, no_link, lambda work: work.close())
+        self.handovers = Handovers("b", mirror, streams, ids, no_link, lambda work: work.close())
+
+    async def learn(self, host: Any) -> None:
+        self.while_it_learns()
 
     async def read(self, name: str, step: Any) -> None:
         """From the metadata store."""
@@ -83,8 +86,8 @@ class World:
 
 
 @pytest.fixture
-async def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
+async def world() -> World:
+    return World()
 
 
 async def test_a_node_that_stops_begins_nothing(world: World) -> None:
@@ -103,7 +106,6 @@ async def test_a_node_that_has_an_older_record_reads_it_again(world: World, miss
     else:
         world.records["s"] = replace(world.record, isr=("a",))
         await world.ask("prepare")
-    assert world.handovers.ids("s") is None
     await world.ask("subscribe", epoch=world.newest.leader_epoch)
     assert world.reads == 1
 
@@ -157,20 +159,16 @@ async def test_a_stop_waits_for_no_handover_that_has_ended(world: World, end: st
     assert not world.handovers.is_taking
 
 
-async def test_a_stream_without_messages_may_be_led_here_once_it_was_prepared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(monkeypatch, is_recorded=False)
+async def test_a_stream_without_messages_may_be_led_here_once_it_was_prepared() -> None:
+    world = World(is_recorded=False)
     await world.ask("prepare")
     world.stop()
     assert world.handovers.is_taking
 
 
-async def test_a_node_without_nats_takes_over_only_what_needs_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_node_without_nats_takes_over_only_what_needs_none() -> None:
     for is_recorded in (True, False):
-        world = World(monkeypatch, is_recorded=is_recorded)
+        world = World(is_recorded=is_recorded)
         world.attachments.connected = False
         if is_recorded:
             with pytest.raises(Conflict):
@@ -215,7 +213,8 @@ class Giving:
         )
         mirror: Any = SimpleNamespace(records={"s": self.record}, change=self.change)
         link: Any = SimpleNamespace(request=self.request, give_up=lambda exchange: None)
-        self.handovers = Handovers("a", mirror, streams, lambda node: link, self.spawn)
+        no_ids: Any = None
+        self.handovers = Handovers("a", mirror, streams, no_ids, lambda node: link, self.spawn)
 
     async def nothing(self) -> None:
         pass

@@ -1,0 +1,156 @@
+"""The message ids of the streams that this node follows, learned before it leads one of them.
+
+A new leader has to know the ids of the last minutes before it takes a message. To read a million of
+them from the log takes more than a second, in which no one would lead. So a follower reads them
+beside what it does, a piece at a time, and little is left to read when it is elected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from liftlog.errors import LiftlogError
+from liftlog.log import Log
+from liftlog.server.commits.configs import window_ns
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.streams.dedupe_restoring import LearnedIds, begin_to_learn, learn_piece
+from liftlog.settings import StreamSettings
+from liftlog.stream import DedupeWindow
+
+logger = logging.getLogger("liftlog.server.replication")
+
+LOOK_SECONDS = 1.0
+_MANY_RECORDS = 2000
+"""So many are read at the next look. Fewer wait, since a new leader reads them in milliseconds, and
+a node may follow a thousand streams."""
+_LONGEST_SECONDS = 10.0
+_REST = 3.0
+"""After it has read it rests so many times as long: the event loop has the interpreter first."""
+_AFTER_PROBLEM_SECONDS = 60.0
+
+
+class _Learning:
+    """What is known of one log, and when it was looked at. `lock` is held while a thread reads."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.lock = asyncio.Lock()
+        self.ids: LearnedIds | None = None
+        self.is_taken = False
+        self.looked_at = 0.0
+        self.not_before = 0.0
+
+    def has_read(self, read: asyncio.Future[tuple[float, LearnedIds]]) -> None:
+        self.lock.release()
+        if not read.cancelled() and read.exception() is None:
+            self.ids = read.result()[1]
+
+    def is_due(self, now: float, steady_ns: int) -> bool:
+        ids = self.ids
+        if now < self.not_before:
+            return False
+        if ids is None or not ids.are_of(self.log):
+            return True
+        behind = self.log.log_end_offset - ids.end
+        if behind < _MANY_RECORDS and now < self.looked_at + _LONGEST_SECONDS:
+            return False
+        return behind > 0 or ids.dedupe.is_due(steady_ns)
+
+
+class IdsAhead:
+    """Belongs to the event loop. `followed` gives the streams that this node follows now;
+    `steady_ns` is the clock by which ids age."""
+
+    def __init__(
+        self, followed: Callable[[], Iterable[StreamHost]], steady_ns: Callable[[], int]
+    ) -> None:
+        self._followed = followed
+        self._steady_ns = steady_ns
+        self._learning: dict[str, _Learning] = {}
+
+    async def run(self) -> None:
+        """Learn, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            hosts = {host.name: host for host in self._followed() if window_ns(host.settings)}
+            for name in self._learning.keys() - hosts.keys():
+                del self._learning[name]
+            is_behind = False
+            for host in hosts.values():
+                learning = self._of(host)
+                if learning.is_due(loop.time(), self._steady_ns()):
+                    is_behind |= await self._learn_piece(learning, host.settings)
+            if not is_behind:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def catch_up(self, host: StreamHost) -> None:
+        """Learn all that there is now, at once: it is about to be needed. Of what cannot be read,
+        the new leader finds out itself."""
+        if not window_ns(host.settings):
+            return
+        learning, end = self._of(host), host.log.log_end_offset
+        while learning.ids is None or not learning.ids.are_of(host.log) or learning.ids.end < end:
+            if not await self._learn_piece(learning, host.settings, rest=0.0):
+                return
+
+    async def take(self, name: str, log: Log) -> LearnedIds | None:
+        """What is known of a log that this node leads from now on. Who takes it adds to it: nothing
+        is learned here any more."""
+        learning = self._learning.pop(name, None)
+        if learning is None or learning.log is not log:
+            return None
+        learning.is_taken = True
+        async with learning.lock:
+            return learning.ids
+
+    def _of(self, host: StreamHost) -> _Learning:
+        learning = self._learning.get(host.name)
+        if learning is None or learning.log is not host.log:
+            learning = self._learning[host.name] = _Learning(host.log)
+        return learning
+
+    async def _learn_piece(
+        self, learning: _Learning, settings: StreamSettings, *, rest: float = _REST
+    ) -> bool:
+        """Returns whether it has come further, and there is more."""
+        loop, log = asyncio.get_running_loop(), learning.log
+        await learning.lock.acquire()
+        if learning.is_taken:
+            learning.lock.release()
+            return False
+        before, now_ns = learning.ids, self._steady_ns()
+        read = loop.run_in_executor(None, _read_piece, log, before, settings, now_ns)
+        read.add_done_callback(learning.has_read)
+        try:
+            # Whoever waits may be cancelled; the thread goes on, and has the lock meanwhile.
+            seconds, ids = await asyncio.shield(read)
+        except Exception as error:
+            learning.not_before = loop.time() + _AFTER_PROBLEM_SECONDS
+            if not isinstance(error, LiftlogError | OSError):
+                raise
+            logger.info("ids-not-learned-ahead stream=%s reason=%s", log.name, error)
+            return False
+        learning.looked_at = loop.time()
+        await asyncio.sleep(rest * seconds)
+        if before is not None and before.dedupe is ids.dedupe and before.end == ids.end:
+            return False
+        return ids.end < log.log_end_offset
+
+
+def _read_piece(
+    log: Log, known: LearnedIds | None, settings: StreamSettings, now_ns: int
+) -> tuple[float, LearnedIds]:
+    """And the seconds of processor time that it took."""
+    began = time.thread_time()
+    limits = window_ns(settings), settings.dedupe.max_ids
+    if (
+        known is None
+        or not known.are_of(log)
+        or (known.dedupe.window_ns, known.dedupe.max_ids) != limits
+    ):
+        known = begin_to_learn(log, DedupeWindow(*limits))
+    learned = learn_piece(log, known, now_ns)
+    return time.thread_time() - began, learned
