@@ -2,8 +2,9 @@
 load.
 
 Publishers repeat what is not acked, with the same id. Nothing acked is lost, doubled or another
-message's, on any replica. The longest time without an ack of each round is printed:
-`pytest -s`, TORTURE_ROUNDS=100. Campaigns have publishers with nats-py, nats.go and Node as well.
+message's, on any replica. The longest time without an ack of each round is printed, and where that
+time went: `make cluster-torture ARGS="-k failovers"`. Campaigns have publishers with nats-py,
+nats.go and Node as well, and keep the metadata in files and in a bucket of three NATS servers.
 """
 
 from __future__ import annotations
@@ -11,40 +12,66 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from support.client_publishers import ClientPublisher, client_publishers
 from support.cluster import NODES, PATIENCE, Cluster, RetryingPublisher, assert_kept
 from support.ingesting import until
+from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
-from support.rounds import chance_of, is_torture, rounds
+from support.rounds import chance_of, is_torture, modes, rounds
+from support.takeovers import Takeover, parts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(36000)]
 
 STREAM = "in"
 STREAMS = {STREAM: {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 SETTINGS = {"nats": {"reconnect_wait": "50ms"}, "log": {"recovery_checkpoint_interval": "1s"}}
+RATE = 3000.0
+"""Messages per second of each of two publishers."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
+@dataclass(frozen=True)
+class Site:
+    """NATS servers, and whether the metadata are in a bucket of theirs or in files."""
+
+    servers: list[NatsServer]
+    in_bucket: bool
+
+    def cluster(self, name: str, **more: Any) -> Cluster:
+        store = {"store": "nats", "name": f"failovers-{name}"} if self.in_bucket else {}
+        urls = [server.url for server in self.servers]
+        return Cluster(urls, STREAMS, settings=SETTINGS, cluster={**store, **more})
+
+
+@pytest.fixture(scope="module", params=modes("files", "bucket"))
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    if request.param == "files":
+        with NatsServer() as server:
+            yield Site([server], in_bucket=False)
+    else:
+        with NatsCluster(3, jetstream=True, sync_always=True) as servers:
+            yield Site(servers.servers, in_bucket=True)
 
 
 class Rounds:
     """Publishers on a cluster, whose leader, or a `follower`, is broken and mended in each round.
     A follower costs acks a pause, and no change of the leader."""
 
-    def __init__(
-        self, cluster: Cluster, server: NatsServer, what: str, *, follower: bool = False
-    ) -> None:
+    def __init__(self, cluster: Cluster, site: Site, what: str, *, follower: bool = False) -> None:
         self.cluster = cluster
         self.follower = follower
         self.chance = chance_of(what)
         self.pauses: list[float] = []
-        self.publishers = [RetryingPublisher(server.port, f"in.{one}", rate=200) for one in "pq"]
-        self.clients = client_publishers([server], "in.with") if is_torture() else []
+        self.takeovers: list[dict[str, float]] = []
+        ports = [server.port for server in site.servers]
+        self.publishers = [
+            RetryingPublisher(ports[number % len(ports)], f"in.{one}", rate=RATE)
+            for number, one in enumerate("pq")
+        ]
+        self.clients = client_publishers(site.servers, "in.with") if is_torture() else []
         self.client_pauses: dict[ClientPublisher, list[float]] = {one: [] for one in self.clients}
 
     def wait_acked(self, more: int) -> None:
@@ -62,26 +89,32 @@ class Rounds:
     def run(self, count: int, break_it: Callable[[str], None], mend: Callable[[str], None]) -> None:
         cluster = self.cluster
         cluster.wait_isr(STREAM)
+        began = time.monotonic()
         for publisher in [*self.publishers, *self.clients]:
             publisher.start()
         for number in range(1, count + 1):
             self.wait_acked(self.chance.randint(20, 200))
             leader = cluster.leader(STREAM)
             chosen = self.chance.choice(cluster.followers(STREAM)) if self.follower else leader
+            takeover = Takeover(cluster, STREAM)
             broken = time.monotonic()
             break_it(chosen)
             if self.follower:
                 cluster.wait_isr(STREAM, set(NODES) - {chosen})
                 assert cluster.stream(STREAM).leader == leader
             else:
-                until(lambda old=leader: cluster.stream(STREAM).leader not in (None, old), PATIENCE)
+                takeover.wait()
             self.wait_acked(20)
             self.pauses.append(max(one.longest_wait(broken - 0.5) for one in self.publishers))
             for client, pauses in self.client_pauses.items():
                 pauses.append(client.longest_wait(broken - 0.5))
+            if not self.follower:
+                self.takeovers.append(takeover.steps(self.publishers))
             mend(chosen)
             cluster.wait_isr(STREAM, timeout=2 * PATIENCE)
-            print(f"round {number}: {self.pauses[-1]:.2f} s without an ack", flush=True)
+            told = parts(self.takeovers[-1:])
+            print(f"round {number}: {self.pauses[-1]:.2f} s without an ack; {told}", flush=True)
+        seconds = time.monotonic() - began
         for publisher in [*self.publishers, *self.clients]:
             publisher.finish()
         assert_kept([*self.publishers, *self.clients], cluster.read_all(STREAM))
@@ -89,8 +122,10 @@ class Rounds:
         acked = sum(len(one.acked) for one in self.publishers)
         print(
             f"\n{len(self.pauses)} rounds, seconds without an ack: {shares(self.pauses)}; "
-            f"{acked} acked; load {os.getloadavg()[0]:.1f}"
+            f"{acked} acked in {seconds:.0f} s, pauses included; load {os.getloadavg()[0]:.1f}"
         )
+        if self.takeovers:
+            print(f"medians of its parts: {parts(self.takeovers)}")
         for client, pauses in self.client_pauses.items():
             print(f"{client.summary()}; seconds without an ack: {shares(pauses)}")
 
@@ -103,16 +138,16 @@ def shares(pauses: list[float]) -> str:
     )
 
 
-def test_the_leader_is_killed_while_others_take_over(server: NatsServer) -> None:
-    with Cluster(server.url, STREAMS, settings=SETTINGS) as cluster:
-        Rounds(cluster, server, "killed").run(rounds(1), cluster.kill, cluster.start)
+def test_the_leader_is_killed_while_others_take_over(site: Site) -> None:
+    with site.cluster("killed") as cluster:
+        Rounds(cluster, site, "killed").run(rounds(1), cluster.kill, cluster.start)
 
 
-def test_the_leader_is_stopped_for_ten_seconds(server: NatsServer) -> None:
-    with Cluster(server.url, STREAMS, settings=SETTINGS) as cluster:
+def test_the_leader_is_stopped_for_ten_seconds(site: Site) -> None:
+    with site.cluster("stopped") as cluster:
         assert set(cluster.nodes) == set(NODES)
         stopped = Stopped(cluster)
-        Rounds(cluster, server, "stopped").run(rounds(1), stopped.stop, stopped.resume_late)
+        Rounds(cluster, site, "stopped").run(rounds(1), stopped.stop, stopped.resume_late)
 
 
 class Stopped:
@@ -136,16 +171,16 @@ CALM = {"balance_interval": "1h"}
 
 
 @pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture")
-def test_a_follower_is_killed(server: NatsServer) -> None:
+def test_a_follower_is_killed(site: Site) -> None:
     """In `make test` `integration/test_cluster` and `crash/test_cluster_crashes` have that."""
-    with Cluster(server.url, STREAMS, settings=SETTINGS, cluster=CALM) as cluster:
-        run = Rounds(cluster, server, "follower killed", follower=True)
+    with site.cluster("follower-killed", **CALM) as cluster:
+        run = Rounds(cluster, site, "follower killed", follower=True)
         run.run(rounds(0), cluster.kill, cluster.start)
 
 
 @pytest.mark.skipif(not rounds(0), reason="a campaign: make cluster-torture")
-def test_a_follower_is_stopped_for_ten_seconds(server: NatsServer) -> None:
-    with Cluster(server.url, STREAMS, settings=SETTINGS, cluster=CALM) as cluster:
+def test_a_follower_is_stopped_for_ten_seconds(site: Site) -> None:
+    with site.cluster("follower-stopped", **CALM) as cluster:
         stopped = Stopped(cluster)
-        run = Rounds(cluster, server, "follower stopped", follower=True)
+        run = Rounds(cluster, site, "follower stopped", follower=True)
         run.run(rounds(0), stopped.stop, stopped.resume_late)

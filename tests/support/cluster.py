@@ -449,15 +449,18 @@ class RetryingPublisher(TimedPublisher):
         inbox = client.new_reply().rpartition(b".")[0]
         waiting: set[int] = set()
         tried_at: dict[int, float] = {}
-        began = time.monotonic()
+        allowed, looked_at = 1.0, time.monotonic()
         while not self._stop_asked.is_set() or (waiting and not self._is_given_up):
             now = time.monotonic()
             due = [one for one in waiting if now - tried_at[one] >= self.RETRY_SECONDS]
-            may_send = min(self._in_flight - len(waiting), int(self._rate * (now - began)) + 1)
+            # What could not be sent in a pause is not caught up with.
+            allowed = min(allowed + self._rate * (now - looked_at), float(self._in_flight))
+            looked_at = now
+            may_send = min(self._in_flight - len(waiting), int(allowed))
             if not self._stop_asked.is_set() and may_send > 0:
                 due += range(self.published, self.published + may_send)
                 self.published += may_send
-                began = now
+                allowed -= may_send
             for number in due:
                 waiting.add(number)
                 tried_at[number] = now
