@@ -50,6 +50,11 @@ class Copies(Protocol):
         """Where it ends; None when it cannot be served."""
         ...
 
+    def prepare_to_lead(self, name: str) -> bool:
+        """Begin what takes long before this node can lead; whether that has been done. Called again
+        and again while it may have to."""
+        ...
+
     def leading(self) -> Iterable[tuple[str, Leader]]:
         """Those that this node leads."""
         ...
@@ -130,8 +135,10 @@ class Succession:
             log = self._copies.log_end(record.name)
             if log is None or record.name in self._under_way:
                 continue
+            is_prepared = self._copies.prepare_to_lead(record.name)
             claim = self._elections.decide(record, log, now)
-            if claim is not None and len(self._under_way) < _MAX_UNDER_WAY:
+            # Else another copy, which is next in turn, may be led sooner.
+            if claim is not None and is_prepared and len(self._under_way) < _MAX_UNDER_WAY:
                 self._under_way.add(record.name)
                 self._spawn(self._elect(record, claim))
 

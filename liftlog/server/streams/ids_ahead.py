@@ -27,7 +27,7 @@ _MANY_RECORDS = 2000
 """So many are read at the next look. Fewer wait, since a new leader reads them in milliseconds, and
 a node may follow a thousand streams."""
 _LONGEST_SECONDS = 10.0
-_REST = 3.0
+_REST = 1.0
 """After it has read it rests so many times as long: the event loop has the interpreter first."""
 _AFTER_PROBLEM_SECONDS = 60.0
 
@@ -40,6 +40,7 @@ class _Learning:
         self.lock = asyncio.Lock()
         self.ids: LearnedIds | None = None
         self.is_taken = False
+        self.preparing: asyncio.Task[None] | None = None
         self.looked_at = 0.0
         self.not_before = 0.0
 
@@ -48,16 +49,20 @@ class _Learning:
         if not read.cancelled() and read.exception() is None:
             self.ids = read.result()[1]
 
+    def is_near(self) -> bool:
+        """Whether a new leader would have little to read."""
+        ids, log = self.ids, self.log
+        return ids is not None and ids.are_of(log) and log.log_end_offset - ids.end < _MANY_RECORDS
+
     def is_due(self, now: float, steady_ns: int) -> bool:
-        ids = self.ids
         if now < self.not_before:
             return False
-        if ids is None or not ids.are_of(self.log):
+        ids = self.ids
+        if ids is None or not self.is_near():
             return True
-        behind = self.log.log_end_offset - ids.end
-        if behind < _MANY_RECORDS and now < self.looked_at + _LONGEST_SECONDS:
+        if now < self.looked_at + _LONGEST_SECONDS:
             return False
-        return behind > 0 or ids.dedupe.is_due(steady_ns)
+        return ids.end < self.log.log_end_offset or ids.dedupe.is_due(steady_ns)
 
 
 class IdsAhead:
@@ -69,11 +74,11 @@ class IdsAhead:
     ) -> None:
         self._followed = followed
         self._steady_ns = steady_ns
+        self._loop = asyncio.get_running_loop()
         self._learning: dict[str, _Learning] = {}
 
     async def run(self) -> None:
         """Learn, until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             hosts = {host.name: host for host in self._followed() if window_ns(host.settings)}
             for name in self._learning.keys() - hosts.keys():
@@ -81,7 +86,7 @@ class IdsAhead:
             is_behind = False
             for host in hosts.values():
                 learning = self._of(host)
-                if learning.is_due(loop.time(), self._steady_ns()):
+                if learning.is_due(self._loop.time(), self._steady_ns()):
                     is_behind |= await self._learn_piece(learning, host.settings)
             if not is_behind:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -96,6 +101,20 @@ class IdsAhead:
             if not await self._learn_piece(learning, host.settings, rest=0.0):
                 return
 
+    def prepare(self, host: StreamHost) -> bool:
+        """Begin to catch up with a stream that this node may be elected for, without a rest; and
+        whether little is left, or has been tried. Call it again until it is."""
+        if not window_ns(host.settings):
+            return True
+        learning, now = self._of(host), self._loop.time()
+        if learning.is_near() or now < learning.not_before:
+            return True
+        preparing = learning.preparing
+        if preparing is None or (preparing.done() and now > learning.looked_at + _LONGEST_SECONDS):
+            learning.preparing = asyncio.create_task(self.catch_up(host))
+            return False
+        return preparing.done()
+
     async def take(self, name: str, log: Log) -> LearnedIds | None:
         """What is known of a log that this node leads from now on. Who takes it adds to it: nothing
         is learned here any more."""
@@ -104,7 +123,11 @@ class IdsAhead:
             return None
         learning.is_taken = True
         async with learning.lock:
-            return learning.ids
+            ids = learning.ids
+        behind = log.log_end_offset if ids is None else log.log_end_offset - ids.end
+        is_known = ids is not None and ids.are_of(log)
+        logger.info("ids-taken stream=%s behind=%d known=%s", name, behind, is_known)
+        return ids
 
     def _of(self, host: StreamHost) -> _Learning:
         learning = self._learning.get(host.name)
@@ -116,7 +139,7 @@ class IdsAhead:
         self, learning: _Learning, settings: StreamSettings, *, rest: float = _REST
     ) -> bool:
         """Returns whether it has come further, and there is more."""
-        loop, log = asyncio.get_running_loop(), learning.log
+        loop, log = self._loop, learning.log
         await learning.lock.acquire()
         if learning.is_taken:
             learning.lock.release()

@@ -331,6 +331,11 @@ class ReplicatedStreams:
         for led in list(self.led.values()):
             led.hear_again()
 
+    def prepare_to_lead(self, name: str) -> bool:
+        """See `Copies`."""
+        host = self._node.hosts.hosts.get(name)
+        return host is None or host.is_leading or self.ids.prepare(host)
+
     def stop_leading(self, name: str, reason: str) -> None:
         """See `Copies`."""
         self._streams[name].stop_leading(reason)

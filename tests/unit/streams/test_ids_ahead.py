@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.local_broker import Running
 
+from liftlog.errors import StorageError
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams import dedupe_restoring, ids_ahead
 from liftlog.server.streams.dedupe_restoring import LearnedIds, learn_more, restore_dedupe
@@ -35,7 +36,7 @@ def host(running: Running) -> StreamHost:
 
 
 @pytest.fixture
-def ids(running: Running, host: StreamHost, monkeypatch: pytest.MonkeyPatch) -> IdsAhead:
+async def ids(running: Running, host: StreamHost, monkeypatch: pytest.MonkeyPatch) -> IdsAhead:
     monkeypatch.setattr(ids_ahead, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(ids_ahead, "_MANY_RECORDS", 1)
     monkeypatch.setattr(dedupe_restoring, "_SCAN_BYTES", 4096)  # many pieces
@@ -186,3 +187,32 @@ async def test_who_takes_them_waits_for_the_thread_that_reads(
     await asked[1]
     assert len(first) == len(remembered(await taking)) > 0
     assert "s" not in ids._learning
+
+
+async def test_who_may_be_elected_learns_what_is_left_first(
+    host: StreamHost, ids: IdsAhead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(host, range(1, 40))
+    assert not ids.prepare(host)
+    while not ids.prepare(host):
+        await asyncio.sleep(0.001)
+    assert len(remembered(await ids.take("s", host.log))) == 39
+    monkeypatch.setattr(ids_ahead, "_MANY_RECORDS", 40)
+    await ids.catch_up(host)
+    await publish(host, range(40, 50))
+    assert ids.prepare(host), "so few need no preparation"
+
+
+async def test_what_cannot_be_read_keeps_no_one_from_leading(
+    host: StreamHost, ids: IdsAhead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(host, range(1, 10))
+
+    def fail(*_: Any) -> Any:
+        raise StorageError("reading s: Input/output error")
+
+    monkeypatch.setattr(ids_ahead, "_read_piece", fail)
+    assert not ids.prepare(host)
+    while not ids.prepare(host):
+        await asyncio.sleep(0.001)
+    assert await ids.take("s", host.log) is None
