@@ -36,6 +36,8 @@ class Patience:
     send something twice a second."""
     reconnect: float = 0.5
     """So long a lost connection may take to come back."""
+    refused: float = 0.2
+    """The same, of a node whose machine says that its process has ended."""
     veto: float = 2.0
     """Who heard a node so recently does not believe that its session has ended."""
     rank: float = 0.3
@@ -104,6 +106,8 @@ class _Sight:
     heard: float
     lost: float | None = None
     """Since when there has been no connection; None while there is one, or none was made yet."""
+    is_refused: bool = False
+    """No process listens there."""
     asked: dict[str, float] = field(default_factory=dict)
     answers: dict[str, tuple[float, Opinion]] = field(default_factory=dict)
 
@@ -139,9 +143,11 @@ class Elections:
         sight.heard = max(sight.heard, now)
         sight.lost = None
 
-    def lost(self, node: str, now: float) -> None:
-        """The connection to `node` has ended; no earlier end is forgotten by this."""
+    def lost(self, node: str, now: float, *, is_refused: bool = False) -> None:
+        """The connection to `node` has ended; no earlier end is forgotten by this. `is_refused`: no
+        process listens where it did."""
         sight = self._sight(node)
+        sight.is_refused = is_refused
         if sight.lost is None:
             sight.lost = now
 
@@ -183,7 +189,8 @@ class Elections:
     def suspects(self, node: str, now: float) -> bool:
         """Whether this node, by itself, takes `node` for dead."""
         sight = self._sight(node)
-        if sight.lost is not None and now - sight.lost >= self._patience.reconnect:
+        patience = self._patience.refused if sight.is_refused else self._patience.reconnect
+        if sight.lost is not None and now - sight.lost >= patience:
             return True
         return now - sight.heard >= self._patience.silence
 

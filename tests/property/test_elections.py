@@ -261,7 +261,7 @@ class FirstReplicaFirst(Elections):
 
 
 class EndsAreSilence(Elections):
-    def lost(self, node: str, now: float) -> None:
+    def lost(self, node: str, now: float, *, is_refused: bool = False) -> None:
         pass
 
 

@@ -397,12 +397,13 @@ class ElectionWorld:
         chosen(node)
 
     def kill(self, node: Node) -> None:
-        """The process dies: whoever was connected hears of the end."""
+        """The process dies, perhaps with its machine: whoever was connected hears of the end."""
         if not node.up:
             return
         node.up, node.leader, node.inbox = False, None, []
+        refused = self.random.random() < 0.5
         for name in self.nodes:
-            self._send(node.name, name, _ending(self.nodes[name], node.name))
+            self._send(node.name, name, _ending(self.nodes[name], node.name, refused))
 
     def restart(self, node: Node) -> None:
         if node.up:
@@ -448,8 +449,8 @@ def _hearing(target: Node, source: str) -> Callable[[float], None]:
     return lambda now: target.elections.heard(source, now)
 
 
-def _ending(target: Node, source: str) -> Callable[[float], None]:
-    return lambda now: target.elections.lost(source, now)
+def _ending(target: Node, source: str, refused: bool) -> Callable[[float], None]:
+    return lambda now: target.elections.lost(source, now, is_refused=refused)
 
 
 def _renewal(node: Node, sent: float) -> Callable[[float], None]:

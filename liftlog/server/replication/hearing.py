@@ -43,6 +43,7 @@ class Hearing:
         self._fresh: set[str] = set()  # heard since the last look
         self._connections: dict[str, int] = {}
         self._gone_since: dict[str, float] = {}
+        self._refusing: set[str] = set()
         self._watches: list[_Watch] = []
 
     # --- what is heard ---
@@ -61,7 +62,13 @@ class Hearing:
         self.expect(node)
         self._connections[node] = self._connections.get(node, 0) + 1
         self._gone_since.pop(node, None)
+        self._refusing.discard(node)
         self.heard(node)
+
+    def refused(self, node: str) -> None:
+        """The machine of `node` says that no process listens there."""
+        if not self._connections.get(node):
+            self._refusing.add(node)
 
     def disconnected(self, node: str) -> None:
         """One of those has ended."""
@@ -81,6 +88,10 @@ class Hearing:
         """How long there has been no connection to or from `node`; 0.0 while there is one."""
         since = self._gone_since.get(node)
         return 0.0 if since is None else self._time() - since
+
+    def is_refusing(self, node: str) -> bool:
+        """Whether `node` has no connection because no process listens there."""
+        return node in self._refusing
 
     def watch(self, tell: Callable[[str], None], *, silent: float, gone: float = math.inf) -> None:
         """Call `tell` with each node that was silent for `silent` seconds, or without a connection

@@ -32,6 +32,7 @@ logger = logging.getLogger("liftlog.server.replication")
 _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 5.0
 _UNKNOWN_ADDRESS_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 1.0
 _PING_SECONDS = 0.5
 _SILENT_INTERVALS = 10
 """After so many of them without a byte the connection is given up. They are counted, not timed:
@@ -74,17 +75,24 @@ class PeerLink:
         self._pool = BufferPool()
         self._link: Link | None = None
         self._ended: asyncio.Event = asyncio.Event()
+        self._backoff = Backoff()
+        self._is_due = asyncio.Event()
+
+    def connect_soon(self) -> None:
+        """The other node is there, as is known from elsewhere: wait no longer before the next
+        attempt to connect to it."""
+        self._backoff.reset()
+        self._is_due.set()
 
     async def run(self) -> None:
         """Connect, and connect again after each loss."""
-        backoff = Backoff()
         try:
             while True:
                 try:
                     target = self._target()
                 except LiftlogError as error:  # a file that its connection needs
                     self._tell(f"connecting to it is not possible: {error}", "")
-                    await asyncio.sleep(backoff.next_pause())
+                    await self._pause()
                     continue
                 if target is None:
                     self.problem = "its address is not known yet"
@@ -93,10 +101,12 @@ class PeerLink:
                 try:
                     await self._connect(target)
                 except (LiftlogError, OSError, TimeoutError) as error:
+                    if isinstance(error, ConnectionRefusedError):
+                        self._hearing.refused(self.node)
                     self._note_problem(target, str(error) or "no answer in time")
-                    await asyncio.sleep(backoff.next_pause())
+                    await self._pause()
                     continue
-                backoff.reset()
+                self._backoff.reset()
                 self.problem = ""
                 logger.info("peer-connected node=%s address=%s", self.node, target.address.text)
                 await self._use()
@@ -104,6 +114,13 @@ class PeerLink:
                 self._note_problem(target, str(reason))
         finally:
             self._drop("this node is stopping")
+
+    async def _pause(self) -> None:
+        self._is_due.clear()
+        pause = min(self._backoff.next_pause(), _LONGEST_PAUSE_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._is_due.wait()
 
     async def _use(self) -> None:
         """From the introduction to the loss of the connection."""

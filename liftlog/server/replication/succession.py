@@ -196,7 +196,8 @@ class Succession:
             elections.heard(node, now - self._hearing.silent_seconds(node))
             gone = self._hearing.gone_seconds(node)
             if gone:
-                elections.lost(node, now - gone)
+                refused = self._hearing.is_refusing(node)
+                elections.lost(node, now - gone, is_refused=refused)
         elections.look(now)
 
     def _in_question(self, now: float) -> list[StreamRecord]:

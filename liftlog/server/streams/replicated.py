@@ -440,6 +440,8 @@ class ReplicatedStreams:
         """A connection of another node has introduced itself."""
         self._peers[node] = self._peers.get(node, 0) + 1
         self.hearing.connected(node)
+        if node in self.mirror.directory.nodes:
+            self.link_to(node).connect_soon()
 
     def peer_went(self, node: str) -> None:
         """It has ended. A node that does not come back soon is not waited for."""

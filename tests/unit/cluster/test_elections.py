@@ -1,4 +1,4 @@
-"""What a leader hands over in need."""
+"""When a node is suspected, and what a leader hands over in need."""
 
 from __future__ import annotations
 
@@ -40,3 +40,17 @@ def test_a_leader_without_the_store_hands_over_only_while_acks_wait_for_a_change
     leader.lost("c")
     elections.heard("b", 24.0)
     assert elections.yields(streams, 24.0, is_attached=True) == [Yield("b", ("s",), False)]
+
+
+def test_a_node_whose_machine_says_that_its_process_has_ended_is_suspected_sooner() -> None:
+    elections = Elections("a", 1, now=0.0)
+    for node in "bc":
+        elections.heard(node, 0.0)
+        elections.lost(node, 0.1)
+    elections.lost("b", 0.15, is_refused=True)
+    assert [elections.suspects(node, 0.25) for node in "bc"] == [False, False]
+    assert [elections.suspects(node, 0.35) for node in "bc"] == [True, False]
+    assert [elections.suspects(node, 0.65) for node in "bc"] == [True, True]
+    elections.heard("b", 0.7)
+    elections.lost("b", 0.8)
+    assert not elections.suspects("b", 1.2), "it was refused before it came back"

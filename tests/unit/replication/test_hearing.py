@@ -88,6 +88,18 @@ def test_a_node_without_a_connection_is_told_earlier(room: Room) -> None:
     assert (room.hearing.gone_seconds("b"), room.hearing.silent_seconds("b")) == (0.0, 0.0)
 
 
+def test_a_node_refuses_until_it_has_a_connection(room: Room) -> None:
+    room.hearing.connected("d")
+    room.hearing.refused("d")  # it does not listen yet, and has connected by itself
+    assert not room.hearing.is_refusing("d")
+    room.hearing.disconnected("d")
+    assert not room.hearing.is_refusing("d")
+    room.hearing.refused("d")
+    assert room.hearing.is_refusing("d")
+    room.hearing.connected("d")
+    assert not room.hearing.is_refusing("d")
+
+
 def test_a_node_that_was_never_there_is_silent_since_it_is_known(room: Room) -> None:
     assert room.hearing.silent_seconds("d") == 0.0
     room.hearing.expect("d")

@@ -190,3 +190,22 @@ async def test_requests_that_wait_leave_room_for_all_others(tmp_path: Path) -> N
         assert nodes.a.asked == names
         assert not any(exchange.done for exchange in waiting)
         assert nodes.ups == 1
+
+
+async def test_a_node_that_is_known_to_be_back_is_connected_to_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has connected by itself: without a link to it nothing that it leads could be followed."""
+    monkeypatch.setattr(peer_link, "_LONGEST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("liftlog.client.reconnecting.FIRST_PAUSE_SECONDS", 3600.0)
+    async with pair(tmp_path) as nodes:
+        await wait(lambda: nodes.ups == 1)
+        address = nodes.ways._server.sockets[0].getsockname()
+        assert not nodes.hearing.is_refusing("a")
+        await nodes.ways.close()
+        await wait(lambda: nodes.hearing.is_refusing("a"))
+        nodes.ways._server = await asyncio.start_server(nodes.ways._accept, *address)
+        nodes.link._backoff._ceiling = 3600.0
+        nodes.link.connect_soon()
+        await wait(lambda: nodes.ups == 2)
+        assert not nodes.hearing.is_refusing("a")
