@@ -161,6 +161,9 @@ class FollowedStream:
     def assigned(self, record: StreamRecord) -> None:
         """A newer record of the stream."""
         before = self._exchange
+        if record.leader_epoch > self.follower.record.leader_epoch:
+            # It may not be ready yet, and acks wait: it is not to be asked as rarely as a dead one.
+            self._pause = _FIRST_PAUSE_SECONDS
         effect = self.follower.assigned(record)
         if self.follower.outstanding is None or effect is not None:
             self._give_up(before)

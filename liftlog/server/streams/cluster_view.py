@@ -75,10 +75,14 @@ def not_leader(member: Member, mirror: Mirror, name: str) -> LiftlogError:
     leader = record.leader or ""
     info = mirror.directory.nodes.get(leader)
     address = "" if info is None else info.address
+    if not leader:
+        message = f"stream {name} has no leader at the moment"
+    elif leader == member.name:
+        message = f"node {leader} is elected to lead stream {name}, and does not lead it yet"
+    else:
+        message = f"stream {name} is led by node {leader}, not by {member.name}"
     return NotLeader(
-        f"stream {name} is led by node {leader}, not by {member.name}"
-        if leader
-        else f"stream {name} has no leader at the moment",
+        message,
         hint=f"connect to {address}" if address else "try again",
         leader=leader,
         address=address,

@@ -13,7 +13,13 @@ from support.simfs import SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.errors import (
+    ConnectionLost,
+    CorruptBatch,
+    LiftlogError,
+    NotLeader,
+    UnsupportedFormat,
+)
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.server.replication.fetching import FetchRoom, FollowedStream
 
@@ -77,6 +83,11 @@ class Following:
             Replica(asked.epoch, asked.offset, asked.last_epoch, 1, end, 1, **changes), None
         )
 
+    def refuse(self, error: LiftlogError) -> None:
+        assert self.link.asked is not None
+        (_, exchange), self.link.asked = self.link.asked, None
+        exchange.finish(None, error)
+
     async def answer(self, end: int = 1, **changes: Any) -> None:
         self.finish(end, **changes)
         await wait(lambda: self.link.asked)
@@ -104,6 +115,26 @@ async def test_a_follower_does_not_fail_for_a_leader_of_another_history() -> Non
     one.finish(diverging=[0, 1], record_version=version, record_checksum=checksum ^ 1)
     assert (one.host.failure, one.looks) == ("", 1)
     assert one.link.asked is None, "a newer record comes first"
+    one.stream.close()
+
+
+async def test_a_new_leader_that_is_not_ready_is_asked_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the one before it was asked in vain."""
+    monkeypatch.setattr("liftlog.server.replication.fetching._LONGEST_PAUSE_SECONDS", 3600.0)
+    one = Following()
+    for _ in range(4):
+        one.refuse(ConnectionLost("gone"))
+        await wait(lambda: one.link.asked)
+    one.stream._pause = 3600.0
+    elected = transitions.failover(one.record, {"a"}, "c")
+    assert elected is not None
+    one.stream.assigned(elected)
+    assert one.asked.epoch == elected.leader_epoch
+    one.refuse(NotLeader("not yet"))
+    await wait(lambda: one.link.asked)
+    assert one.looks == 1
     one.stream.close()
 
 
