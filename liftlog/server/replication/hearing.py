@@ -18,6 +18,9 @@ LOOK_SECONDS = 0.1
 HUNG_SECONDS = 3.0
 """No ack waits for a node that was silent for so long."""
 
+ENDED_SECONDS = 0.3
+"""The same, of a node whose machine says that its process has ended."""
+
 _LATE_SECONDS = 3 * LOOK_SECONDS
 
 
@@ -26,6 +29,7 @@ class _Watch:
     tell: Callable[[str], None]
     silent: float
     gone: float
+    refusing: float
     told: set[str] = field(default_factory=set)
 
 
@@ -93,10 +97,18 @@ class Hearing:
         """Whether `node` has no connection because no process listens there."""
         return node in self._refusing
 
-    def watch(self, tell: Callable[[str], None], *, silent: float, gone: float = math.inf) -> None:
+    def watch(
+        self,
+        tell: Callable[[str], None],
+        *,
+        silent: float,
+        gone: float = math.inf,
+        refusing: float = math.inf,
+    ) -> None:
         """Call `tell` with each node that was silent for `silent` seconds, or without a connection
-        for `gone` seconds: once, and again after it was heard and is silent once more."""
-        self._watches.append(_Watch(tell, silent, gone))
+        for `gone` seconds, or for `refusing` seconds because no process listens there: once, and
+        again after it was heard and is silent once more."""
+        self._watches.append(_Watch(tell, silent, gone, refusing))
 
     async def run(self) -> None:
         while True:
@@ -115,7 +127,10 @@ class Hearing:
         for watch in self._watches:
             for node, heard_at in self._heard.items():
                 gone = present - self._gone_since.get(node, present)
-                if present - heard_at < watch.silent and gone < watch.gone:
+                patience = watch.gone
+                if node in self._refusing:
+                    patience = min(patience, watch.refusing)
+                if present - heard_at < watch.silent and gone < patience:
                     watch.told.discard(node)
                 elif node not in watch.told:
                     watch.told.add(node)

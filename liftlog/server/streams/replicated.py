@@ -27,7 +27,7 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.forwarding import Forwarding
 from liftlog.server.replication.guarding import Guard
-from liftlog.server.replication.hearing import HUNG_SECONDS, Hearing
+from liftlog.server.replication.hearing import ENDED_SECONDS, HUNG_SECONDS, Hearing
 from liftlog.server.replication.known_records import KnownRecords
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.mirror import Mirror
@@ -88,7 +88,7 @@ class ReplicatedStreams:
             kept=self._known,
         )
         self.hearing = Hearing(asyncio.get_running_loop().time)
-        self.hearing.watch(self._lost, silent=HUNG_SECONDS)
+        self.hearing.watch(self._lost, silent=HUNG_SECONDS, refusing=ENDED_SECONDS)
         self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
         self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
         self.leadership = Leadership(

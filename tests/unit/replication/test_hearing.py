@@ -100,6 +100,20 @@ def test_a_node_refuses_until_it_has_a_connection(room: Room) -> None:
     assert not room.hearing.is_refusing("d")
 
 
+def test_a_node_whose_process_has_ended_is_told_earlier_still(room: Room) -> None:
+    early: list[str] = []
+    room.hearing.watch(early.append, silent=3.0, gone=1.0, refusing=0.3)
+    room.hearing.disconnected("b")
+    room.hearing.disconnected("c")
+    room.hearing.refused("b")
+    room.live(0.2)
+    assert (early, room.told) == ([], [])
+    room.live(0.2)
+    assert (early, room.told) == (["b"], [])
+    room.live(0.8)
+    assert (early, sorted(room.told)) == (["b", "c"], ["b", "c"])
+
+
 def test_a_node_that_was_never_there_is_silent_since_it_is_known(room: Room) -> None:
     assert room.hearing.silent_seconds("d") == 0.0
     room.hearing.expect("d")
