@@ -6,7 +6,7 @@ asked, about ten times a second, what follows from that:
     heard(node)   lost(node)   told(peer, about, opinion)        of the other nodes
     renewed(deadline)   sessions(live)                             of the metadata store
     look(now)   questions(records)   decide(record, log)           what to do
-    stops(leader)   yields(leaders, detached)                      what to stop, or to hand over
+    stops(leader)   yields(leaders, stalled)                       what to stop, or to hand over
     takes_over(record, asker)                                      what another node hands over
 
 None of this is needed for safety. A leader that is deposed by mistake commits nothing more, and
@@ -16,6 +16,7 @@ here is how soon a dead leader is replaced, and that a living one is left alone.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -89,14 +90,27 @@ class Elect:
     dead: frozenset[str]
 
 
+class Lack(enum.Enum):
+    """What a leader lacks that cannot serve its streams."""
+
+    NATS = "no connection to NATS"
+    STORE = "the metadata store is out of reach"
+    DISK = "the disk does not answer"
+
+
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Ask `peer` to take over these streams. `detached`: they get no messages here, so it is to do
-    so even if none is acked until more replicas are in sync."""
+    """Ask `peer` to take over these streams."""
 
     peer: str
     streams: tuple[str, ...]
-    detached: bool
+    lack: Lack
+
+    @property
+    def detached(self) -> bool:
+        """They get no messages here: `peer` is to take over even if none is acked until more
+        replicas are in sync."""
+        return self.lack is Lack.NATS
 
 
 @dataclass(slots=True)
@@ -257,37 +271,51 @@ class Elections:
     # --- handing over in need ----------------------------------------------------------
 
     def yields(
-        self, leaders: Iterable[tuple[str, Leader]], now: float, *, is_attached: bool
+        self,
+        leaders: Iterable[tuple[str, Leader]],
+        now: float,
+        *,
+        is_attached: bool,
+        stalled: Iterable[tuple[StreamRecord, float]] = (),
     ) -> list[Yield]:
         """Whom to ask to take over which of the streams that are led here, because this node cannot
         serve them: it is not `is_attached` to NATS for a while; or it does not reach the store, and
-        acks of a stream wait for a change of its ISR.
+        acks of a stream wait for a change of its ISR; or it waits for its disk for as long as
+        others would wait for a node that hangs.
 
-        The peers in sync are asked in turn, until the record of the stream has changed.
+        `stalled` are streams that this node leads by their records, and for how many seconds each
+        has waited for the disk. The peers in sync are asked in turn, until the record of the stream
+        has changed.
         """
         if is_attached:
             self._detached_since = None
         elif self._detached_since is None:
             self._detached_since = now
         since = self._detached_since
+        lacks: dict[str, tuple[StreamRecord, Lack]] = {
+            record.name: (record, Lack.DISK)
+            for record, seconds in stalled
+            if seconds >= self._patience.session
+        }
         detached = since is not None and now - since >= self._patience.detached
-        if now < self._yields_at or not (detached or not self.has_session(now)):
+        has_all = not detached and self.has_session(now)
+        if now < self._yields_at or (has_all and not lacks):
             return []
         self._yields_at = now + self._patience.yielding
         self._yields += 1
-        wanted: dict[str, list[str]] = {}
-        for name, leader in leaders:
-            if leader.resigned or not (detached or leader.needs_change(now)):
-                continue
-            record = leader.record
+        for name, leader in () if has_all else leaders:
+            if not leader.resigned and (detached or leader.needs_change(now)):
+                lacks[name] = (leader.record, Lack.NATS if detached else Lack.STORE)
+        wanted: dict[tuple[str, Lack], list[str]] = {}
+        for name, (record, lack) in lacks.items():
             peers = [
                 one
                 for one in record.isr
                 if one != self.node and one not in self.stopping and not self.suspects(one, now)
             ]
             if peers:
-                wanted.setdefault(peers[self._yields % len(peers)], []).append(name)
-        return [Yield(peer, tuple(names), detached) for peer, names in sorted(wanted.items())]
+                wanted.setdefault((peers[self._yields % len(peers)], lack), []).append(name)
+        return [Yield(peer, tuple(names), lack) for (peer, lack), names in wanted.items()]
 
     def takes_over(
         self, record: StreamRecord, asker: str, now: float, *, is_attached: bool, detached: bool

@@ -93,7 +93,8 @@ class ClusterSettings(SettingsModel):
         default=15.0,
         alias="session",
         description="A node that has not renewed its session for so long counts as down; whole "
-        "seconds. With `store: nats` at least 12s, since NATS takes up to 9 s to elect a leader.",
+        "seconds. With `store: nats` at least 12s, since NATS takes up to 9 s to elect a leader. A "
+        "leader whose disk has not answered for so long has another replica take over.",
     )
     lag_max_seconds: Duration = Field(
         default=10.0,

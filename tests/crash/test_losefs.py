@@ -6,10 +6,12 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from support.ingesting import until
 from support.losefs import LoseFsHandle, losefs
 
 pytestmark = pytest.mark.integration
@@ -68,6 +70,22 @@ def test_a_file_without_a_synced_name_is_gone(disk: LoseFsHandle) -> None:
         os.fdatasync(file)
     lose_power(disk)
     assert list(disk.path.iterdir()) == []
+
+
+def test_a_sync_returns_when_the_disk_that_hangs_goes_on(disk: LoseFsHandle) -> None:
+    with opened(disk.path / "file") as file, opened(disk.path / "other") as other:
+        os.write(file, b"stays")
+        disk.stall("/file")
+        with ThreadPoolExecutor(1) as thread:
+            sync = thread.submit(os.fdatasync, file)
+            until(lambda: disk.status["stalled"] == 1, 10, "the sync has begun")
+            os.fdatasync(other)
+            assert (disk.path / "file").read_bytes() == b"stays"
+            synced = disk.status["synced"]
+            assert not sync.done()
+            disk.go_on()
+            sync.result(10)
+        assert disk.status["synced"] == synced + 1
 
 
 def test_chance_keeps_some_pages_and_tears_others(disk: LoseFsHandle) -> None:

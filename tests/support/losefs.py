@@ -86,6 +86,15 @@ class LoseFsHandle:
     def heal(self) -> None:
         self._ask("heal")
 
+    def stall(self, path: str = "") -> None:
+        """From now on no fsync of files and directories with `path` in theirs returns: as of a disk
+        that hangs. Who waits for one cannot be killed before `go_on`."""
+        self._ask("stall", path=path)
+
+    def go_on(self) -> None:
+        """What has stalled is done, and returns."""
+        self._ask("go_on")
+
     def limit(self, size_bytes: int | None) -> None:
         """Room for so many bytes; the write at the border is short."""
         self._ask("capacity", size_bytes=size_bytes)

@@ -74,6 +74,8 @@ class LoseFs:
         self.cut_at: int | None = None
         self.capacity: int | None = None
         self.faults: list[dict[str, Any]] = []
+        self.stalls_at: str | None = None
+        self.stalled: list[bytes] = []
         self.unreadable = 0
         self._forget_everything()
 
@@ -85,6 +87,7 @@ class LoseFs:
         self.listings: dict[int, list[tuple[str, Node]]] = {}
         self.next_number = 2
         self.failed: set[int] = set()  # files of which an fsync failed, since they were emptied
+        self.stalled.clear()
 
     # --- the mount ---
 
@@ -122,11 +125,27 @@ class LoseFs:
                 self.unmount()
                 return
             raise
-        _, opcode, unique, number, *_ = _IN.unpack_from(raw)
+        _, opcode, _, number, *_ = _IN.unpack_from(raw)
         body = raw[_IN.size :]
         if opcode in (FORGET, BATCH_FORGET, INTERRUPT):
             self.forget(opcode, number, body)
             return
+        is_sync = opcode in (FSYNC, FSYNCDIR) and self.stalls_at is not None
+        if is_sync and str(self.stalls_at) in self.names.get(number, ""):
+            self.stalled.append(raw)
+        else:
+            self.serve(raw)
+
+    def go_on(self) -> None:
+        """What has stalled is done now."""
+        self.stalls_at = None
+        stalled, self.stalled = self.stalled, []
+        for raw in stalled:
+            self.serve(raw)
+
+    def serve(self, raw: bytes) -> None:
+        _, opcode, unique, number, *_ = _IN.unpack_from(raw)
+        body = raw[_IN.size :]
         status, answer = 0, b""
         try:
             self.count_and_fail(opcode, number, body)
@@ -485,6 +504,10 @@ def _command(fs: LoseFs, asked: dict[str, Any], later: Callable[[], None]) -> di
             fs.faults.append(asked)
         case "heal":
             fs.faults.clear()
+        case "stall":
+            fs.stalls_at = asked["path"]
+        case "go_on":
+            fs.go_on()
         case "capacity":
             fs.capacity = asked["size_bytes"]
     return {
@@ -495,6 +518,7 @@ def _command(fs: LoseFs, asked: dict[str, Any], later: Callable[[], None]) -> di
         "used_bytes": sum(len(file.data) for file in fs.root.files()),
         "hits": sum(fault.get("hit", 0) for fault in fs.faults),
         "unreadable": fs.unreadable,
+        "stalled": len(fs.stalled),
     }
 
 

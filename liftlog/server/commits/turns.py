@@ -65,6 +65,7 @@ class LogTurns:
         self._pool = pool
         self._after_exclusive = after_exclusive
         self._taken_since = 0.0
+        self._over: asyncio.Future[None] | None = None
         self._waiting: deque[ExclusiveCall] = deque()
         self._exclusive_ran_last = False
 
@@ -72,6 +73,13 @@ class LogTurns:
     def taken_seconds(self) -> float:
         """How long the job under way has been running; 0.0 when there is none."""
         return time.monotonic() - self._taken_since if self.is_taken else 0.0
+
+    async def over(self) -> None:
+        """Return when the job under way has ended."""
+        while self.is_taken:
+            if self._over is None:
+                self._over = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._over)
 
     def begin(
         self,
@@ -92,6 +100,9 @@ class LogTurns:
 
     def _ended(self, done: Callable[[Exception | None], None], error: Exception | None) -> None:
         self.is_taken = False
+        if self._over is not None:
+            self._over.set_result(None)
+            self._over = None
         done(error)
         self.begin_next()
 

@@ -34,6 +34,7 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 0.1
 _HEAR_AGAIN_SECONDS = 0.5
+_LOOK_AT_DISK_SECONDS = 1.0
 _MAX_UNDER_WAY = 64
 ELECTION_REASONS = ("leader-lost", "no-leader")
 """Most replicas heard the leader no longer; or it had given the lead up."""
@@ -57,6 +58,11 @@ class Copies(Protocol):
 
     def leading(self) -> Iterable[tuple[str, Leader]]:
         """Those that this node leads."""
+        ...
+
+    def stalled(self) -> Iterable[tuple[StreamRecord, float]]:
+        """Those that this node leads by their records and that wait for its disk, and for how many
+        seconds."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
@@ -95,7 +101,7 @@ class Succession:
         self._loop = asyncio.get_running_loop()
         self._warn = RareWarnings(logger).warn
         self._under_way: set[str] = set()
-        self._heard_again_at = 0.0
+        self._heard_again_at = self._disk_looked_at = 0.0
         self._led_by: dict[str | None, list[str]] = {}
         """The names of all streams by their leaders, None: without one; as of so many changes."""
         self._led_by_as_of = -1
@@ -237,12 +243,18 @@ class Succession:
     def _yield(self, now: float) -> None:
         """Ask others to take over what this node cannot serve."""
         leading = self._copies.leading()  # not looked at in good times
-        for one in self._elections.yields(leading, now, is_attached=self._is_attached()):
+        stalled: Iterable[tuple[StreamRecord, float]] = ()
+        if now - self._disk_looked_at >= _LOOK_AT_DISK_SECONDS:
+            self._disk_looked_at = now
+            stalled = self._copies.stalled()
+        for one in self._elections.yields(
+            leading, now, is_attached=self._is_attached(), stalled=stalled
+        ):
             logger.warning(
                 "hands-over to=%s streams=%d reason=%s",
                 one.peer,
                 len(one.streams),
-                "no connection to NATS" if one.detached else "the metadata store is out of reach",
+                one.lack.value,
             )
             for first in range(0, len(one.streams), MAX_ASKED):
                 some = list(one.streams[first : first + MAX_ASKED])

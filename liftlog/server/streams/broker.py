@@ -232,8 +232,11 @@ class Broker:
 
     async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
         """See `StreamHosts`."""
+        await self.attachments.detach(host)
+        # On a disk that hangs that may take long, and it may be opened again after this: what is
+        # still written then would come between what the next one writes.
+        await host.turns.over()
         async with self.changes:
-            await self.attachments.detach(host)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await host.drained()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -21,6 +22,7 @@ from liftlog.cluster.record import Follow, Lead, Leave, Register, StreamRecord, 
 from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import Log
 from liftlog.server.cleaning.compaction import compaction_of
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.hearing import HUNG_SECONDS
 from liftlog.server.replication.repair import check_same_leader, check_whole
@@ -37,6 +39,8 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _DRAIN_SECONDS = 10.0
 _LEAVE_SECONDS = 5.0
+_STALLED_SECONDS = 1.0
+"""A task that has waited for the disk for so long does not see to what it has to stop."""
 
 
 class Replica:
@@ -52,6 +56,8 @@ class Replica:
         """Changes of the in-sync set while this node led."""
         self._remembered: tuple[object, ...] = ()
         """Leader, replicas and in-sync set, as they are on this node's disk."""
+        self._remembers_since: float | None = None
+        """When it began to be written what is next there."""
         self._settings: tuple[Mapping[str, object], StreamSettings] | None = None
         """Those of the record that was seen last, and what they mean."""
         self._resigned = ("", 0)
@@ -74,7 +80,27 @@ class Replica:
         if record.incarnation != self._newest:
             self._newest = record.incarnation
             self.opened.clear()
+        if record.leader != self._me and self.waits_for_disk_seconds >= _STALLED_SECONDS:
+            self._stop_taking_messages()
         self._wake.set()
+
+    @property
+    def waits_for_disk_seconds(self) -> float:
+        """For how long the disk has not done what the role needs next; 0.0: it needs nothing."""
+        host, since = self._node.hosts.hosts.get(self.name), self._remembers_since
+        seconds = 0.0 if host is None else host.turns.taken_seconds
+        return seconds if since is None else max(seconds, time.monotonic() - since)
+
+    def _stop_taking_messages(self) -> None:
+        """Another node leads, and the disk here hangs: the role ends when it is back. Until then
+        messages would be taken from those who share the subscription, and answered by no one."""
+        host = self._node.hosts.hosts.get(self.name)
+        if self.led is not None and host is not None:
+            self.stop_leading("another node leads")
+            self._node.spawn(self._detach(host))
+
+    async def _detach(self, host: StreamHost) -> None:
+        await self._node.hosts.attachments.detach(host)
 
     @property
     def led(self) -> ServedStream | None:
@@ -220,7 +246,11 @@ class Replica:
             *(record.isr, record.eligible),
         )
         if place != self._remembered:
-            await self._node.mirror.remembered()
+            self._remembers_since = time.monotonic()
+            try:
+                await self._node.mirror.remembered()
+            finally:
+                self._remembers_since = None
             self._remembered = place
 
     async def _adopt_settings(self, record: StreamRecord) -> None:

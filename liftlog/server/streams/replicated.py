@@ -57,6 +57,8 @@ _CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
 _CONFIRM_SECONDS = 10.0
 _TELL_SECONDS = 2.0
+_BUSY_SECONDS = 1.0
+"""A copy that has waited for the disk for so long does not take the lead."""
 _SET_BACK = (
     "the metadata store has forgotten what this node has seen of it. The nodes restore that when "
     "they hear each other; else `liftlog cluster restore-metadata` does"
@@ -306,6 +308,14 @@ class ReplicatedStreams:
         """See `Copies`."""
         return ((name, led.leader) for name, led in self.led.items())
 
+    def stalled(self) -> Iterable[tuple[StreamRecord, float]]:
+        """See `Copies`."""
+        for name, replica in self._streams.items():
+            seconds = replica.waits_for_disk_seconds
+            record = self.mirror.records.get(name) if seconds else None
+            if record is not None and record.leader == self.member.name and not record.deleted:
+                yield record, seconds
+
     def _stand_aside(self, name: str) -> None:
         """The metadata store has forgotten what this node has seen of the stream."""
         if name in self._streams:
@@ -334,6 +344,8 @@ class ReplicatedStreams:
     def prepare_to_lead(self, name: str) -> bool:
         """See `Copies`."""
         host = self._node.hosts.hosts.get(name)
+        if self._streams[name].waits_for_disk_seconds >= _BUSY_SECONDS:
+            return False
         return host is None or host.is_leading or self.ids.prepare(host)
 
     def stop_leading(self, name: str, reason: str) -> None:
