@@ -126,13 +126,17 @@ def test_the_status_says_when_a_replica_is_missing(cluster: Cluster) -> None:
     assert code == 1
     seen: set[str] = set()
 
-    def is_told() -> bool:
-        nodes = cluster.status()[0]["nodes"]
-        seen.update(node["node"] for node in nodes if node["live"] and node["silent_seconds"])
-        return {node["node"] for node in nodes if node["live"]} == left
+    with connect_sync(cluster.nodes[cluster.up()[0]].pull_address) as client:
 
-    until(is_told, 30, "the node's session has ended")
+        def is_told() -> bool:
+            nodes = client.cluster().members
+            seen.update(one.node for one in nodes if one.live and one.silent_seconds)
+            return {one.node for one in nodes if one.live} == left
+
+        until(is_told, 30, "the node's session has ended")
     assert seen == {gone}, "it was live by its session, and not heard"
+    nodes = cluster.status()[0]["nodes"]
+    assert {node["node"] for node in nodes if not node["live"]} == {gone}
     cluster.start(gone)
     cluster.wait_isr("all")
     until(lambda: cluster.status()[1] == 0, 30, "nothing is under-replicated")

@@ -566,7 +566,8 @@ class ReplicatedStreams:
         """For how long this node has heard nothing of another one, if that is long enough to mean
         something; else 0.0."""
         seconds = 0.0 if node == self.member.name else self.hearing.silent_seconds(node)
-        return round(seconds, 1) if seconds >= _SILENT_SECONDS else 0.0
+        enough = ENDED_SECONDS if self.hearing.is_refusing(node) else _SILENT_SECONDS
+        return round(seconds, 1) if seconds >= enough else 0.0
 
     def not_leader(self, name: str) -> LiftlogError:
         """The error for a request that only the leader of `name` can answer."""
