@@ -190,6 +190,11 @@ def first_of_sync(readers: Sequence[SyncBatchReader], seconds: float) -> None:
     poll.poll(seconds * 1000)
 
 
+def ahead_of(reader: BatchReader | SyncBatchReader) -> ReadAhead:
+    """What it has asked for, and what has come."""
+    return reader._ahead
+
+
 @overload
 def together(reader: BatchReader) -> AsyncIterator[Batches]: ...
 

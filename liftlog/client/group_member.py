@@ -154,10 +154,10 @@ class GroupMember:
             lane.done = lane.end = max(lane.done, offset)
 
     def merge(self, one: Lane, other: Lane) -> bool:
-        """Go on with `one` for the slots of both, if both are equally far."""
-        if one.done != other.done or one.in_hand or other.in_hand or one is other:
+        """Go on with `one` for the slots of both, if the other is at least as far."""
+        if one.done > other.done or one.in_hand or other.in_hand or one is other:
             return False
-        one.slots |= other.slots
+        one.slots |= {slot: other.next_of(slot) for slot in other.slots}
         one.epoch = max(one.epoch, other.epoch)
         for leaving in self._leaving.values():
             if leaving.lane is other:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from liftlog.client.arrived import Arrived, slots_of
+from liftlog.client.batch_reader import ahead_of
 from liftlog.client.batches import take_records
 from liftlog.client.group_member import GroupMember, Lane
+from liftlog.client.read_ahead import DEFAULT_READ_AHEAD_BYTES, ReadAhead
 from liftlog.client.read_options import ReadOptions, Start
 from liftlog.errors import GroupFenced, InvalidArgument, LiftlogError
 from liftlog.protocol.groups import (
@@ -240,6 +242,7 @@ class GroupReading:
         if gained:
             self._tell(self._settings.on_assigned, gained)
         self._drop_readers()
+        self._ask_for_what_it_has()
 
     def _lose(self, error: LiftlogError) -> None:
         """It is no member any more. Raises the error if it must not join again."""
@@ -276,8 +279,7 @@ class GroupReading:
     def _start_of(self, lane: Lane) -> tuple[Start, ReadOptions]:
         """Where the read of a lane begins, and its options."""
         options = self._settings.options.copy()
-        if 2 * len(lane.slots) <= self._slot_count:
-            options.setdefault("read_ahead_bytes", _READ_AHEAD_BYTES)
+        options["read_ahead_bytes"] = self._read_ahead_bytes(len(lane.slots))
         if lane.done == 0:
             return "earliest", options
         if self._incarnation:
@@ -285,6 +287,11 @@ class GroupReading:
             if lane.epoch:
                 options["epoch"] = lane.epoch
         return lane.done, options
+
+    def _read_ahead_bytes(self, slots: int) -> int:
+        is_divided = 2 * slots <= self._slot_count
+        unless_set = _READ_AHEAD_BYTES if is_divided else DEFAULT_READ_AHEAD_BYTES
+        return self._settings.options.get("read_ahead_bytes", unless_set)
 
     def _arrive(self, lane: Lane, reader: Any, batch: Batches) -> None:
         """A batch for this lane; what is not its own is left out. Raises CorruptBatch."""
@@ -414,33 +421,79 @@ class GroupReading:
             self._turn = self._last_turn = min(others, key=lambda lane: lane.done)
         return self._turn
 
-    def _join_if_many(self) -> None:
-        if len(self._state.lanes) > MOST_LANES:
-            self._join_lanes()
+    def _ask_for_what_it_has(self) -> None:
+        """Have each read ask for the slots that its lane has now, and the first one also for those
+        of lanes that are to join it. What was asked before is not asked again."""
+        if not self._readers:
+            return
+        first, *others = self._state.lanes
+        for lane, reader in self._readers.items():
+            ahead, slots = ahead_of(reader), set(lane.slots)
+            wanted = ahead.wanted_slots
+            assert wanted is not None, "a lane is read for its slots"
+            if lane is first:
+                for other in others:
+                    if other.slots.keys() <= wanted or self._is_near(ahead, other):
+                        slots |= other.slots.keys()
+            if slots and slots != wanted:
+                ahead_bytes = self._read_ahead_bytes(len(slots))
+                ahead.ask_for(sorted(slots), self._slot_count, ahead_bytes)
 
-    def _join_lanes(self, idle: Collection[Lane] | None = None) -> bool:
-        """A lane that has caught up with another one continues with it, in a new read for the slots
-        of both. So the older one has to be `idle`: nothing has come that would be asked for again.
-        None: there are too many to wait for that. Returns whether any have joined."""
-        lanes, joined = self._state.lanes, False
-        if len(lanes) < 2:
+    def _is_near(self, ahead: ReadAhead, lane: Lane) -> bool:
+        """Whether the newest answers of that read and of the lane's overlap, or touch."""
+        reader = self._readers.get(lane)
+        one, other = ahead.newest, None if reader is None else ahead_of(reader).newest
+        if one is None or other is None:
             return False
+        return max(one[0], other[0]) <= min(one[1], other[1])
+
+    def _join_lanes(self) -> None:
+        """Lanes that have caught up with the first one continue with it. Its read goes on: when it
+        has asked for their slots as well, from a place that they have reached, theirs end."""
+        if len(self._state.lanes) < 2:
+            return
+        self._join_unread()
+        first, *others = self._state.lanes
+        reader = self._readers.get(first)
+        if others and reader is not None:
+            for lane in self._state.lanes:
+                if lane in self._readers and lane not in self._arrived:
+                    self._pass(lane, self._readers[lane])
+            for lane in others:
+                if (
+                    not self._arrived.keys() & {first, lane}
+                    and reader.position is not None
+                    and ahead_of(reader).has_all_of(lane.slots.keys())
+                ):
+                    self._state.merge(first, lane)
+        self._drop_readers()
+        self._ask_for_what_it_has()
+
+    def _join_unread(self) -> None:
+        """Lanes that begin at the same offset, and are not read yet."""
+        unread = [lane for lane in self._state.lanes if lane not in self._readers]
+        for lane in unread[1:]:
+            if lane.done == unread[0].done:
+                self._state.merge(unread[0], lane)
+
+    def _join_if_many(self) -> None:
+        """Lanes that are equally far begin one new read: there are too many to wait for each
+        other."""
+        lanes = self._state.lanes
+        if len(lanes) <= MOST_LANES:
+            return
         first, *others = sorted(lanes, key=lambda lane: -lane.done)
         for lane in others:
-            if idle is not None and min(first, lane, key=lanes.index) not in idle:
-                continue
             arrived = self._arrived.get(lane)
             if arrived is not None and not lane.in_hand:
                 self._state.passed(lane, min(arrived.next_offset, first.done))
-            if self._state.merge(first, lane):
-                joined = True
+            if lane.done == first.done and self._state.merge(first, lane):
                 # What had arrived for the others had no records of these slots.
                 self._arrived.pop(first, None)
                 reader = self._readers.pop(first, None)
                 if reader is not None:
                     self._unread.append(reader)
         self._drop_readers()
-        return joined
 
     # --- commits ---
 

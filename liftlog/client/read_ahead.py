@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from liftlog.client.batches import ArrivingBatches, DamagedHeader, corrupt_range
@@ -112,8 +112,9 @@ class ReadAhead:
         self._next: dict[str, Any] = start_fields(start)  # where the next fetch starts
         self._next |= {"incarnation": incarnation, "epoch": epoch}
         self._selection = selection_fields(filter, columns)
-        self._slots = dict(zip(("filter_slots", "slot_count"), slots or (), strict=False))
-        self._asked_slots = None if slots is None else frozenset(slots[0])
+        self._slots: dict[str, Any] = {}
+        self._wanted_slots: frozenset[int] | None = None  # in the next fetch; None: all records
+        self._asked_slots: frozenset[int] | None = None  # in the one that was sent last
         self.divided_by: frozenset[int] | None = None
         """The slots to which alone the records of the newest batch belong, if the daemon has left
         out all others."""
@@ -139,12 +140,45 @@ class ReadAhead:
         self._open: set[Exchange] = set()
         self._last: FetchHeader | None = None  # newest header
         self._ahead_bytes = 0
-        self._ready: deque[tuple[FetchHeader, Exchange] | LiftlogError | Reset] = deque()
+        self._ready: deque[
+            tuple[FetchHeader, Exchange, frozenset[int] | None] | LiftlogError | Reset
+        ] = deque()
         self._current: ArrivingBatches | None = None
         self._arriving: Exchange | None = None  # the answer that `_current` looks at
         self._current_bytes = 0
         self._begun = False
         self._over = False  # no further fetch will be sent
+        if slots is not None:
+            self.ask_for(slots[0], slots[1], read_ahead_bytes)
+
+    def ask_for(self, slots: list[int], slot_count: int, read_ahead_bytes: int) -> None:
+        """The records of these slots, from the next fetch on. One that is under way goes on."""
+        self._slots = {"filter_slots": slots, "slot_count": slot_count}
+        self._wanted_slots = frozenset(slots)
+        self._read_ahead_bytes = read_ahead_bytes
+
+    @property
+    def wanted_slots(self) -> frozenset[int] | None:
+        """Those of `ask_for`."""
+        return self._wanted_slots
+
+    def has_all_of(self, slots: Set[int]) -> bool:
+        """Whether all records of these slots from `position` on are in what follows."""
+        asked = [one[2] for one in self._ready if isinstance(one, tuple)]
+        if self._current is not None:
+            asked.append(self.divided_by)
+        if self._asked is not None:
+            asked.append(self._asked_slots)
+        return all(one is None or slots <= one for one in (*asked, self._wanted_slots))
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        """The first offset of the newest answer, and the offset after it. Before there is one, both
+        are where the read begins; None while that is not known."""
+        if self._last is not None:
+            return self._last.offset, self._last.next_offset
+        start = self._next.get("start")
+        return (start, start) if type(start) is int else None
 
     @property
     def finished(self) -> bool:
@@ -259,8 +293,7 @@ class ReadAhead:
                     continue
                 self.stop()
                 raise item
-            header, exchange = item
-            self.divided_by = self._asked_slots if header.selected else None
+            header, exchange, self.divided_by = item
             body = exchange.body
             assert body is not None
             exchange.body = None
@@ -477,7 +510,7 @@ class ReadAhead:
             max(2 * self._fetch_bytes, SMALLEST_FETCH_BYTES), self._largest_fetch_bytes
         )
         exchange = Exchange(self._on_header, self._on_done, self._on_progress)
-        self._asked = exchange
+        self._asked, self._asked_slots = exchange, self._wanted_slots
         self._open.add(exchange)
         try:
             self._requester.request(fetch, exchange)
@@ -515,7 +548,7 @@ class ReadAhead:
             self._over = True
         self._compare_with_suspicion(header)
         if header.body_length and asked is not None:
-            self._ready.append((header, asked))
+            self._ready.append((header, asked, self._asked_slots if header.selected else None))
         self._ask_if_room()
 
     def _compare_with_suspicion(self, header: FetchHeader) -> None:

@@ -82,11 +82,12 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
 
     async def _fill(self) -> None:
         """Take what has come for the lanes; if that is nothing, wait for the first of them."""
+        self._join_lanes()
         lanes = self._state.lanes
         if not lanes:
             await asyncio.sleep(LOOK_SECONDS)
             return
-        idle: dict[Lane, BatchReader] = {}
+        idle: list[BatchReader] = []
         alone, pause = len(lanes) == 1, LOOK_SECONDS
         for lane in list(lanes):
             if lane in self._arrived or lane.in_hand:
@@ -104,9 +105,9 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
                 raise
             self._pass(lane, reader)
-            idle[lane] = reader
-        if not alone and not self._join_lanes(idle) and not self._arrived:
-            await first_of(list(idle.values()), pause)
+            idle.append(reader)
+        if not alone and not self._arrived:
+            await first_of(idle, pause)
 
     async def _read(self, lane: Lane) -> BatchReader | None:
         """Begin to read it; None while a connection for that is being opened."""
@@ -161,7 +162,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             await self._join_when_possible()
         elif self._state.is_moving and self._yielding is None:
             self._yield_slots()
-        elif self._commit_is_due(now):
+        elif self._yielding is None and self._commit_is_due(now):
             await self._if_possible(self._commit)
 
     async def _join_when_possible(self) -> None:

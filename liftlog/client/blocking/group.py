@@ -84,11 +84,12 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
 
     def _fill(self) -> None:
         """Take what has come for the lanes; if that is nothing, wait for the first of them."""
+        self._join_lanes()
         lanes = self._state.lanes
         if not lanes:
             time.sleep(LOOK_SECONDS)
             return
-        idle: dict[Lane, SyncBatchReader] = {}
+        idle: list[SyncBatchReader] = []
         alone, pause = len(lanes) == 1, LOOK_SECONDS
         for lane in list(lanes):
             if lane in self._arrived or lane.in_hand:
@@ -106,9 +107,9 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 self._unread.append(self._readers.pop(lane))  # it has ended, or is past the error
                 raise
             self._pass(lane, reader)
-            idle[lane] = reader
-        if not alone and not self._join_lanes(idle) and not self._arrived:
-            first_of_sync(list(idle.values()), pause)
+            idle.append(reader)
+        if not alone and not self._arrived:
+            first_of_sync(idle, pause)
 
     def _read(self, lane: Lane) -> SyncBatchReader | None:
         """Begin to read it; None while a connection for that is being opened."""
@@ -163,7 +164,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._join_when_possible()
         elif self._state.is_moving and self._yielding is None:
             self._yield_slots()
-        elif self._commit_is_due(now):
+        elif self._yielding is None and self._commit_is_due(now):
             self._if_possible(self._commit)
 
     def _join_when_possible(self) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,11 +19,16 @@ from support.pull_broker import LogBroker
 
 from liftlog.client import connect
 from liftlog.client.arrived import Arrived, slots_of
+from liftlog.client.batch_reader import _Reader
 from liftlog.client.grouping import MOST_LANES, GroupReading, GroupSettings
+from liftlog.client.read_ahead import ReadAhead
 from liftlog.errors import Conflict, GroupFenced, InvalidArgument
+from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.groups import AssignmentAnswer
+from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.decode import Record, decode_batch
 from liftlog.records.encode import encode_batch
+from liftlog.server.pull.fetches import FetchQueue
 
 KEYS = [b"key %d" % number for number in range(40)]
 
@@ -327,20 +333,195 @@ async def test_slots_that_stay_do_not_wait_for_a_connection_for_those_that_come(
     await client.of(group, "close")
 
 
-def test_a_read_whose_records_have_come_is_not_begun_again() -> None:
-    """Lanes that are equally far go on beside each other until the older one waits for records."""
+async def test_the_read_of_slots_that_stay_goes_on_while_others_come_and_go(
+    client: Opened, broker: LogBroker, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fetch of it is cancelled, and none asks for anything again."""
+    served = Served(monkeypatch)
+    publish(broker, 1)
+    group = client.client.group("billing", "orders", start=101, session=60)
+    taking = asyncio.ensure_future(client.take(group, 10**6))
+    await until(lambda: served.queues)
+    read = served.queues[0]
+    rounds, seen = 1, Seen()
+
+    async def publish_until(condition: Callable[[], object]) -> None:
+        nonlocal rounds
+        async with asyncio.timeout(60):
+            while not condition():
+                publish(broker, 1)
+                rounds += 1
+                await asyncio.sleep(0.005)
+
+    async def drain(other: Any) -> None:
+        async for record in other:
+            seen.add(record)
+
+    async def come_and_go(other: Any) -> None:
+        draining = asyncio.ensure_future(drain(other))
+        await publish_until(lambda: served.slots(read)[-1] == len(other.slots) == 32)
+        other.stop()
+        await draining
+        await other.commit()
+        await other.leave()
+        await publish_until(lambda: served.slots(read)[-1] == 64)
+        await publish_until(lambda: len(group._state.lanes) == 1)
+
+    async with connect(address) as two:
+        for _ in range(3):
+            await come_and_go(two.group("billing", "orders", session=60))
+    await until(lambda: group._state.lanes[0].end == 101 + rounds * len(KEYS))
+    before_the_end = set(served.cancelled)
+    group.stop()
+    for record in await taking:
+        seen.add(record)
+    await client.of(group, "close")
+    seen.check(rounds)
+    sizes = served.slots(read)
+    assert [size for size, next_size in pairwise([*sizes, 0]) if size != next_size] == [
+        *(64, 32, 64), *(32, 64), *(32, 64)
+    ]  # fmt: skip
+    assert len(served.queues) > 1, "slots that came were read beside"
+    answers, fetches = served.answers[read], served.fetches[read]
+    assert len(fetches) - 1 <= len(answers), "all but the last one, which ended with the member"
+    for fetch, header in zip(fetches[1:], answers, strict=False):
+        assert fetch.start == header.next_offset
+    assert read not in before_the_end
+
+
+class Served:
+    """What members have asked of a pull server, for each connection, and what it has answered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queues: list[FetchQueue] = []
+        self.fetches: dict[FetchQueue, list[Fetch]] = defaultdict(list)
+        self.answers: dict[FetchQueue, list[FetchHeader]] = defaultdict(list)
+        self.cancelled: list[FetchQueue] = []
+        add, answer, cancel = FetchQueue.add, FetchQueue._answer, FetchQueue.cancel
+
+        def added(queue: FetchQueue, request_id: int, fetch: Fetch) -> None:
+            if fetch.filter_slots:
+                if queue not in self.queues:
+                    self.queues.append(queue)
+                self.fetches[queue].append(fetch)
+            add(queue, request_id, fetch)
+
+        def answered(queue: FetchQueue, waiting: Any, stream: Any, header: Any, body: Any) -> None:
+            self.answers[queue].append(header)
+            answer(queue, waiting, stream, header, body)
+
+        def cancelled(queue: FetchQueue, request_id: int) -> bool:
+            self.cancelled.append(queue)
+            return cancel(queue, request_id)
+
+        monkeypatch.setattr(FetchQueue, "add", added)
+        monkeypatch.setattr(FetchQueue, "_answer", answered)
+        monkeypatch.setattr(FetchQueue, "cancel", cancelled)
+
+    def slots(self, queue: FetchQueue) -> list[int]:
+        """How many slots each fetch has asked for."""
+        return [len(fetch.filter_slots or ()) for fetch in self.fetches[queue]]
+
+
+def test_a_lane_joins_when_the_other_read_has_all_that_follows() -> None:
     reading = make()
     reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [101]), 0.0)
-    reading._told(AssignmentAnswer(7, 8, 64, [0, 1], [7, 8], [101, 101]), 0.0)
-    older, newer = reading._state.lanes
-    reading._readers = {older: "older", newer: "newer"}
-    reading._arrived = {older: Arrived([], None, 101), newer: Arrived([], None, 101)}
-    assert not reading._join_lanes(())
-    assert not reading._join_lanes({newer})
-    assert (reading._unread, len(reading._arrived)) == ([], 2)
-    assert reading._join_lanes({older})
-    assert reading._state.lanes == [older]
-    assert sorted(reading._unread) == ["newer", "older"]
+    older = ReadByHand(reading)
+    older.answer(201)
+    reading._told(AssignmentAnswer(7, 8, 64, [0, 1], [7, 8], [101, 151]), 0.0)
+    newer = ReadByHand(reading)
+    reading._join_lanes()
+    assert older.asked == [(101, [0]), (201, [0])], "what is under way goes on"
+    newer.answer(201)
+    reading._join_lanes()
+    older.answer(301)
+    assert older.asked[2:] == [(301, [0, 1])]
+    reading._join_lanes()
+    assert len(reading._state.lanes) == 2, "the newer one has to read up to there"
+    newer.answer(321)
+    reading._join_lanes()
+    (lane,) = reading._state.lanes
+    assert (lane.done, lane.slots) == (301, {0: 101, 1: 321})
+    assert reading._unread == [newer]
+    older.answer(401)
+    assert older.asked[3:] == [(401, [0, 1])]
+
+
+def test_a_lane_does_not_join_while_a_fetch_without_its_slots_is_under_way() -> None:
+    """A slot went and came again."""
+    reading = make()
+    reading._told(AssignmentAnswer(7, 7, 64, [0, 1], [7, 7], [101, 101]), 0.0)
+    older = ReadByHand(reading)
+    reading._told(AssignmentAnswer(7, 8, 64, [0], [7], [101]), 0.0)
+    older.answer(201)
+    assert older.asked == [(101, [0, 1]), (201, [0])]
+    reading._state.give_up([1])
+    reading._told(AssignmentAnswer(7, 9, 64, [0, 1], [7, 9], [101, 201]), 0.0)
+    newer = ReadByHand(reading)
+    reading._join_lanes()
+    newer.answer(301)
+    reading._join_lanes()
+    assert len(reading._state.lanes) == 2
+    older.answer(301)
+    reading._join_lanes()
+    assert [lane.slots for lane in reading._state.lanes] == [{0: 101, 1: 301}]
+
+
+def test_a_lane_that_is_far_behind_is_not_asked_for_twice() -> None:
+    reading = make()
+    reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [1000]), 0.0)
+    older = ReadByHand(reading)
+    older.answer(1100)
+    reading._told(AssignmentAnswer(7, 8, 64, [0, 1, 2], [7, 8, 8], [1000, 101, 101]), 0.0)
+    newer = ReadByHand(reading)
+    newer.answer(201)
+    reading._join_lanes()
+    older.answer(1200)
+    newer.answer(1099)
+    reading._join_lanes()
+    assert older.asked[1:] == [(1100, [0]), (1200, [0])]
+    newer.answer(1100)
+    reading._join_lanes()
+    older.answer(1201)
+    assert older.asked[3:] == [(1201, [0, 1, 2])]
+
+
+def test_lanes_that_are_not_read_yet_join_at_once() -> None:
+    reading = make()
+    reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [101]), 0.0)
+    reading._told(AssignmentAnswer(7, 8, 64, [0, 1, 2], [7, 8, 8], [101, 101, 200]), 0.0)
+    reading._told(AssignmentAnswer(7, 9, 64, [*range(4)], [7, 8, 8, 9], [101, 101, 200, 300]), 0.0)
+    reading._join_lanes()
+    assert [lane.slots for lane in reading._state.lanes] == [{0: 101, 1: 101, 2: 200}, {3: 300}]
+
+
+class ReadByHand(_Reader):
+    """The read of the newest lane, whose fetches a test answers."""
+
+    def __init__(self, reading: GroupReading) -> None:
+        lane = reading._state.lanes[-1]
+        start, options = reading._start_of(lane)
+        slots = sorted(lane.slots), 64
+        self._ahead = ReadAhead(self, "s", start, None, slots=slots, **options)
+        self.asked: list[tuple[Any, list[int] | None]] = []
+        self._exchanges: list[Exchange] = []
+        self._ahead.next_batch()
+        reading._readers[lane] = self
+
+    def request(self, message: Fetch, exchange: Exchange) -> None:
+        self.asked.append((message.start, message.filter_slots))
+        self._exchanges.append(exchange)
+
+    def give_up(self, exchange: Exchange) -> None:
+        raise AssertionError("a fetch is cancelled")
+
+    def answer(self, next_offset: int) -> None:
+        """Nothing is there before this offset."""
+        start, exchange = self.asked[-1][0], self._exchanges[-1]
+        header = FetchHeader(start, start, next_offset, 0, next_offset, 1, next_offset, 1, "i", 0)
+        assert exchange.on_header is not None
+        exchange.on_header(header)
+        exchange.finish(header, None)
 
 
 def test_many_lanes_join_also_when_records_have_come() -> None:
