@@ -23,7 +23,9 @@ from support.nats_server import NatsServer
 from support.raw_nats import RawMessage, RawNats
 
 from liftlog.client import connect_sync
+from liftlog.server.jetstream_api.consumer import WINDOW_BYTES
 from liftlog.server.jetstream_api.consumer_table import MAX_OF_PARTY
+from liftlog.server.jetstream_api.cursor import PIECE_BYTES
 
 pytestmark = pytest.mark.integration
 
@@ -213,26 +215,56 @@ def test_flow_control_waits_for_the_client(server: NatsServer, raw: RawNats) -> 
     """A client that does not answer gets a bounded number of bytes, then heartbeats that name what
     it has to answer; with the answers, it gets everything."""
     stream = new_stream(raw)
-    count = 40
-    store(raw, *[(f"{stream}.a".encode(), b"x" * 32768) for _ in range(count)])
+    count, size = 40, 8 * WINDOW_BYTES // 40
+    store(raw, *[(f"{stream}.a".encode(), b"x" * size) for _ in range(count)])
     inbox = f"_INBOX.{secrets.token_hex(6)}"
     raw.sub(inbox)
     raw.ping()
     with RawNats(server.port) as other:
         config = {"deliver_subject": inbox, "idle_heartbeat": SECOND // 5, "flow_control": True}
         assert "error" not in new_consumer(other, stream, **config)
-    got, stalls = 0, 0
+    got, stalls, most = 0, 0, 0
+    since = 0
     while got < count:
         message = raw.next_message(timeout=60)
         if message.payload:
             got += 1
+            since += size
+            most = max(most, since)
             continue
         assert message.headers is not None
         question = re.search(rb"Nats-Consumer-Stalled: (\S+)", message.headers)
         if question is not None:
             stalls += 1
+            since = 0
             raw.pub(question[1], b"")
     assert stalls >= 2
+    assert WINDOW_BYTES <= most <= 2 * WINDOW_BYTES + 2 * PIECE_BYTES
+
+
+@pytest.mark.parametrize("kind", ["push", "pull"])
+def test_records_are_delivered_as_they_are_committed(kind: str) -> None:
+    """Each at once, however long consumers of the pull socket wait for more."""
+    with NatsServer(leafnodes={"listen": "127.0.0.1:-1"}) as server:
+        settings = {
+            "nats": {"jetstream_api": True, "leafnode": leafnode_of(server)},
+            "pull": {"linger": 2 * PATIENCE},
+        }
+        with Daemon(server.url, settings), RawNats(server.port) as raw:
+            until(lambda: raw.request("$JS.API.INFO", b"").payload != b"")
+            stream, count = new_stream(raw), 10
+            inbox = f"_INBOX.{secrets.token_hex(6)}"
+            raw.sub(inbox)
+            raw.ping()
+            if kind == "push":
+                new_consumer(raw, stream, deliver_subject=inbox)
+            else:
+                name = new_consumer(raw, stream)["name"]
+                asks = json.dumps({"batch": count, "expires": 3600 * SECOND})
+                raw.pub(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", asks, reply=inbox)
+            for number in range(count):
+                store(raw, (f"{stream}.a".encode(), b"%d" % number))
+                assert raw.next_message(timeout=PATIENCE).payload == b"%d" % number
 
 
 async def test_a_client_that_never_reads_does_not_delay_others(

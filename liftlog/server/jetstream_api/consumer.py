@@ -24,12 +24,18 @@ from liftlog.server.jetstream_api.budget import Part
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec
 from liftlog.server.jetstream_api.cursor import PIECE_BYTES, Cursor, Row
 from liftlog.server.jetstream_api.leaf import FLOW_PREFIX, LeafLink
+from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.pull.services import PullServices
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
-_WINDOW_BYTES = 128 * 1024
-"""After so many bytes a client with flow control is asked to answer; it may be one such behind."""
+WINDOW_BYTES, LEAST_WINDOW_BYTES = 1024 * 1024, 128 * 1024
+"""After so many bytes a client with flow control is asked to answer; it may be one such window
+behind. Some clients look only a few times a second whether there is something to answer, so with a
+small window they get little. Where many consumers share the bound on all windows, theirs are the
+least."""
+_PIECES_NOW = 16
+"""Of what was just written, read in the event loop at most; a thread reads the rest."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -60,11 +66,14 @@ class Consumer:
         *,
         party: bytes,
         waiting: Part,
+        window: Part,
+        pace: Pace,
         is_there: Callable[[], bool],
         on_end: Callable[[Consumer], None],
     ) -> None:
-        """`party` has asked for it; `waiting` is its part of all requests that wait. `is_there`:
-        whether the stream is still this one, and led here."""
+        """`party` has asked for it; `waiting` is its part of all requests that wait, `window` of
+        all windows of flow control, `pace` that of all consumers. `is_there`: whether the stream is
+        still this one, and led here."""
         self.spec = spec
         self.host = host
         self._services = services
@@ -72,12 +81,17 @@ class Consumer:
         self._cursor = cursor
         self.party = party
         self._waiting = waiting
+        self._window = window
+        self._pace = pace
         self.is_there = is_there
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._created_ns = time.time_ns()
         self._rows: deque[Row] = deque()
         self._caught_up = False
+        self._pieces_now = 0
+        """How many may be read in the event loop: some, since there was nothing more to read."""
+        self._group = services.live_group(host)
         self._reading = asyncio.Lock()
         """The cursor takes one call at a time."""
         self._requests: deque[PullRequest] = deque()
@@ -87,7 +101,7 @@ class Consumer:
         self._active_at = self._loop.time()
         self._heartbeat_at = self._active_at + spec.heartbeat_seconds
         self._news = asyncio.Event()
-        self._flow = _Flow(spec, host.name)
+        self._flow = _Flow(spec, host.name, window)
         self._ack_head = f"$JS.ACK.{host.name}.{spec.name}.1.".encode()
         self._task: asyncio.Task[None] | None = None
 
@@ -130,14 +144,18 @@ class Consumer:
         await self._say_end(status)
 
     async def _say_end(self, status: bytes) -> None:
-        self._cursor.close()
+        self._let_go()
         requests, self._requests = self._requests, deque()
-        self._waiting.close()
         replies = [request.reply for request in requests]
         if self.spec.deliver_subject:
             replies = [self.spec.deliver_subject.encode()]
         if status:
             await self._try_send(b"".join([_status(reply, status) for reply in replies]))
+
+    def _let_go(self) -> None:
+        self._cursor.close()
+        self._waiting.close()
+        self._window.close()
 
     async def info(self, *, is_new: bool = False) -> dict[str, Any]:
         """What JetStream says of a consumer. For a new one, `num_pending` is what there was when it
@@ -176,7 +194,7 @@ class Consumer:
         why = ""
         try:
             while not why:
-                why = await self._step()
+                why = await self._pace.run(self._step())
         except (NatsUnavailable, LiftlogError) as error:
             why = error.message
         except Exception as error:  # a supervisor: the client creates another one
@@ -184,8 +202,7 @@ class Consumer:
             logger.exception("jetstream-consumer-failed name=%s error=%r", self.spec.name, error)
         logger.debug("jetstream-consumer-ended name=%s reason=%s", self.spec.name, why)
         self._task = None
-        self._cursor.close()
-        self._waiting.close()
+        self._let_go()
         self._on_end(self)
 
     async def _step(self) -> str:
@@ -227,10 +244,18 @@ class Consumer:
 
     async def _fill(self) -> None:
         async with self._reading:
-            rows, self._caught_up = await self._cursor.read()
+            found = await self._read_now() if self._pieces_now else None
+            self._pieces_now = 0 if found is None else self._pieces_now - 1
+            rows, self._caught_up = found or await self._cursor.read()
             self._rows.extend(rows)
             if self._caught_up:
                 self._cursor.left = len(self._rows)
+
+    async def _read_now(self) -> tuple[list[Row], bool] | None:
+        await self._pace.turn()
+        await self._open_share()
+        with self._services.read_share:
+            return self._cursor.read_now(self._group)
 
     async def _open_share(self) -> None:
         """While the loop is short of time, publishers come first."""
@@ -244,10 +269,9 @@ class Consumer:
                 share.leave(opened.set)
 
     async def _wait(self, due: float) -> None:
-        group = self._services.tail_group(self.host)
         waiter = None
         if self._caught_up:
-            waiter = group.wait(self.host, self._cursor.next_offset, self._grown)
+            waiter = self._group.wait(self.host, self._cursor.next_offset, self._grown)
         try:
             async with asyncio.timeout_at(due):
                 await self._news.wait()
@@ -256,10 +280,11 @@ class Consumer:
         finally:
             self._news.clear()
             if waiter is not None:
-                group.leave(waiter)
+                self._group.leave(waiter)
 
     def _grown(self) -> None:
         self._caught_up = False
+        self._pieces_now = _PIECES_NOW
         self._news.set()
 
     def _next_due(self) -> float:
@@ -437,23 +462,26 @@ class Consumer:
 class _Flow:
     """Flow control of a push consumer: how much may be sent before the client answers."""
 
-    def __init__(self, spec: ConsumerSpec, stream: str) -> None:
+    def __init__(self, spec: ConsumerSpec, stream: str, window: Part) -> None:
         self._is_on = spec.flow_control
         self._head = f"{FLOW_PREFIX}{stream}.{spec.name}.".encode()
+        if self._is_on and not window.resize(WINDOW_BYTES):
+            window.resize(LEAST_WINDOW_BYTES)
+        self._window_bytes = window.amount
         self._bytes = 0
         self.question = b""
         """The subject on which an answer is awaited."""
 
     @property
     def is_open(self) -> bool:
-        return not self.question or self._bytes < _WINDOW_BYTES
+        return not self.question or self._bytes < self._window_bytes
 
     def sent(self, size: int) -> bytes:
         """Count what was sent; returns the subject for a new question, if it is time for one."""
         if not self._is_on:
             return b""
         self._bytes += size
-        if self.question or self._bytes < _WINDOW_BYTES:
+        if self.question or self._bytes < self._window_bytes:
             return b""
         self._bytes = 0
         self.question = self._head + secrets.token_hex(4).encode()

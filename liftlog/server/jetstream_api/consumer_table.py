@@ -10,10 +10,11 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.ages import Ages
 from liftlog.server.jetstream_api.answers import JetStreamError
 from liftlog.server.jetstream_api.budget import Budget
-from liftlog.server.jetstream_api.consumer import Consumer
+from liftlog.server.jetstream_api.consumer import LEAST_WINDOW_BYTES, Consumer
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, refused
 from liftlog.server.jetstream_api.cursor import Budgets, Cursor
 from liftlog.server.jetstream_api.leaf import LeafLink
+from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.jetstream_api.shown import Shown
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -26,6 +27,9 @@ IDLE_SECONDS = 5.0
 _MAX_NOTED, _MAX_CHOSEN, _MAX_WAITING = 1_000_000, 8_000_000, 16_384
 _NOTED_SHARE = 60_000
 """Searches are few at a time; the others are shared by all consumers."""
+_MAX_WINDOWS_BYTES = 16 * 2**20
+"""A client that answers no question may be two windows behind with each of its consumers: with as
+many as it may have that is less than the 64 MiB that NATS keeps for a client by default."""
 
 NO_LEAF = (
     "consumers deliver over a leaf node connection: set nats.leafnode to a server's leafnodes "
@@ -37,7 +41,12 @@ class Consumers:
     """Belongs to the event loop."""
 
     def __init__(
-        self, broker: Broker, services: PullServices, ages: Ages, leaf: LeafLink | None
+        self,
+        broker: Broker,
+        services: PullServices,
+        ages: Ages,
+        leaf: LeafLink | None,
+        pace: Pace,
     ) -> None:
         self._broker = broker
         self._ages = ages
@@ -49,6 +58,8 @@ class Consumers:
             Budget(_MAX_NOTED, _NOTED_SHARE), Budget(_MAX_CHOSEN, _MAX_CHOSEN // MAX_CONSUMERS)
         )
         self._waiting = Budget(_MAX_WAITING, _MAX_WAITING // MAX_CONSUMERS)
+        self._windows = Budget(_MAX_WINDOWS_BYTES, LEAST_WINDOW_BYTES)
+        self._pace = pace
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -144,6 +155,8 @@ class Consumers:
             cursor,
             party=party,
             waiting=self._waiting.part(),
+            window=self._windows.part(),
+            pace=self._pace,
             is_there=is_there,
             on_end=self._ended,
         )

@@ -17,15 +17,27 @@ from functools import partial
 from itertools import compress
 from typing import NamedTuple, TypeVar
 
-from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
+from liftlog.errors import (
+    CorruptBatch,
+    CorruptRange,
+    LimitExceeded,
+    OffsetOutOfRange,
+    UnsupportedFormat,
+)
 from liftlog.log import Log
-from liftlog.records.decode import iter_batches
+from liftlog.log.state import ReadView
+from liftlog.records.codecs import raw_length
+from liftlog.records.column_set import Flags
+from liftlog.records.columns import decode_columns
+from liftlog.records.decode import RecordBatch, iter_batches
+from liftlog.records.header import parse_header
 from liftlog.records.selection import OFFSET, Selection
 from liftlog.server.jetstream_api.budget import Budget, Part
 from liftlog.server.jetstream_api.newest import newest_of
 from liftlog.server.jetstream_api.shown import Shown
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
 from liftlog.server.pull.services import PullServices
+from liftlog.server.pull.tailing import Tail, TailGroup, read_from_memory
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
@@ -180,11 +192,55 @@ class Cursor:
             wanted = self._chosen[bisect_left(self._chosen, at) : bisect_left(self._chosen, end)]
             chosen = set(wanted)
             rows = [row for row in rows if row.offset in chosen]
+        self._advance(rows, end)
+        return rows, scanned.caught_up and stop is None
+
+    def _advance(self, rows: Sequence[Row], end: int) -> None:
+        """These are the wanted records between `next_offset` and `end`."""
         self.next_offset = end
         if end > self._counted_to:
             self.left += len([row for row in rows if row.offset >= self._counted_to])
             self._counted_to = end
-        return rows, scanned.caught_up and stop is None
+
+    def read_now(self, group: TailGroup) -> tuple[list[Row], bool] | None:
+        """As `read`, in the event loop, for records that were just written: a thread takes longer
+        to begin than that takes. None, and nothing changed, where `read` is needed."""
+        if self.next_offset < self._chosen_end:
+            return None
+        view = self.log.view
+        try:
+            tail = self._tail(group, view)
+            if tail is None or _inflated_bytes(tail.body) > PIECE_BYTES:
+                return None
+            rows = self._rows_in(tail)
+        except (CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat):
+            return None  # `read` finds out what is wrong
+        self._advance(rows, tail.next_offset)
+        return rows, tail.next_offset >= view.committed.offset
+
+    def _tail(self, group: TailGroup, view: ReadView) -> Tail | None:
+        """The next piece, if it is in memory."""
+        question = (self.next_offset, PIECE_BYTES, None)
+        known = group.recall(view, *question)
+        if known is not None:
+            return known
+        piece = self.log.read(*question)
+        if piece is None:
+            return None
+        if piece.length <= PIECE_BYTES:
+            found = group.take(piece, view, *question)
+            tail = found if isinstance(found, Tail) else read_from_memory(piece)
+            if tail is not None:
+                return tail
+        piece.release()
+        return None
+
+    def _rows_in(self, tail: Tail) -> list[Row]:
+        rows: list[Row] = []
+        for batch in iter_batches(tail.body):
+            flags = None if self._is_all else self._selection.matching(decode_columns(batch))
+            rows += _rows_of(batch, flags, keeps_tombstones=self._keeps_tombstones)
+        return [row for row in rows if row.offset >= self.next_offset]
 
     def close(self) -> None:
         """It reads no more."""
@@ -233,19 +289,36 @@ def _scan_and_take(log: Log, scan: Scan, take: Callable[[bytes], None]) -> Scann
 
 def _rows(body: bytes, *, keeps_tombstones: bool) -> Iterable[Row]:
     for batch in iter_batches(body, verify=False):
-        values = batch.values()
-        rows = map(
-            Row,
-            batch.offsets(),
-            batch.timestamps_ns(),
-            batch.raw_subjects(),
-            batch.headers(),
-            [value or b"" for value in values],
-        )
-        if keeps_tombstones or not batch.has_tombstones:
-            yield from rows
-        else:
-            yield from compress(rows, [value is not None for value in values])
+        yield from _rows_of(batch, None, keeps_tombstones=keeps_tombstones)
+
+
+def _rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool) -> Iterable[Row]:
+    """The records of a batch for which `wanted` is true; all, if it is None."""
+    values = batch.values()
+    rows: Iterable[Row] = map(
+        Row,
+        batch.offsets(),
+        batch.timestamps_ns(),
+        batch.raw_subjects(),
+        batch.headers(),
+        [value or b"" for value in values],
+    )
+    if wanted is not None:
+        rows = compress(rows, wanted)
+    if keeps_tombstones or not batch.has_tombstones:
+        return rows
+    kept = [value is not None for value in values]
+    return compress(rows, kept if wanted is None else compress(kept, wanted))
+
+
+def _inflated_bytes(body: bytes) -> int:
+    """The size of some batches without compression."""
+    size = position = 0
+    while position < len(body):
+        header = parse_header(body, position)
+        size += raw_length(body[position : position + header.length], header)
+        position += header.length
+    return size
 
 
 def _note_count(counts: list[int], end: int, keeps_tombstones: bool, body: bytes) -> None:

@@ -22,9 +22,13 @@ Result = TypeVar("Result")
 class Pace:
     """Belongs to the event loop."""
 
-    def __init__(self, ingested_bytes: Callable[[], int]) -> None:
-        """`ingested_bytes`: the size of all messages that came for streams so far."""
+    def __init__(
+        self, ingested_bytes: Callable[[], int], clock: Callable[[], float] | None = None
+    ) -> None:
+        """`ingested_bytes`: the size of all messages that came for streams so far. `clock`: that of
+        the processor, if the time in which the thread waits for one is not to count."""
         self._ingested_bytes = ingested_bytes
+        self._clock = perf_counter if clock is None else clock
         self._seen_bytes = ingested_bytes()
         self._spent = 0.0
         self._open = asyncio.Event()
@@ -37,7 +41,7 @@ class Pace:
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Await `work`, and count the time that it takes from the loop; not what it waits."""
-        result: Result = await _Timed(work, self._count)
+        result: Result = await _Timed(work, self._clock, self._count)
         return result
 
     def _count(self, seconds: float) -> None:
@@ -81,26 +85,32 @@ class ReadingPause:
 class _Timed(Generator[Any, Any, Any]):
     """Awaits a coroutine, and tells how long each of its steps ran."""
 
-    def __init__(self, work: Coroutine[Any, Any, Any], count: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, Any],
+        clock: Callable[[], float],
+        count: Callable[[float], None],
+    ) -> None:
         self._work = work
+        self._clock = clock
         self._count = count
 
     def __await__(self) -> _Timed:
         return self
 
     def send(self, value: Any) -> Any:
-        began = perf_counter()
+        began = self._clock()
         try:
             return self._work.send(value)
         finally:
-            self._count(perf_counter() - began)
+            self._count(self._clock() - began)
 
     def throw(self, *error: Any) -> Any:
-        began = perf_counter()
+        began = self._clock()
         try:
             return self._work.throw(*error)
         finally:
-            self._count(perf_counter() - began)
+            self._count(self._clock() - began)
 
     def close(self) -> None:
         self._work.close()

@@ -180,7 +180,8 @@ class JetStreamApi:
         self._services = services
         self._ages = Ages(broker, services.cold_readers)
         self._buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
-        self._consumers = Consumers(broker, services, self._ages, _leaf_link(broker))
+        pace = Pace(self._ingested_bytes, time.thread_time)
+        self._consumers = Consumers(broker, services, self._ages, _leaf_link(broker), pace)
         self._parts = Parts(
             broker,
             services,
@@ -195,7 +196,7 @@ class JetStreamApi:
         )
         self._waiting = Waiting()
         self._at_takeover = 0
-        self._pace = Pace(lambda: broker.intake.ingested().size_bytes)
+        self._pace = Pace(self._ingested_bytes)
         self._presence: Presence | None = None
         self._subscriptions: list[LinkSubscription] = []
         self._checked = -1
@@ -204,6 +205,9 @@ class JetStreamApi:
         self._looked = asyncio.Event()
         """Set when the present connection was looked at."""
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _ingested_bytes(self) -> int:
+        return self._broker.intake.ingested().size_bytes
 
     def start(self) -> None:
         """Call it when the streams are open."""

@@ -83,14 +83,23 @@ class PullServices:
         """The same for `extents`."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._tails: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
+        self._live: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
 
     def tail_group(self, stream: StreamHost) -> TailGroup:
         """The consumers that wait at the end of this stream."""
-        group = self._tails.get(stream)
+        return self._group(self._tails, stream, self.limits.linger_seconds)
+
+    def live_group(self, stream: StreamHost) -> TailGroup:
+        """Those of them that are woken by each commit."""
+        return self._group(self._live, stream, 0.0)
+
+    def _group(
+        self, groups: WeakKeyDictionary[StreamHost, TailGroup], stream: StreamHost, linger: float
+    ) -> TailGroup:
+        group = groups.get(stream)
         if group is None:
-            loop = asyncio.get_running_loop()
-            group = TailGroup(loop, self.limits.linger_seconds, self.read_share)
-            self._tails[stream] = group
+            group = TailGroup(asyncio.get_running_loop(), linger, self.read_share)
+            groups[stream] = group
         return group
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:

@@ -160,16 +160,24 @@ class TailGroup:
         `view` is the log as it was before the slice was read."""
         if piece.length > MAX_TAIL_BYTES or piece.next_offset != view.committed.offset:
             return piece
-        body = bytearray(piece.length)
-        try:
-            if os.preadv(piece.fd, [body], piece.position, _NOWAIT) != len(body):
-                return piece
-        except OSError:
-            return piece  # not in memory, or the file system cannot say: sent as any slice is
-        piece.release()
-        tail = Tail(piece.first_offset, piece.next_offset, piece.record_count, bytes(body))
+        tail = read_from_memory(piece)
+        if tail is None:
+            return piece  # sent as any slice is
         if view is not self._kept_of or len(self._kept) >= _KEPT_TAILS:
             self._kept_of = view
             self._kept.clear()
         self._kept[offset, max_bytes, max_records] = tail
         return tail
+
+
+def read_from_memory(piece: LogSlice) -> Tail | None:
+    """The bytes of a slice, which is then released; None if they are not in memory, or the file
+    system cannot say."""
+    body = bytearray(piece.length)
+    try:
+        if os.preadv(piece.fd, [body], piece.position, _NOWAIT) != len(body):
+            return None
+    except OSError:
+        return None
+    piece.release()
+    return Tail(piece.first_offset, piece.next_offset, piece.record_count, bytes(body))

@@ -81,7 +81,8 @@ HOST = cast(StreamHost, SimpleNamespace(name="s", settings=SimpleNamespace(jetst
 
 def full_table(monkeypatch: pytest.MonkeyPatch, idle: list[float]) -> tuple[Any, list[Idle]]:
     monkeypatch.setattr(consumer_table.Consumer, "idle_seconds", Idle.idle_seconds)
-    table: Any = Consumers(cast(Any, None), cast(Any, None), cast(Any, None), None)
+    none = cast(Any, None)
+    table: Any = Consumers(none, none, none, None, none)
     all_of_them = [
         Idle(number, idle[number % len(idle)], b"_INBOX.%d" % (number % 8))
         for number in range(MAX_CONSUMERS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support.page_cache import need_nowait
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
@@ -52,19 +53,6 @@ class Stream:
 async def turns(count: int = 5) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-def need_nowait(directory: Path) -> None:
-    """Tails are kept where a file can be read without ever waiting for the disk; tmpfs cannot."""
-    path = directory / "nowait"
-    path.write_bytes(b"x")
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
-    except OSError as error:
-        pytest.skip(f"the file system of {directory} cannot: {error}")
-    finally:
-        os.close(fd)
 
 
 def tail_group(linger_seconds: float) -> TailGroup:

@@ -1,0 +1,137 @@
+"""Records that were just written are read in the event loop, without a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.page_cache import need_nowait
+from support.stored_logs import StoredLog
+
+from liftlog.server.jetstream_api.budget import Budget
+from liftlog.server.jetstream_api.cursor import PIECE_BYTES, Budgets, Cursor
+from liftlog.server.pull.read_share import ReadShare, ThreadUsage
+from liftlog.server.pull.tailing import TailGroup
+from liftlog.server.streams.intake import Ingested
+
+SUBJECT = "orders.new"
+
+
+class NoThreads:
+    def of(self, *party: object) -> NoThreads:
+        return self
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[StoredLog]:
+    need_nowait(tmp_path)
+    stored = StoredLog(tmp_path / "data")
+    yield stored
+    stored.close()
+
+
+@pytest.fixture
+async def group() -> TailGroup:
+    share = ReadShare(ThreadUsage(), lambda: Ingested(0, 0))
+    return TailGroup(asyncio.get_running_loop(), 0.0, share)
+
+
+def cursor_of(
+    stored: StoredLog,
+    *,
+    filters: tuple[str, ...] = (),
+    readable: tuple[str, ...] | None = None,
+    history: int | None = None,
+) -> Cursor:
+    shown = SimpleNamespace(
+        host=SimpleNamespace(log=stored.log),
+        first_offset=stored.log.high_watermark,
+        history=history,
+    )
+    services = SimpleNamespace(scanners=NoThreads(), cold_readers=None)
+    budget = Budget(100, 10)
+    return Cursor(
+        cast(Any, services), cast(Any, shown), filters, readable, "c", Budgets(budget, budget)
+    )
+
+
+async def test_what_was_written_since_the_last_time(stored: StoredLog, group: TailGroup) -> None:
+    cursor = cursor_of(stored)
+    stored.append([b"a", b"b"])
+    stored.append([b"c"], headers=[b"NATS/1.0\r\nA: b\r\n\r\n"])
+    rows, caught_up = cast(Any, cursor.read_now(group))
+    assert [(one.offset, one.subject, one.value) for one in rows] == [
+        (1, SUBJECT.encode(), b"a"),
+        (2, SUBJECT.encode(), b"b"),
+        (3, SUBJECT.encode(), b"c"),
+    ]
+    assert [one.headers for one in rows] == [b"", b"", b"NATS/1.0\r\nA: b\r\n\r\n"]
+    assert caught_up
+    assert (cursor.next_offset, cursor.left) == (4, 3)
+    cursor.next_offset = 2  # within a batch
+    rows, _ = cast(Any, cursor.read_now(group))
+    assert [one.offset for one in rows] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"filters": (SUBJECT,)}, [1, 2, 3]),
+        ({"filters": ("others.>",)}, []),
+        ({"filters": ("*.new",), "readable": ("others.>",)}, []),
+        ({"history": 1}, [1, 3]),
+        ({"history": 1, "filters": ("orders.>",)}, [1, 3]),
+    ],
+)
+async def test_only_what_is_wanted(
+    stored: StoredLog, group: TailGroup, options: Any, expected: list[int]
+) -> None:
+    cursor = cursor_of(stored, **options)
+    stored.append([b"a", None, b"c"], keys=[b"k"] * 3)
+    rows, caught_up = cast(Any, cursor.read_now(group))
+    assert [one.offset for one in rows] == expected
+    assert caught_up
+    assert cursor.next_offset == 4
+
+
+async def test_many_are_read_in_pieces(stored: StoredLog, group: TailGroup) -> None:
+    cursor = cursor_of(stored)
+    for number in range(3):
+        stored.append([b"%d" % number * (PIECE_BYTES // 2)])
+    found = []
+    while True:
+        rows, caught_up = cast(Any, cursor.read_now(group))
+        assert sum(len(one.value) for one in rows) <= PIECE_BYTES
+        found += [one.offset for one in rows]
+        if caught_up:
+            break
+    assert found == [1, 2, 3]
+
+
+async def test_what_takes_long_is_left_to_a_thread(stored: StoredLog, group: TailGroup) -> None:
+    cursor = cursor_of(stored)
+    assert cursor.read_now(group) is None, "there is nothing"
+    stored.append([b"x" * (PIECE_BYTES + 1)])
+    assert cursor.read_now(group) is None
+    assert (cursor.next_offset, cursor.left) == (1, 0)
+    cursor = cursor_of(stored)
+    stored.append([b"x" * (PIECE_BYTES + 1)], compression="zstd")
+    assert stored.positions()[-1][1].length < 1000
+    assert cursor.read_now(group) is None
+    assert cursor.next_offset == 2
+
+
+async def test_damage_is_left_to_a_thread(stored: StoredLog, group: TailGroup) -> None:
+    cursor = cursor_of(stored)
+    stored.append([b"a" * 100])
+    [(position, header)] = stored.positions()
+    path = next(stored.directory.glob("*.log"))
+    with path.open("r+b") as file:
+        file.seek(position + header.length - 16)
+        file.write(b"#")
+    assert cursor.read_now(group) is None
+    assert cursor.next_offset == 1
