@@ -88,8 +88,8 @@ class GroupSettings:
                 raise InvalidArgument(f"a group reads whole records of the leader: no {name!r}")
 
 
-class _Yielding(NamedTuple):
-    """Slots are being given up beside the iteration: what is stored first, and which ones then."""
+class _Storing(NamedTuple):
+    """What is being stored beside the iteration, and which slots are given up then."""
 
     joined: int
     offsets: dict[int, int]
@@ -121,7 +121,7 @@ class GroupReading:
         self._last_turn: Lane | None = None
         self._uncounted = 0
         self._commit_at: float | None = None
-        self._yielding: _Yielding | None = None
+        self._storing: _Storing | None = None
         self._closed = False
         self._stopped = False
 
@@ -505,13 +505,19 @@ class GroupReading:
             self._commit_at = now + one.interval
         return self._commit_at is not None and now >= self._commit_at
 
+    @property
+    def _has_run_ahead(self) -> bool:
+        """Whether as many records were returned since the commit under way as are committed at
+        once: the iteration waits for it now."""
+        return self._settings.every is not None and self._uncounted >= self._settings.every
+
     def _begin_commit(self) -> dict[int, int]:
         self._uncounted, self._commit_at = 0, None
         return self._state.uncommitted()
 
-    def _begin_yielding(self) -> list[Message]:
-        """What is to be said, one after the other, so that others get the slots that move; nothing
-        while they have to wait for a record that the caller has."""
+    def _begin_storing(self) -> list[Message]:
+        """What is to be said, one after the other, so that what was processed is stored, and others
+        get the slots that move; these may have to wait for a record that the caller has."""
         offsets = self._begin_commit()
         finished = self._state.finished(offsets)
         messages: list[Message] = []
@@ -520,19 +526,19 @@ class GroupReading:
         if finished:
             messages.append(self._beat_request(0.0, without=finished))
         if messages:
-            self._yielding = _Yielding(self._state.joined, offsets, finished)
+            self._storing = _Storing(self._state.joined, offsets, finished)
         return messages
 
-    def _yielded(self, yielding: _Yielding, heard: Sequence[Heard]) -> None:
+    def _has_stored(self, storing: _Storing, heard: Sequence[Heard]) -> None:
         """The daemon has answered. Raises the error if it has refused one of them."""
         state = self._state
         for message, answer, sent in heard:
-            if yielding.joined != state.joined:
+            if storing.joined != state.joined:
                 return
             if isinstance(answer, LiftlogError):
                 raise answer
             if isinstance(message, CommitGroup):
-                state.committed(yielding.joined, yielding.offsets, sent)
+                state.committed(storing.joined, storing.offsets, sent)
             elif isinstance(answer, AssignmentAnswer):
-                state.give_up(yielding.finished)
+                state.give_up(storing.finished)
                 self._told(answer, sent)

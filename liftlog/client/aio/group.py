@@ -152,18 +152,19 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         if self._stopped:
             raise StopAsyncIteration
         self._take_news()
-        if self._yielding is not None and not self._speaking.busy:
-            await self._if_possible(self._end_yielding)
+        if self._storing is not None and not self._speaking.busy:
+            await self._if_possible(self._end_storing)
         self._say()
         if self._unread:
             await self._close_unread()
         now = time.monotonic()
         if not self._state.may_return(now):
             await self._join_when_possible()
-        elif self._state.is_moving and self._yielding is None:
-            self._yield_slots()
-        elif self._yielding is None and self._commit_is_due(now):
-            await self._if_possible(self._commit)
+        elif self._storing is not None:
+            if self._has_run_ahead:
+                await self._if_possible(self._commit)
+        elif self._state.is_moving or self._commit_is_due(now):
+            self._store_beside()
 
     async def _join_when_possible(self) -> None:
         """A daemon that is away is waited for as long as a read waits for it."""
@@ -237,7 +238,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     async def _commit(self) -> None:
         """Store what is new, and let go of slots that others are to have."""
         try:
-            await self._end_yielding()
+            await self._end_storing()
         except LiftlogError as error:
             if not error.retriable:
                 raise  # else it is tried again here
@@ -254,18 +255,18 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._told(answer, sent)
             self._beating.beat = self._beat_request(self._wait)
 
-    def _yield_slots(self) -> None:
-        """The same beside the iteration: the slots that stay do not wait for it."""
-        messages = self._begin_yielding()
+    def _store_beside(self) -> None:
+        """The same beside the iteration: no record waits for it."""
+        messages = self._begin_storing()
         if messages:
             self._speaking.begin(messages)
 
-    async def _end_yielding(self) -> None:
-        yielding = self._yielding
-        if yielding is not None:
+    async def _end_storing(self) -> None:
+        storing = self._storing
+        if storing is not None:
             heard = await self._speaking.heard()
-            self._yielding = None
-            self._yielded(yielding, heard)
+            self._storing = None
+            self._has_stored(storing, heard)
             if self._state.joined:
                 self._beating.beat = self._beat_request(self._wait)
 

@@ -154,18 +154,19 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         if self._stopped:
             raise StopIteration
         self._take_news()
-        if self._yielding is not None and not self._speaking.busy:
-            self._if_possible(self._end_yielding)
+        if self._storing is not None and not self._speaking.busy:
+            self._if_possible(self._end_storing)
         self._say()
         if self._unread:
             self._close_unread()
         now = time.monotonic()
         if not self._state.may_return(now):
             self._join_when_possible()
-        elif self._state.is_moving and self._yielding is None:
-            self._yield_slots()
-        elif self._yielding is None and self._commit_is_due(now):
-            self._if_possible(self._commit)
+        elif self._storing is not None:
+            if self._has_run_ahead:
+                self._if_possible(self._commit)
+        elif self._state.is_moving or self._commit_is_due(now):
+            self._store_beside()
 
     def _join_when_possible(self) -> None:
         """A daemon that is away is waited for as long as a read waits for it."""
@@ -239,7 +240,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     def _commit(self) -> None:
         """Store what is new, and let go of slots that others are to have."""
         try:
-            self._end_yielding()
+            self._end_storing()
         except LiftlogError as error:
             if not error.retriable:
                 raise  # else it is tried again here
@@ -256,18 +257,18 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._told(answer, sent)
             self._beating.beat = self._beat_request(self._wait)
 
-    def _yield_slots(self) -> None:
-        """The same beside the iteration: the slots that stay do not wait for it."""
-        messages = self._begin_yielding()
+    def _store_beside(self) -> None:
+        """The same beside the iteration: no record waits for it."""
+        messages = self._begin_storing()
         if messages:
             self._speaking.begin(messages)
 
-    def _end_yielding(self) -> None:
-        yielding = self._yielding
-        if yielding is not None:
+    def _end_storing(self) -> None:
+        storing = self._storing
+        if storing is not None:
             heard = self._speaking.heard()
-            self._yielding = None
-            self._yielded(yielding, heard)
+            self._storing = None
+            self._has_stored(storing, heard)
             if self._state.joined:
                 self._beating.beat = self._beat_request(self._wait)
 

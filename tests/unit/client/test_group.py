@@ -292,6 +292,38 @@ async def test_slots_that_stay_do_not_wait_for_the_commit_of_those_that_move(
     assert {info.offsets[slot] for slot in range(64)} <= {141, 142, 143}
 
 
+@pytest.mark.parametrize("every", [20, None])
+async def test_records_do_not_wait_for_a_commit_that_is_due(
+    client: Opened, broker: LogBroker, offsets_stream: LocalOffsets, every: int | None
+) -> None:
+    """Only those that would be more than it commits at once."""
+    publish(broker, 3)
+    group = client.client.group(
+        *("billing", "orders"), start=101, session=60, commit_every=every, commit_interval=0.2
+    )
+    await client.take(group, 1)
+    offsets_stream.held = []
+    await client.take(group, 19)
+    if every is None:
+        await asyncio.sleep(0.2)  # it is due by the clock
+    async with asyncio.timeout(20):
+        await client.take(group, 1)
+        await until(lambda: offsets_stream.held)
+        await client.take(group, 19)
+        waiting = asyncio.ensure_future(client.take(group, 80))
+        if every is None:
+            assert len(await waiting) == 80
+        else:
+            await until(lambda: group._has_run_ahead)
+            assert not waiting.done()
+    offsets_stream.release()
+    assert [one.offset for one in await waiting] == [*range(141, 221)]
+    await client.of(group, "commit")
+    info = await client.call("describe_group", "billing", "orders")
+    assert set(info.offsets) == {221}
+    await client.of(group, "close")
+
+
 async def test_slots_that_stay_do_not_wait_for_a_connection_for_those_that_come(
     client: Opened, broker: LogBroker, address: str
 ) -> None:
