@@ -91,6 +91,23 @@ def test_settings_reach_every_node_and_outlive_the_leader(cluster: Cluster, lead
         assert setting(cluster, name, "paused") is True
 
 
+def test_a_file_creates_a_stream_and_changes_it_no_more(server: NatsServer) -> None:
+    """Nodes have a file each. A node whose file says something else tells so at its start."""
+    with Cluster(server.url, {"f": {"subject": "f.>", "replicas": 3}}) as cluster:
+        cluster.wait_isr("f")
+        with connect_sync(cluster.nodes["a"].pull_address) as client:
+            client.update_stream("f", min_isr=3)
+            assert client.describe_stream("f").origin == "api"
+        assert "file-not-applied" not in "".join(one.log for one in cluster.nodes.values())
+        cluster.stop("b")
+        cluster.start("b")
+        told = "min_isr: 3 here, 2 in the file"
+        until(lambda: told in cluster.nodes["b"].log, PATIENCE, "a warning")
+        with connect_sync(cluster.nodes["b"].pull_address) as client:
+            assert client.describe_stream("f").settings["min_isr"] == 3
+        cluster.assert_sound()
+
+
 async def test_fetches_go_to_the_leader_and_all_else_through_any_node(
     cluster: Cluster, server: NatsServer, leader: str
 ) -> None:

@@ -13,7 +13,7 @@ from liftlog.cluster.placement import Candidate, place
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import Conflict, InvalidArgument, LiftlogError
 from liftlog.server.replication.mirror import Mirror
-from liftlog.server.streams.settings import record_settings
+from liftlog.server.streams.settings import differences_from_file, record_settings
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -85,14 +85,15 @@ class NewStreams:
 
     async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
         """Create the streams of the configuration file that do not exist, as soon as there are
-        enough nodes and the metadata can be read. Each node does so; the first one is right."""
+        enough nodes and the metadata can be read. Each node does so; the first one is right. Those
+        that exist stay as they are."""
         missing = dict(streams)
         told: set[str] = set()
         while True:
             for name in list(missing):
                 record = self._mirror.records.get(name)
                 if record is not None and not record.deleted:
-                    del missing[name]
+                    _tell_differences(record, missing.pop(name))
             if not missing:
                 return
             some = list(missing)[:_AT_ONCE]
@@ -115,6 +116,19 @@ class NewStreams:
                         told.add(name)
             if not any(isinstance(one, StreamRecord) for one in made):
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _tell_differences(record: StreamRecord, configured: StreamSettings) -> None:
+    try:
+        found = differences_from_file(record, configured)
+    except InvalidArgument:
+        return  # of a newer version
+    if found:
+        logger.warning(
+            "file-not-applied stream=%s reason=%s",
+            record.name,
+            "; ".join(f"{path}: {have} here, {want} in the file" for path, have, want in found),
+        )
 
 
 def takers_text(nodes: Sequence[Candidate]) -> str:

@@ -152,8 +152,16 @@ def settings_of(record: StreamRecord) -> StreamSettings:
 
 
 def origin_of(record: StreamRecord) -> str:
-    """Who created the stream: `config` or `api`."""
-    return str(record.settings.get("origin", "api"))
+    """Who may change the stream. A file can only create one that has a record: nodes have a file
+    each, and start one after the other, so what the record says holds, and the API changes it."""
+    origin = str(record.settings.get("origin", "api"))
+    return "api" if origin == "config" else origin
+
+
+def differences_from_file(record: StreamRecord, configured: StreamSettings) -> list[Difference]:
+    """What the file of a node says otherwise, but for switches. Raises InvalidArgument."""
+    found = differences(settings_of(record), configured)
+    return [one for one in found if one[0] not in SWITCHES]
 
 
 # --- settings in the manifest ---
