@@ -481,9 +481,15 @@ ROWS = (
         "p99 delay of records of slots that stay, while others move, to that while plain readers "
         "are killed and start",
         ((LIFTLOG, "group-delay-near"), (LIFTLOG, "group-delay-beside")),
-        lambda measured: (
-            measured.median((LIFTLOG, "group-delay-near"))
-            / measured.median((LIFTLOG, "group-delay-beside"))
+        lambda measured: statistics.median(
+            [
+                near / beside
+                for near, beside in zip(
+                    measured.samples[LIFTLOG, "group-delay-near"],
+                    measured.samples[LIFTLOG, "group-delay-beside"],
+                    strict=True,
+                )
+            ]
         ),
         1.2,
         1.0,

@@ -9,9 +9,11 @@ wait while slots move.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import statistics
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
@@ -42,10 +44,12 @@ class Kill(NamedTuple):
 
 class Happened(NamedTuple):
     """`beside`: times at which a plain reader was there, or at which the session of one would have
-    ended that was killed."""
+    ended that was killed. `ended`: when the members were stopped, which each take a core to tell
+    what they have read."""
 
     kills: list[Kill]
     beside: list[float]
+    ended: float = math.inf
 
 
 def rebalancing(
@@ -98,6 +102,7 @@ def rebalancing(
                 reader = start_reader()
                 happened.beside.append(time.time())
             time.sleep(_SETTLE_SECONDS)
+        happened = happened._replace(ended=time.time())
         told = []
         for process in running.values():
             process.send_signal(signal.SIGTERM)
@@ -131,33 +136,55 @@ def _judge(
         if first.keys() < kill.slots:
             raise WorkerFailed(f"no one reads {sorted(kill.slots - first.keys())}")
         measured.add(LIFTLOG, "group-takeover", max(first.values()) - kill.at - _SESSION)
-    changes = sorted([at for one in told for at, _ in one["moves"] if at > kills[0].at])
-    delays: dict[str, list[float]] = {"near": [], "beside": [], "quiet": []}
-    for one in told:
-        moves = [(at, set(slots)) for at, slots in one["moves"]]
-        for at, slot, delay in one["records"]:
-            if at < kills[0].at - _SETTLE_SECONDS:
-                continue
-            if _is_near(at, changes):
-                if not any(abs(at - when) < 2 and slot in slots for when, slots in moves):
-                    delays["near"].append(delay)
-            else:
-                delays["beside" if _is_near(at, happened.beside) else "quiet"].append(delay)
-    for name, found in delays.items():
-        measured.add(LIFTLOG, f"group-delay-{name}", statistics.quantiles(found, n=100)[98])
+    rounds = _delays(told, happened)
+    for name in ("near", "beside", "quiet"):
+        for found in rounds:
+            measured.add(LIFTLOG, f"group-delay-{name}", _p99(found[name]))
     took = sorted(measured.samples[LIFTLOG, "group-takeover"])
-    near, beside, quiet = map(_text, delays.values())
+    near, beside, quiet = [
+        f"{_p99(all_of) * 1e3:.0f} and {max(all_of) * 1e3:.0f} ms"
+        for name in ("near", "beside", "quiet")
+        if (all_of := [delay for found in rounds for delay in found[name]])
+    ]
     progress.say(
         f"{len(kills)} kills: others read all slots of the killed member within its session plus "
         f"{', '.join(f'{one:.2f}' for one in took)} s; p99 and longest delay of slots that stay: "
-        f"{near} while slots move ({len(delays['near']):,} records), {beside} while plain readers "
-        f"are killed and start, else {quiet}"
+        f"{near} while slots move ({sum([len(found['near']) for found in rounds]):,} records), "
+        f"{beside} while plain readers are killed and start, else {quiet}; p99 of each round to "
+        f"that beside plain readers: {_ratios(rounds, 'near')} while slots move, "
+        f"{_ratios(rounds, 'quiet')} when nothing does"
     )
+
+
+def _delays(told: Sequence[Any], happened: Happened) -> list[dict[str, list[float]]]:
+    """Of the records in each round: a load that comes and goes on the machine is the same for what
+    is compared."""
+    kills = happened.kills
+    changes = sorted([at for one in told for at, _ in one["moves"] if at > kills[0].at])
+    begins = [kill.at - _SETTLE_SECONDS for kill in kills]
+    rounds: list[dict[str, list[float]]] = [{"near": [], "beside": [], "quiet": []} for _ in kills]
+    for one in told:
+        moves = [(at, set(slots)) for at, slots in one["moves"]]
+        for at, slot, delay in one["records"]:
+            if not begins[0] <= at < happened.ended:
+                continue
+            found = rounds[bisect_right(begins, at) - 1]
+            if _is_near(at, changes):
+                if not any(abs(at - when) < 2 and slot in slots for when, slots in moves):
+                    found["near"].append(delay)
+            else:
+                found["beside" if _is_near(at, happened.beside) else "quiet"].append(delay)
+    return rounds
 
 
 def _is_near(at: float, times: Sequence[float]) -> bool:
     return any(0 <= at - one <= _NEAR_SECONDS for one in times)
 
 
-def _text(delays: Sequence[float]) -> str:
-    return f"{statistics.quantiles(delays, n=100)[98] * 1e3:.0f} and {max(delays) * 1e3:.0f} ms"
+def _p99(delays: Sequence[float]) -> float:
+    return statistics.quantiles(delays, n=100)[98]
+
+
+def _ratios(rounds: Sequence[dict[str, list[float]]], name: str) -> str:
+    found = sorted([_p99(one[name]) / _p99(one["beside"]) for one in rounds])
+    return ", ".join(f"{one:.2f}" for one in found)
