@@ -21,6 +21,10 @@ _BROKEN = """() => [...document.querySelectorAll('[aria-labelledby], [aria-descr
   .flatMap((ids) => ids?.split(' ') ?? [])
   .filter((id) => !document.getElementById(id))"""
 
+_CUT_OFF = """() => [...document.querySelectorAll('main .scroll:not(.topology)')]
+  .filter((one) => one.scrollWidth > one.clientWidth)
+  .map((one) => one.getAttribute('aria-label'))"""
+
 
 def check_accessible(page: Page) -> None:
     assert page.locator("h1").count() == 1
@@ -34,19 +38,33 @@ def check_accessible(page: Page) -> None:
     assert page.locator("img:not([alt])").count() == 0
 
 
-def check_with_axe(page: Page, *, rule: str = "") -> None:
-    """The rules of axe-core, or one of them. Skips the test where it is not installed."""
+def check_with_axe(page: Page) -> None:
+    """The rules of axe-core. Skips the test where it is not installed."""
     module = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="pip install .[dev]"
     )
-    options: dict[str, object] = {"resultTypes": ["violations"]}
-    if rule:
-        options["runOnly"] = [rule]
+    options = {"resultTypes": ["violations"]}
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(module.Axe().axe_script)
     found = page.evaluate("options => axe.run(options).then(told => told.violations)", options)
     told = [[one["id"], one["help"], [node["html"] for node in one["nodes"]]] for one in found]
     assert told == [], page.url
+
+
+WAYS = ((1280, "light"), (390, "dark"))
+
+
+def check_in_every_way(page: Page, what: str) -> None:
+    """All rules of axe-core in both schemes, and in the layouts of a desk and of a phone.
+
+    Nothing is wider than the window, nor a table than its place."""
+    for width, scheme in WAYS:
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        check_accessible(page)
+        check_with_axe(page)
+        assert is_as_wide_as_its_window(page), (what, width)
+        assert page.evaluate(_CUT_OFF) == [], (what, width)
 
 
 def is_as_wide_as_its_window(page: Page) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import nats
 import pytest
 from playwright.sync_api import expect
-from support.accessibility import check_accessible, check_with_axe, is_as_wide_as_its_window
+from support.accessibility import check_accessible, check_in_every_way, is_as_wide_as_its_window
 from support.browser import NewWindow, run_apart
 from support.daemon import Daemon
 from support.ingesting import until
@@ -121,13 +121,18 @@ def fill_orders_only(server: NatsServer, daemon: Daemon) -> None:
         time.sleep(0.02)
 
 
-PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records",
+PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records?limit=25",
          "/ui/streams/orders/records/3", "/ui/streams/orders/pause", "/ui/consumers", "/ui/access",
          "/ui/streams/orders/groups/billing",
+         "/ui/streams/orders/groups/absent", "/ui/streams?q=absent", "/ui/streams?only=problems",
          "/ui/charts", "/ui/streams/orders/charts", "/ui/streams/orders/charts?group=billing",
+         "/ui/charts?span=24h", f"/ui/streams/{LONG}", f"/ui/streams/{LONG}/records",
+         "/ui/streams/orders/consumers/fresh", "/ui/streams/orders/consumers/fresh?to=never",
          "/ui/streams/orders/consumers/fresh?to=7", "/ui/streams/orders/compact",
          "/ui/streams/orders/records?value=a%5B&kind=regex&time=never", "/ui/cluster",
-         "/ui/streams/orders/versions?key=k-3", "/ui/streams/orders/records?fields=order,note",
+         "/ui/streams/orders/versions?key=k-3", "/ui/streams/orders/versions?key=absent",
+         "/ui/streams/orders/records?fields=order,note&limit=25",
+         "/ui/streams/hostile/records/3?view=hex", "/ui/streams/orders/records/9999",
          "/ui/create", "/ui/streams/orders/edit", "/ui/streams/orders/publish?subject=orders.eu.x",
          "/ui/topology", "/ui/topology?subject=orders.eu.new", "/ui/topology?subject=Orders",
          "/ui/health", "/ui/streams/absent", "/ui/nowhere", "/ui/login")  # fmt: skip
@@ -141,18 +146,68 @@ def test_every_page_on_a_phone(daemon: Daemon, window: NewWindow) -> None:
         assert is_as_wide_as_its_window(page), path
 
 
-def test_every_page_on_a_desk(daemon: Daemon, window: NewWindow) -> None:
-    """Of axe's rules, only that about contrast sees the colours; they are all that the schemes
-    differ in."""
-    page = window(daemon, viewport={"width": 1280, "height": 800}).page
-    for path in PAGES:
+@pytest.mark.parametrize("part", range(4))
+def test_every_page_in_every_way(daemon: Daemon, window: NewWindow, part: int) -> None:
+    page = window(daemon).page
+    for path in PAGES[part::4]:
         page.goto(path)
-        check_accessible(page)
-        assert is_as_wide_as_its_window(page), path
-        page.emulate_media(color_scheme="light")
-        check_with_axe(page)
-        page.emulate_media(color_scheme="dark")
-        check_with_axe(page, rule="color-contrast")
+        check_in_every_way(page, path)
+
+
+def test_what_is_opened_and_what_is_wrong_in_every_way(daemon: Daemon, window: NewWindow) -> None:
+    page = window(daemon).page
+    page.goto("/ui/streams/orders/records?key=k-3&limit=25")
+    page.locator("table.records summary").first.click()
+    page.get_by_role("button", name="Follow").click()
+    expect(page.get_by_text("Following")).to_be_visible()
+    check_in_every_way(page, "an expanded record")
+    page.goto("/ui/streams/orders")
+    for summary in page.locator("main > section > details > summary").all():
+        summary.click()
+    check_in_every_way(page, "a stream with its tables")
+    page.goto("/ui/create")
+    page.get_by_label("Name").fill("bills")
+    page.get_by_label("Subject").fill("bills.>")
+    page.get_by_label("At most this old").fill("soon")
+    page.get_by_role("button", name="Create").click()
+    check_in_every_way(page, "a stream that cannot be created")
+    page.goto("/ui/streams/orders/publish")
+    page.get_by_label("Subject").fill("hostile.no")
+    page.get_by_role("button", name="Publish").click()
+    check_in_every_way(page, "a message that cannot be published")
+    page.goto("/ui/charts")
+    expect(page.locator(".chart").first).to_be_visible(timeout=30_000)
+    page.locator(".chart").first.focus()
+    check_in_every_way(page, "a chart that is read")
+    with connect_sync(daemon.pull_address) as client:
+        client.create_stream("made", "made.>")
+        page.goto("/ui/streams/made/edit")
+        page.get_by_label("At most this old").fill("3d")
+        page.get_by_role("button", name="Preview").click()
+        check_in_every_way(page, "a change")
+        client.delete_stream("made")
+
+
+def test_pages_of_a_daemon_with_an_acl_in_every_way(guarded: Daemon, window: NewWindow) -> None:
+    pages = {
+        "ann": ("/ui/streams", "/ui/access", "/ui/access?stream=orders&principal=eve",
+                "/ui/access?stream=orders&subject=orders.eu.x", "/ui/access?stream=bad!"),
+        "eve": ("/ui/access?stream=orders", "/ui/streams/orders", "/ui/streams/orders/pause",
+                "/ui/charts", "/ui/topology?subject=payments.new"),
+    }  # fmt: skip
+    for who, paths in pages.items():
+        page = window(guarded).page
+        page.goto("/ui/login")
+        page.get_by_label("Token").fill(f"{who}.wrong")
+        page.get_by_role("button", name="Sign in").click()
+        if who == "eve":
+            check_in_every_way(page, "a wrong token")
+        page.get_by_label("Token").fill(f"{who}.{SECRET}{who}")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Streams")
+        for path in paths:
+            page.goto(path)
+            check_in_every_way(page, path)
 
 
 @pytest.mark.parametrize("path", ["/ui/streams", "/ui/streams/orders/records"])
@@ -358,13 +413,29 @@ def test_a_line_expands_in_place(daemon: Daemon, window: NewWindow) -> None:
 def test_a_value_folds_without_javascript(daemon: Daemon, window: NewWindow) -> None:
     page = window(daemon, java_script_enabled=False).page
     page.goto("/ui/streams/orders/records?key=k-3")  # what others publish has no key
-    assert page.get_by_role("button", name="Copy value").count() == 0
     page.locator("table.records tbody tr").first.locator("summary").first.click()
+    assert page.get_by_role("button", name="Copy value").count() == 0
     value = page.get_by_role("region", name="as json")
     name = value.get_by_text('"order"')
     expect(name).to_be_visible()
     value.locator("summary").click()
     expect(name).to_be_hidden()
+
+
+def test_a_phone_shows_few_fields_until_it_is_asked_for_all(
+    daemon: Daemon, window: NewWindow
+) -> None:
+    page = window(daemon, viewport={"width": 390, "height": 800}, java_script_enabled=False).page
+    page.goto("/ui/streams/orders/records")
+    key = page.get_by_label("Key", exact=True)
+    expect(key).to_be_hidden()
+    assert page.get_by_role("rowheader").first.bounding_box()["y"] < 800, "records are in sight"
+    page.get_by_label("All fields").check()
+    key.fill("k-3")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("table.records tbody tr")).to_have_count(15)
+    expect(key).to_have_value("k-3")  # what is filled in is shown
+    expect(key).to_be_visible()
 
 
 def test_after_a_search_what_was_found_is_next(daemon: Daemon, window: NewWindow) -> None:
@@ -471,7 +542,8 @@ def test_a_page_whose_daemon_is_gone_says_so(daemon: Daemon, window: NewWindow) 
     page.route("**/*.json", lambda route: route.abort())
     expect(page.get_by_text("The daemon has not answered since")).to_be_visible()
     expect(state).not_to_have_css("color", usual)  # no longer green
-    check_accessible(page)
+    check_in_every_way(page, "a daemon that is gone")
+    page.emulate_media(color_scheme="light")
     page.unroute("**/*.json")
     expect(page.get_by_text("The daemon has not answered since")).to_be_hidden(timeout=30_000)
     expect(state).to_have_css("color", usual)
@@ -542,6 +614,13 @@ def test_charts_are_read_with_pointer_and_keys(
     page = window(daemon).page
     page.goto("/ui/streams/orders/charts")
     expect(page.get_by_label(re.compile(r"^Records: now"))).to_be_visible(timeout=30_000)
+    # What is read stays in sight when the page updates itself.
+    chart = page.get_by_label(re.compile(r"^Records: now"))
+    chart.locator(".spot").last.hover()
+    expect(chart.locator("output")).to_be_visible()
+    page.evaluate("document.addEventListener('replaced', () => { window.isReplaced = true; })")
+    until(lambda: page.evaluate("window.isReplaced"), 30)
+    expect(chart.locator("output")).to_be_visible()
     run_apart(_publish(server.url, [("orders.eu.new", b"{}", None)] * 10))
     with connect_sync(daemon.pull_address) as client:
         assert len(list(client.read("orders", "earliest", "end"))) >= 600  # what fill() stored

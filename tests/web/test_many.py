@@ -126,6 +126,7 @@ def test_a_long_search_shows_how_far_it_is(
     page.goto("/ui/streams/documents/records?value=absent&kind=json")
     expect(page.get_by_text("All was searched")).to_be_visible(timeout=60_000)
     expect(page.get_by_text("No records match.")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     assert bar.evaluate("one => one.value") == 1
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
+from support.accessibility import check_in_every_way
 from support.browser import NewWindow
 from support.command_line import Cli
 from support.daemon import Daemon
@@ -290,6 +291,8 @@ def test_damage_is_told_while_messages_come(
         expect(page.get_by_text("Damage in 1 stream")).to_be_visible()
         page.goto("/ui/streams/payments/records?order=oldest")
         expect(page.locator("tr.damage")).to_contain_text("checksum")
+        check_in_every_way(page, "a damaged record")
+        page.set_viewport_size({"width": 1280, "height": 800})
         page.goto("/ui/streams/orders/records?subject=orders.us.load&limit=25")
         count = page.locator("table.records tbody tr").count()
         page.get_by_role("button", name="Follow").click()

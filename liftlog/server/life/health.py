@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from liftlog import __version__
+from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.reloading import Reloads
@@ -156,12 +157,20 @@ class Health:
             return Check(False, "the daemon is stopping")
         return Check(True, "not stopping")
 
+    def _has_checkpoints(self) -> bool:
+        """Whether any node answers for them: the others pass on what they are asked."""
+        streams = self._broker.replicated
+        if streams is None or self._broker.has_checkpoints:
+            return self._broker.has_checkpoints
+        record = streams.known(OFFSETS_STREAM)
+        return record is not None and record.leader not in (None, streams.member.name)
+
     def warnings(self) -> dict[str, str]:
         """Problems that need attention although clients are served."""
         found = {}
         if failed := self._broker.failed_streams():
             found["failed_streams"] = _named(failed)
-        if self.is_serving and not self._broker.has_checkpoints:
+        if self.is_serving and not self._has_checkpoints():
             found["checkpoints"] = "consumers cannot store checkpoints; the log has the reason"
         found |= self._broker.troubles()
         found |= self._nats_warnings()

@@ -25,6 +25,7 @@ from liftlog.server.web.sessions import Sessions
 from liftlog.server.web.watching import Descriptions
 
 MAX_TEXT = 1000
+_NO_LIMIT = 2**63 - 1
 
 Result = TypeVar("Result")
 
@@ -123,12 +124,13 @@ class Asked:
             raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")
         return found
 
-    def number(self, name: str, default: int, highest: int = 2**63 - 1) -> int:
+    def number(self, name: str, default: int, highest: int = _NO_LIMIT) -> int:
         found = self.text(name).replace(",", "")
         if not found:
             return default
         if not (found.isascii() and found.isdecimal()) or len(found) > 19 or int(found) > highest:
-            raise InvalidArgument(f"{name}: expected a whole number of at most {highest:,}")
+            most = f" of at most {highest:,}" if highest < _NO_LIMIT else ""
+            raise InvalidArgument(f"{name}: expected a whole number{most}")
         return int(found)
 
 

@@ -78,9 +78,14 @@ def _put_readers(picture: Picture, row: dict[str, Any], center: float) -> None:
         ones.append({"kind": "more", "stream": row["name"], "name": f"{row['more']} more"})
     for one, top in zip(ones, _tops(center, len(ones)), strict=True):
         at = top + BOX / 2
-        picture.readers.append(_box(_RIGHT, at, one["name"], one, 14))
+        picture.readers.append(_box(_RIGHT, at, _named(one), one, 14))
         path = _curve(_MIDDLE[1], center, _RIGHT[0], at)
         picture.lines.append(Line(path, bool(one.get("problem"))))
+
+
+def _named(reader: dict[str, Any]) -> str:
+    """A consumer and a group may have the same name."""
+    return f"{reader['name']} (group)" if reader["kind"] == "group" else str(reader["name"])
 
 
 def _tops(center: float, count: int) -> list[float]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from liftlog.errors import CorruptRange, OffsetOutOfRange, StreamNotFound
+from liftlog.errors import CorruptRange, Forbidden, OffsetOutOfRange, StreamNotFound
 from liftlog.server.web import formats
 
 _RANGE = re.compile(r"\bthe records \[(\d{1,19}), (\d{1,19})\)( are)?")
@@ -50,6 +50,8 @@ def worded(error: Mapping[str, Any], asked: Mapping[str, str]) -> Trouble:
         if command in hint:
             hint = "; ".join(part for part in hint.split("; ") if command not in part)
             links.append(link)
+    if name == Forbidden.name:
+        links.append(("/ui/access", "What you may do"))
     if name in _NEEDS_NO_HINT:
         hint = ""
     return Trouble(name, _sentence(message), _sentence(hint), tuple(links))

@@ -103,6 +103,10 @@ class Node:
         self.member = SimpleNamespace(name="a")
         self.session = SimpleNamespace(deadline=time.monotonic() + 1000)
         self.behind: list[str] = []
+        self.leader: str | None = "a"
+
+    def known(self, name: str) -> Any:
+        return SimpleNamespace(leader=self.leader) if name == "_offsets" else None
 
     def not_in_sync(self) -> list[str]:
         return self.behind
@@ -172,6 +176,16 @@ async def test_while_draining(parts: Parts) -> None:
     parts.health.phase = Phase.DRAINING
     assert await problems(parts) == {"draining": "the daemon is stopping"}
     assert parts.health.is_serving
+
+
+@pytest.mark.parametrize("leader", ["a", "b", None])
+async def test_checkpoints_of_a_cluster(parts: Parts, leader: str | None) -> None:
+    """One node answers for them; of the others none has a reason to warn."""
+    node = parts.broker.replicated = Node()
+    node.leader, parts.broker.has_checkpoints = leader, False
+    assert ("checkpoints" in parts.health.warnings()) == (leader != "b")
+    parts.broker.has_checkpoints = True
+    assert parts.health.warnings() == {}
 
 
 async def test_warnings_do_not_take_it_out_of_service(parts: Parts) -> None:

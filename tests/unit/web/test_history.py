@@ -184,18 +184,23 @@ VALUES = st.one_of(st.just(math.nan), st.just(0.0), st.floats(0, 1e15))
     st.sampled_from(STREAM_CHARTS + READER_CHARTS + DAEMON_CHARTS),
     st.lists(VALUES, max_size=150),
     st.sampled_from(list(SPANS)),
+    st.sampled_from((1, 1.01, 30)),
 )
-def test_every_chart_is_within_its_box(chart: object, values: list[float], name: str) -> None:
+def test_every_chart_is_within_its_box(
+    chart: object, values: list[float], name: str, apart: float
+) -> None:
+    """Also after the machine was suspended, when points are further `apart`."""
     span, now = SPANS[name], 1e9
     values = values[: span.kept]
-    times = [now - span.seconds * i for i in reversed(range(len(values)))]
+    times = [now - span.seconds * apart * i for i in reversed(range(len(values)))]
     columns = {series: values for _, series in chart.lines}  # type: ignore[attr-defined]
     found = drawn(chart, Points(times, columns), span, now)  # type: ignore[arg-type]
     for line in found["lines"]:
         numbers = [one for path in line["paths"] for one in re.findall(r"[-\d.e+]+", path)]
         assert all(-1 <= float(x) <= WIDTH + 1 for x in numbers[::2])
         assert all(0 <= float(y) <= HEIGHT for y in numbers[1::2])
-    known = [one for one in values if not math.isnan(one)]
+    begin = now - span.seconds * span.kept
+    known = [v for at, v in zip(times, values, strict=True) if at >= begin and not math.isnan(v)]
     assert bool(found["spots"]) == bool(known)
     assert ("no data" in found["summary"]) == (not known)
     assert all(one["width"] >= 0 for one in found["spots"])

@@ -34,7 +34,7 @@ async def test_a_stream_that_could_not_be_opened(
         status, text, _ = await browser.get("/ui/streams/orders")
         assert status == 200
         # Once, with the command set as one, and what came from elsewhere still escaped.
-        assert text.count("manifest is lost") == 1
+        assert text.count("Manifest is lost") == 1
         assert "(<code>liftlog log verify</code> shows &lt;what&gt; is readable)" in text
         assert "liftlog log repair --dry-run" in text
         # No figures and no sections of which nothing is known.

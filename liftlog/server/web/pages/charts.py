@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -75,6 +76,7 @@ DAEMON_CHARTS = (*STREAM_CHARTS[:3], _FSYNC, *STREAM_CHARTS[3:], _LOOP)
 def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any]:
     """What the template needs of one chart. `now`: seconds since 1970, the right edge."""
     begin = now - span.seconds * span.kept
+    points = _since(points, begin)
     columns = [points.values.get(name, ()) for _, name in chart.lines]
     known = [value for column in columns for value in column if value == value]  # not NaN
     top = _round_top(max(known, default=0.0), chart.unit)
@@ -99,6 +101,16 @@ def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any
         ],
         "spots": list(_spots(chart, points.times, places, columns)) if known else [],
     }
+
+
+def _since(points: Points, begin: float) -> Points:
+    """Without what is older: the points of a machine that was suspended, or busy, are further apart
+    than they should be."""
+    left_out = bisect_left(points.times, begin)
+    if not left_out:
+        return points
+    values = {name: column[left_out:] for name, column in points.values.items()}
+    return Points(points.times[left_out:], values)
 
 
 def _text(unit: Unit, value: float | None) -> str:

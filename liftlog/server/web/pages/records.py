@@ -97,7 +97,7 @@ class _Reading:
             return parse(text) if text else None
         except InvalidArgument as error:
             self._texts.setdefault(name, "")
-            self._problems[name] = error.message
+            self._problems[name] = error.message.removeprefix(f"{name}: ")
             return None
 
     async def _values(self) -> Condition | None:
@@ -138,6 +138,11 @@ async def records(asked: Asked) -> Shown:
     title = f"Records of {stream}"
     choices = {
         "form": form.texts,
+        "has_rare_fields": bool(
+            _RARE & (form.problems.keys() | {name for name, text in form.texts.items() if text})
+        )
+        or _is_unusual(form.texts),
+        "may_publish": asked.may("admin", stream) and not stream.startswith("_"),
         "problems": form.problems,
         "limits": LIMITS,
         "views": content.VIEWS,
@@ -166,6 +171,15 @@ async def records(asked: Asked) -> Shown:
         "records": found.rows,
     }
     return Shown(title, data, {**choices, **_links(form, data, found)})
+
+
+_RARE = {"until", "key", "header", "offset", "fields"}
+"""Fields that a phone shows only if they are filled in, or asked for; and these choices."""
+
+
+def _is_unusual(texts: dict[str, str]) -> bool:
+    usual = {"order": ORDERS[0], "limit": str(LIMITS[0]), "view": content.VIEWS[0]}
+    return any(texts[name] != one for name, one in usual.items())
 
 
 def _means_json(texts: dict[str, str]) -> bool:

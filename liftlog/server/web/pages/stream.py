@@ -54,6 +54,7 @@ async def stream(asked: Asked) -> Shown:
         "replication": replication_of(asked, name),
         "problem": problem,
     }
+    data["elsewhere"] = bool(problem) and _is_elsewhere(asked, data["replication"])
     data["possible_losses"] = data["possible_losses"][-_MAX_TOLD:][::-1]
     data["shape"] = [
         described.state,
@@ -114,6 +115,14 @@ def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
         }
         for one in log.segments[-MAX_SEGMENTS:]
     ], ""
+
+
+def _is_elsewhere(asked: Asked, replication: dict[str, Any] | None) -> bool:
+    """Whether the stream is served, by nodes of which this is none."""
+    streams = asked.parts.broker.replicated
+    if streams is None or replication is None or not replication["leader"]:
+        return False
+    return streams.member.name not in replication["replicas"]
 
 
 def _undamaged(

@@ -152,6 +152,7 @@ async function replaceMain(main) {
   main.replaceChildren(...document.adoptNode(fresh).childNodes);
   main.querySelectorAll("details").forEach((one, i) => { one.open = open[i] ?? false; });
   if (place) main.querySelector(place)?.focus({ preventScroll: true });
+  document.dispatchEvent(new Event("replaced"));
 }
 
 function note(isLost, text) {
@@ -163,7 +164,7 @@ function note(isLost, text) {
     banner = document.createElement("p");
     banner.className = "notice bad";
     banner.dataset.lost = "";
-    banner.textContent = `The daemon has not answered since ${new Date().toLocaleTimeString()}; this page is as old.`;
+    banner.textContent = `The daemon has not answered since ${new Date().toISOString().slice(11, 19)} UTC; this page is as old.`;
     main.prepend(banner);
   } else if (!isLost) {
     banner?.remove();
