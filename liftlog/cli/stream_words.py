@@ -128,7 +128,10 @@ def _number(value: object) -> str:
 def _range(bad: dict[str, Any]) -> str:
     first, following = bad.get("first_offset"), bad.get("next_offset")
     last = following - 1 if isinstance(following, int) else None
-    return f"offsets {_number(first)} to {_number(last)}: {bad.get('reason', '?')}"
+    where = f"offset {_number(first)}"
+    if first != last:
+        where = f"offsets {_number(first)} to {_number(last)}"
+    return f"{where}: {bad.get('reason', '?')}"
 
 
 def describe_compaction(found: Mapping[str, Any]) -> list[str]:

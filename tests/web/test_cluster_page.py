@@ -45,7 +45,7 @@ def test_pages_of_a_node_without_a_copy(cluster: Cluster, window: NewWindow) -> 
     other = next(name for name in cluster.nodes if name != leader)
     page = window(cluster.nodes[other]).page
     page.goto("/ui/streams/one")
-    expect(page.locator(".notice")).to_have_text(re.compile(f"no copy .* node {leader}, and has"))
+    expect(page.locator(".notice")).to_have_text(re.compile(f"no copy .* node {leader}, has"))
     assert page.locator(".notice.bad, .notice.warn").count() == 0
     check_in_every_way(page, "a stream that is elsewhere")
     for daemon in cluster.nodes.values():  # of which one has the checkpoints

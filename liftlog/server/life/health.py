@@ -168,8 +168,6 @@ class Health:
     def warnings(self) -> dict[str, str]:
         """Problems that need attention although clients are served."""
         found = {}
-        if failed := self._broker.failed_streams():
-            found["failed_streams"] = _named(failed)
         if self.is_serving and not self._has_checkpoints():
             found["checkpoints"] = "consumers cannot store checkpoints; the log has the reason"
         found |= self._broker.troubles()

@@ -542,9 +542,9 @@ class Broker:
         return [name for name, host in self.hosts.items() if host.failure] + list(self.broken)
 
     def troubles(self, may_read: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
-        """What is wrong with streams that are served all the same; see `stream_troubles`."""
+        """What is wrong with streams, while the others are served; see `stream_troubles`."""
         failures = {} if self.compactor is None else self.compactor.failures()
-        return stream_troubles(self.hosts, failures, may_read)
+        return stream_troubles(self.hosts, failures, self.failed_streams(), may_read)
 
     def stalled_streams(self, seconds: float) -> list[str]:
         """Streams whose disk has not responded for so long."""

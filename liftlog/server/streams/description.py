@@ -81,10 +81,12 @@ def describe_elsewhere(name: str, settings: StreamSettings, record: StreamRecord
 def stream_troubles(
     hosts: Mapping[str, StreamHost],
     failures: Mapping[str, str],
+    failed: Sequence[str],
     may_read: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, str]:
-    """By kind, `lost_records` and `cleaning`: for `/readyz`, `health` and the web page. Only of the
-    streams for which `may_read` is true. `failures` are those of the cleaner, by stream.
+    """By kind, `failed_streams`, `lost_records` and `cleaning`: for `/readyz`, `health` and the web
+    page. Only of the streams for which `may_read` is true. `failures` are those of the cleaner, by
+    stream; `failed` the streams that cannot be written, or could not be opened.
 
     These are warnings, and do not make the daemon "not ready". Sending clients to another daemon
     would neither bring lost records back nor repair compaction, and it would cost them all other
@@ -96,7 +98,12 @@ def stream_troubles(
         if may_read(name) and host.log.quarantined and (words := _lost(host.log))
     }
     failing = {name: words for name, words in failures.items() if may_read(name)}
-    found = {"lost_records": _listed(lost), "cleaning": _listed(failing)}
+    names = sorted(filter(may_read, failed))
+    found = {
+        "failed_streams": _joined(names[:_MAX_STREAMS], len(names)),
+        "lost_records": _listed(lost),
+        "cleaning": _listed(failing),
+    }
     return {kind: text for kind, text in found.items() if text}
 
 

@@ -30,7 +30,6 @@ class Parts:
         )
         self.refused: list[RefusedSubject] = []
         self.rivals: list[str] = []
-        self.failed: list[str] = []
         self.troubles: dict[str, str] = {}
         self.stalled: list[str] = []
         self.broker: Any = SimpleNamespace(
@@ -40,7 +39,6 @@ class Parts:
             refused_subjects=lambda: self.refused,
             jetstream_rivals=lambda: self.rivals,
             has_checkpoints=True,
-            failed_streams=lambda: self.failed,
             troubles=lambda: self.troubles,
             stalled_streams=lambda seconds: self.stalled,
             replicated=None,
@@ -189,13 +187,15 @@ async def test_checkpoints_of_a_cluster(parts: Parts, leader: str | None) -> Non
 
 
 async def test_warnings_do_not_take_it_out_of_service(parts: Parts) -> None:
-    parts.failed = [f"stream-{number}" for number in range(30)]
     parts.reloads.problems = {"acl": "line 3"}
     parts.broker.has_checkpoints = False
-    parts.troubles = {"lost_records": "orders: 5 offsets cannot be read: [1, 6) rot"}
+    parts.troubles = {
+        "failed_streams": "bills",
+        "lost_records": "orders: 5 offsets cannot be read: [1, 6) rot",
+    }
     ready, body = await parts.health.readiness()
     assert ready
-    assert body["warnings"]["failed_streams"].endswith("and 10 more")
+    assert body["warnings"]["failed_streams"] == "bills"
     assert "cannot store" in body["warnings"]["checkpoints"]
     assert body["warnings"]["lost_records"] == parts.troubles["lost_records"]
     assert body["warnings"]["reload"] == "acl was not reloaded: line 3"
