@@ -7,6 +7,7 @@ may read, and change the structure: retention, swaps, quarantine.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from liftlog.log.segment import Segment
 from liftlog.log.sketch import Probe
 from liftlog.log.slices import LogSlice
 from liftlog.log.slot import AckedSlot
+from liftlog.log.sparse import SparsePiece, read_sparsely
 from liftlog.log.state import LogState, ReadView
 from liftlog.log.walk import is_covered
 from liftlog.log.writing import LogWriter
@@ -570,6 +572,18 @@ class Log:
         read less than the whole, or none in memory unless `load`. Keep the slice until it is no
         longer used. Raises StorageError."""
         return read_partially(self._state, piece, load=load)
+
+    def is_sealed_at(self, offset: int) -> bool:
+        """Whether a sealed segment holds this offset."""
+        segments = self._state.view.segments
+        at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
+        return at >= 0 and bool(segments[at].sealed) and offset < segments[at].next_offset
+
+    def read_sparsely(self, piece: LogSlice) -> SparsePiece | None:
+        """The heads of the batches of a slice, for who wants few of its records; None if there is
+        no good sketch with checksums of all that such a reader needs, or if anything in the heads
+        is unusual. Keep the slice until it is no longer used. Raises StorageError."""
+        return read_sparsely(self._state, piece)
 
     def epoch_end(self, epoch: int) -> int:
         """The first offset after that leader epoch: where the next known one begins.

@@ -63,15 +63,27 @@ class SegmentParts:
 
     def checks(self, first: int, count: int) -> NDArray[np.uint32] | None:
         """The value checks of a batch; None if they cannot be read. Raises OSError."""
+        self._load_checks()
+        if self._checks is None:
+            return None
+        found = self._checks[first : first + count]
+        return found if len(found) == count else None
+
+    def checks_at(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32] | None:
+        """The value checks with these numbers. Otherwise as `checks`."""
+        self._load_checks()
+        checks = self._checks
+        if checks is None or (len(numbers) and int(numbers.max()) >= len(checks)):
+            return None
+        found: NDArray[np.uint32] = checks[numbers]
+        return found
+
+    def _load_checks(self) -> None:
         place = self._place
         if place is not None:
             if place.size_bytes <= _CACHED_BYTES:
                 self._checks = read_value_checks(self._fs, self._path, place)
             self._place = None
-        if self._checks is None:
-            return None
-        found = self._checks[first : first + count]
-        return found if len(found) == count else None
 
 
 class PartsCache:

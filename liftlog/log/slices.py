@@ -4,7 +4,7 @@ batches. `reading.py` goes across segments."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -76,6 +76,13 @@ class LogSlice:
         the disk gives nothing, fewer where the file ends. Raises OSError."""
         assert self._pooled is not None, "the slice was released"
         return read_zeroed(self._pooled.file, length, self.position + position)
+
+    def read_many(self, places: Iterable[tuple[int, int]]) -> list[bytes]:
+        """So many bytes from each position in the file on, all of which are still to be checked;
+        fewer where the file ends. Raises OSError, also where the disk gives nothing."""
+        assert self._pooled is not None, "the slice was released"
+        pread = self._pooled.file.pread
+        return [pread(length, position) for position, length in places]
 
     def pread(self) -> bytes:
         """The bytes themselves, for readers in the same process; every batch is still to be

@@ -114,7 +114,8 @@ class Fetch(Message):
 
     Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
     filter or columns the server encodes new batches for the answer; for `filter_slots`, those of a
-    member of a group with `slot_count` slots, it does so if that sends much less. A copy whose high
+    member of a group with `slot_count` slots, and for `optional_subjects` it does so if that sends
+    much less. A copy whose high
     watermark is below `at_least` does not answer.
     """
 
@@ -137,6 +138,7 @@ class Fetch(Message):
     at_least: int | None = key("a", uint(), default=None)
     filter_slots: list[int] | None = key("fg", array_of(uint(1023), 1024), default=None)
     slot_count: int | None = key("fp", uint(1024), default=None)
+    optional_subjects: list[str] | None = key("fo", array_of(text(1024), 64), default=None)
 
     @property
     def filter_values(self) -> int:
@@ -147,6 +149,7 @@ class Fetch(Message):
             self.filter_headers,
             self.columns,
             self.filter_slots,
+            self.optional_subjects,
         )
         return sum([len(one) for one in filters if one is not None])
 

@@ -268,7 +268,7 @@ class ServerConnection:
         except BadRequest as error:
             return error
         cost = REQUEST_OVERHEAD_BYTES + frame_bytes
-        if type(message) is Fetch and message.selects:
+        if type(message) is Fetch and (message.selects or message.optional_subjects):
             cost += _FILTER_VALUE_BYTES * message.filter_values
         more = cost - self._grown_bytes  # the request takes the place of the buffer
         if self.held_bytes + more > self._max_held_bytes and len(self._open) > 1:

@@ -26,7 +26,15 @@ from liftlog.records.format import (
     TOMBSTONES,
 )
 from liftlog.records.layout import Binary
-from liftlog.records.positions import AnyArray, Batches, Joined, cut, locate
+from liftlog.records.positions import (
+    AnyArray,
+    Apart,
+    Batches,
+    Joined,
+    Positions,
+    cut,
+    locate,
+)
 from liftlog.records.scattered import ScatteredColumn, ScatteredRecords, column_of
 from liftlog.records.small_batches import Numbers, SmallBatches
 
@@ -133,7 +141,10 @@ class ManyBatches:
 
     def __init__(self, batches: Sequence[Batches], *, in_one: bool = False) -> None:
         """`in_one` is for `scattered`."""
-        self._at, self._octets = locate(batches, in_one=in_one)
+        self._hold(*locate(batches, in_one=in_one))
+
+    def _hold(self, at: Positions, octets: Apart | Joined) -> None:
+        self._at, self._octets = at, octets
         self._layout = self._at.layout
         self._counts = self._at.counts
         stops = np.cumsum(self._counts)

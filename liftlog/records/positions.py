@@ -66,25 +66,29 @@ def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
     return batches
 
 
-def locate(found: Sequence[Batches], *, in_one: bool = False) -> tuple[Positions, _Apart | Joined]:
+def locate(found: Sequence[Batches], *, in_one: bool = False) -> tuple[Positions, Apart | Joined]:
     """The positions and the bytes of verified batches with at least one record each, less than
     2 GiB in all. `in_one`: the positions are to be those in one buffer.
 
     Raises CorruptBatch when columns reach past the end of their batch, or offsets beyond 63 bits.
     """
     total = sum([len(some.raw) for some in found])
-    octets: _Apart | Joined
+    octets: Apart | Joined
     if in_one or total < _JOIN_BELOW_BYTES * count_batches(found):
         octets = joined = Joined(found)
         positions = joined.positions()
     else:
         batches = one_by_one(found)
-        octets, positions = _Apart(batches), _positions_one_by_one(batches)
-    # An offset beyond 63 bits has become negative.
+        octets, positions = Apart(batches), _positions_one_by_one(batches)
+    check_offsets(positions)
+    return positions, octets
+
+
+def check_offsets(positions: Positions) -> None:
+    """Raises CorruptBatch when offsets go beyond 63 bits: then they have become negative."""
     offsets = positions.base_offsets
     if min(offsets.min(), (offsets + positions.last_deltas).min()) < 0:
         raise CorruptBatch("offsets beyond 63 bits")
-    return positions, octets
 
 
 def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
@@ -101,7 +105,7 @@ def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
 # --- large batches ---
 
 
-class _Apart:
+class Apart:
     """Batches left where they are."""
 
     def __init__(self, batches: Sequence[RecordBatch]) -> None:
@@ -196,13 +200,16 @@ class Joined:
                 begin.append(some.starts + at)
                 lengths.append(some.lengths)
                 at += some.size_bytes
-        self._begin = np.concatenate(begin)
-        self._limits = self._begin + np.concatenate(lengths)
+        self._lie(np.concatenate(begin), np.concatenate(lengths))
+
+    def _lie(self, begin: Numbers, lengths: Numbers) -> None:
+        self._begin = begin
+        self._limits = begin + lengths
 
     def stretches(
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
     ) -> NDArray[Any]:
-        """As in `_Apart`; `begin` counts from the start of the buffer."""
+        """As in `Apart`; `begin` counts from the start of the buffer."""
         items = np.frombuffer(self._raw, kind)
         first = begin // np.dtype(kind).itemsize
         if present is not None:

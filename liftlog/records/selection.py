@@ -226,6 +226,16 @@ def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(ways))
 
 
+def matching_all(patterns: Sequence[tuple[str, ...]]) -> Callable[[bytes], bool]:
+    """Whether a subject, as it is stored, matches one pattern of each of these."""
+
+    def matches(raw: bytes) -> bool:
+        name = raw.decode("utf-8", "replace")
+        return all(some and _regex_of(some).fullmatch(name) is not None for some in patterns)
+
+    return matches
+
+
 def _subjects_match(records: Columns, wanted: tuple[str, ...]) -> Flags:
     if not wanted:
         return _none_of(records)  # an empty expression would match the empty subject

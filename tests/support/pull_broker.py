@@ -79,6 +79,9 @@ class CountedSlice:
     def read_some(self, position: int, length: int) -> bytes:
         return self._piece.read_some(position, length)
 
+    def read_many(self, places: Iterable[tuple[int, int]]) -> list[bytes]:
+        return self._piece.read_many(places)
+
     def quarantine(self) -> None:
         self._piece.quarantine()
 

@@ -60,6 +60,7 @@ class _Waiting:
         "examined",
         "fetch",
         "incarnation",
+        "is_whole",
         "lingered",
         "offset",
         "readable",
@@ -90,6 +91,7 @@ class _Waiting:
         self.offset: int | None = None  # once known
         self.scan_from: int | None = None  # no record between `offset` and here is selected
         self.scanned: Scanned | None = None  # the result of a thread, not yet looked at
+        self.is_whole = False  # it is answered as without `optional_subjects`
 
 
 class FetchQueue:
@@ -203,6 +205,10 @@ class FetchQueue:
             return self._meet(damage, waiting, stream)
         if fetch.selects or fetch.divides or readable is not None:
             return self._serve_selected(waiting, stream, waiting.offset)
+        if fetch.optional_subjects is not None and not waiting.is_whole:
+            if log.is_sealed_at(waiting.offset):
+                return self._serve_selected(waiting, stream, waiting.offset)
+            waiting.is_whole = True
         return self._serve_whole(waiting, stream, waiting.offset)
 
     def _stream(self, fetch: Fetch) -> StreamHost:
@@ -353,6 +359,9 @@ class FetchQueue:
             elif self._answers.may_encode:
                 self._scan(waiting, log, offset, position)
             return False
+        if scanned.is_refused:
+            waiting.is_whole = True
+            return self._serve_whole(waiting, stream, offset)
         next_offset = scanned.next_offset
         nothing_yet = not scanned.record_count and scanned.caught_up
         if nothing_yet and waiting.fetch.min_bytes and self._may_wait(waiting):
@@ -381,9 +390,10 @@ class FetchQueue:
 
     def _scan(self, waiting: _Waiting, log: Log, offset: int, position: int) -> None:
         fetch = waiting.fetch
+        is_optional = not (fetch.selects or fetch.divides or waiting.readable is not None)
         if waiting.selection is None:
             waiting.selection = parse_selection(
-                subjects=fetch.filter_subjects,
+                subjects=fetch.optional_subjects if is_optional else fetch.filter_subjects,
                 keys=fetch.filter_keys,
                 headers=fetch.filter_headers,
                 columns=fetch.columns,
@@ -396,7 +406,8 @@ class FetchQueue:
         shared = self._services.shared_pieces if fetch.divides else None
         if shared is not None and waiting.selection.slots is not None:
             shared.note(log, waiting.selection.slots)
-        scan = Scan(position, stop, min(asked_bytes, MAX_ANSWER_BYTES), waiting.selection, shared)
+        max_bytes = min(asked_bytes, MAX_ANSWER_BYTES)
+        scan = Scan(position, stop, max_bytes, waiting.selection, shared, is_optional)
 
         def found(scanned: Scanned) -> None:
             waiting.scanned = scanned

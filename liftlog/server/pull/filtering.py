@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from acl import subjects as patterns
 from liftlog.errors import (
     CorruptBatch,
     CorruptRange,
@@ -25,15 +26,17 @@ from liftlog.log import Log, LogSlice
 from liftlog.log.manifest import Manifest
 from liftlog.log.partial import PartialPiece
 from liftlog.log.rewrite.batches import Chunk
+from liftlog.log.sparse import SPARSE_VALUE_BYTES
 from liftlog.protocol.limits import KIB, MIB
 from liftlog.records.column_set import Columns, Offsets, concat
 from liftlog.records.columns import can_share_batch, encode_columns
 from liftlog.records.encode import extend_batch
 from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader
+from liftlog.records.heads import WantedSubjects
 from liftlog.records.place import Place
 from liftlog.records.projection import project_batch
-from liftlog.records.selection import VALUE, Selection
+from liftlog.records.selection import VALUE, Selection, matching_all
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.pull.pieces import Piece, SharedPieces, Stamps, chunks_from, chunks_in
 
@@ -55,6 +58,7 @@ meanwhile (`pieces`)."""
 _READ_BYTES = 512 * KIB
 _SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
 _PARTIAL_READ_BYTES = 4 * MIB  # of which a part is read: then finding a piece takes the longest
+_SPARSE_READ_BYTES = 16 * MIB  # of which few values are read, without a step for each batch
 
 # Of the batches that are made for an answer:
 _BATCH_BYTES = 512 * KIB
@@ -74,12 +78,15 @@ class Scan(NamedTuple):
     selection: Selection
     shared: SharedPieces | None = None
     """For a member of a group."""
+    is_optional: bool = False
+    """Whether the reader takes all records as they are stored where looking for them takes long."""
 
 
 class Scanned(NamedTuple):
     """What was found between the scan's offset and `next_offset`.
 
     `caught_up`: the high watermark was reached. Without it more records may be there already.
+    `is_refused`: the scan was optional, and nothing was looked at.
     """
 
     incarnation: str
@@ -88,6 +95,7 @@ class Scanned(NamedTuple):
     record_count: int
     batches: tuple[bytearray, ...]
     caught_up: bool
+    is_refused: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -129,6 +137,8 @@ class _Scanner:
             VALUE not in selection.columns or not selection.is_projection
         )
         self._is_partial = False  # the last piece was read in part
+        self._wanted = _wanted_subjects(selection)  # None: there are other conditions
+        self._is_sparse = self._wanted is not None and scan.is_optional
 
     def run(self) -> Scanned:
         incarnation = self._log.incarnation
@@ -143,6 +153,7 @@ class _Scanner:
             builder.record_count,
             builder.batches(),
             caught_up and end >= self._reached,
+            self._scan.is_optional and not caught_up and self._reached == self._scan.offset,
         )
 
     def _go(self) -> bool:
@@ -154,7 +165,7 @@ class _Scanner:
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
                 # What is shared has the same borders for all.
-                own = min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
+                own = self._read_bytes()
                 most = own if scan.shared is None else _SHARED_READ_BYTES
                 known = self._known_piece()
                 if known is not None:
@@ -229,8 +240,14 @@ class _Scanner:
         """Scan these batches; False when the answer is full, or late. `manifest` is that of the log
         before the piece was found in it. Raises _Damaged."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
-        self._left -= piece.length
         try:
+            if self._wanted is not None and (self._is_sparse or self._is_partial):
+                done = self._take_sparsely(piece, self._wanted)
+                if done is not None:
+                    return done
+            if self._scan.is_optional:
+                return False
+            self._left -= piece.length
             partial = self._read_partially(piece)
             self._is_partial = partial is not None
             if partial is not None:
@@ -249,6 +266,26 @@ class _Scanner:
                 self._left += known.length
                 return self._take_known(known)
         return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
+
+    def _read_bytes(self) -> int:
+        if self._is_sparse:
+            return _SPARSE_READ_BYTES  # of which the least is read
+        return min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
+
+    def _take_sparsely(self, piece: LogSlice, wanted: WantedSubjects) -> bool | None:
+        """The same without a step for each batch; None if it is to be taken in another way."""
+        found = self._log.read_sparsely(piece)
+        records = None
+        if found is not None:
+            records = found.records_on(wanted, self._reached, self._scan.stop_offset)
+        self._is_sparse = records is not None
+        if found is None or records is None:
+            self._wanted = None
+            return None
+        self._left -= found.head_bytes + len(records) * SPARSE_VALUE_BYTES
+        if len(records) and not self._add(self._scan.selection.project(records), found.header):
+            return False
+        return self._reach(piece.next_offset) and not self._is_late()
 
     def _read_partially(self, piece: LogSlice) -> PartialPiece | None:
         """None if all of it is to be read."""
@@ -332,6 +369,22 @@ class _Scanner:
             self._reached = stop
             return False
         return True
+
+
+def _wanted_subjects(selection: Selection) -> WantedSubjects | None:
+    """The only conditions, if they are all about subjects."""
+    more = (selection.keys, selection.headers, selection.values, selection.slots)
+    if any(one is not None for one in more) or VALUE not in selection.columns:
+        return None
+    subjects, readable = selection.subjects, selection.readable
+    if subjects is None:
+        return None
+    literals = None
+    if all(patterns.is_literal(one) for one in subjects):
+        literals = tuple(dict.fromkeys(one.encode() for one in subjects))
+    conditions = (None if literals is not None else subjects, readable)
+    others = tuple(one for one in conditions if one is not None)
+    return WantedSubjects(literals, matching_all(others) if others else None)
 
 
 def _place_of(piece: LogSlice) -> Place:

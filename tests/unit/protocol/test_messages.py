@@ -28,6 +28,7 @@ EXAMPLES: list[Message] = [
     m.Fetch("s", 1, filter_subjects=["a.>"], filter_keys=[b"", b"k"], columns=["key"]),
     m.Fetch("s", 1, filter_headers=["A", "B=c"]),
     m.Fetch("s", 1, filter_slots=[0, 63], slot_count=64),
+    m.Fetch("s", 1, optional_subjects=["a.*", "b"]),
     m.Fetch("s", 1, replica=m.ANY_REPLICA, at_least=9),
     m.FetchHeader(5, 5, 101, 3, 1001, 1, 1001, 3, "abc", 800, selected=True),
     m.FetchHeader(5, 1, 101, 100, 1001, 1, 1001, 3, "abc", 800),

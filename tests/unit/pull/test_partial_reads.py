@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 import pytest
 from crc32c import crc32c
 from support.logs import BASE_NS, flip
+from support.pull_broker import LogBroker, pull_server
+from support.raw_pull import RawPull
 from support.rewriting import Row, add, compact_fully, keyed, row, sketch_segments
 from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange
-from liftlog.log import Log, LogSlice, partial, sketched
+from liftlog.log import Log, LogSlice, partial, sketched, sparse
+from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.partial import PartialPiece
 from liftlog.log.segment import Segment
 from liftlog.log.sketch import Probe, read_sketch, read_value_checks, sketch_path, write_sketch
@@ -32,6 +35,8 @@ SELECTIONS: list[dict[str, Any]] = [
     {"keys": [b"k7", b""]},
     {"keys": [b"k7"], "columns": ["offset", "value"]},
     {"headers": ["Trace=7"]},
+    {"subjects": ["orders.7.größe", "orders.8.größe", "orders.none"]},
+    {"subjects": ["orders.*.größe"], "readable": ("orders.9.>", "orders.1.>")},
     {"columns": ["offset", "value"]},
 ]
 
@@ -47,6 +52,8 @@ class Outcome(NamedTuple):
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "_READ_BYTES", 8 * 1024)
     monkeypatch.setattr(filtering, "_PARTIAL_READ_BYTES", 48 * 1024)
+    monkeypatch.setattr(filtering, "_SPARSE_READ_BYTES", 96 * 1024)
+    monkeypatch.setattr(sparse, "SPARSE_VALUE_BYTES", 512)
     monkeypatch.setattr(partial, "_READ_ALONG_BYTES", 512)
 
 
@@ -313,3 +320,205 @@ def test_a_damaged_sketch_is_read_once_until_another_is_there(
     assert len(read_all(log, selection).records) == 5
     assert len(tried) == 3
     assert counted.pieces
+
+
+# --- where other records may be left out, but need not ---
+
+FEW: list[dict[str, Any]] = [
+    {"subjects": ["orders.7.größe"]},
+    {"subjects": ["orders.7.größe", "orders.none", "orders.8.größe", "orders.7.größe"]},
+    {"subjects": ["orders.3.*", "*.4.größe"]},
+    {"subjects": ["orders.none"]},
+    {"subjects": [f"orders.{n}.größe" for n in range(5, 15)]},
+]
+
+
+def alike_history(seed: int) -> tuple[SimFileSystem, Log]:
+    """Each batch large enough to have a head; several epochs, holes, columns that some lack."""
+    rng, fs = random.Random(seed), SimFileSystem()
+    log = keyed(fs)
+    for number in range(20):
+        stamp, kind = BASE_NS + number * 10_000_000, rng.choice([1, 3, 3, 4, 4])
+        rows = [random_row(rng, kind, stamp) for _ in range(rng.choice([150, 300]))]
+        rows += [
+            row(b"k", rng.randbytes(200), subject=f"orders.{n}.größe", stamp=stamp)
+            for n in range(30)
+            if rng.random() < 0.2
+        ]
+        add(log, [rows])
+        if number == 9:
+            log.begin_epoch(log.leader_epoch + 1)
+        if number in (6, 13):
+            log.roll()
+        if number == 14 and seed % 2:
+            compact_fully(log, fs)
+    log.roll()
+    return fs, log
+
+
+def read_optionally(log: Log, selection: Selection) -> tuple[list[Record], int]:
+    """The wanted records, as a client gets them that takes others, too; and of how many answers
+    the daemon left others out."""
+    found, at, made = [], log.log_start_offset, 0
+    everything = parse_selection()
+    while at < log.high_watermark:
+        scanned = scan_log(log, Scan(at, None, 64 * 1024, selection, is_optional=True))
+        if scanned.is_refused:
+            assert (scanned.record_count, scanned.next_offset) == (0, at)
+            whole = scan_log(log, Scan(at, None, 16 * 1024, everything))
+            records = [one for batch in iter_batches(whole.body) for one in batch.records()]
+            wanted = {one.offset for one in read_all(log, selection, at).records}
+            found += [one for one in records if one.offset in wanted and one.offset >= at]
+            at = whole.next_offset
+            continue
+        made += 1
+        place = scanned.first_offset
+        for batch in iter_batches(scanned.body):
+            assert batch.header.base_offset == place  # they tile the offsets
+            place = batch.header.next_offset
+            found.extend(batch.records())
+        assert place == scanned.next_offset or not scanned.record_count
+        at = scanned.next_offset
+    return found, made
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_few_records_are_found_as_by_reading_all(seed: int) -> None:
+    make = alike_history if seed < 4 else history
+    (_, plain), (fs, log) = make(seed), make(seed)
+    sketch_segments(log, fs)
+    total = 0
+    for asked in FEW:
+        selection = parse_selection(**asked)
+        expected = read_all(plain, selection).records
+        found, made = read_optionally(log, selection)
+        assert found == expected, asked
+        assert not read_optionally(plain, selection)[1]
+        total += made
+        stop = plain.high_watermark * 2 // 3
+        for start in random.Random(seed).sample(range(1, stop), 3):
+            some = scan_log(log, Scan(start, stop, 1 << 20, selection, is_optional=True))
+            records = [one for batch in iter_batches(some.body) for one in batch.records()]
+            assert some.next_offset <= stop
+            assert records == [o for o in expected if start <= o.offset < some.next_offset]
+    assert total > 5 or seed >= 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_what_is_damaged_nothing_is_left_out(seed: int) -> None:
+    """Bytes that are used and fail their check are left to whoever gets all of them."""
+    rng = random.Random(seed)
+    asked = parse_selection(**FEW[seed % 3])
+    (_, plain), (fs, log) = alike_history(seed), alike_history(seed)
+    sketch_segments(log, fs)
+    segment, (position, head_bytes, _, _) = rng.choice(parts_of(fs, log))
+    in_head = seed % 2 == 0
+    place = position + (rng.randrange(head_bytes) if in_head else head_bytes + 2000)
+    flip(fs, segment.path, place)
+    expected = read_all(plain, asked).records
+    at, found = log.log_start_offset, []
+    refused = False
+    while at < log.high_watermark:
+        scanned = scan_log(log, Scan(at, None, 1 << 20, asked, is_optional=True))
+        if scanned.is_refused:
+            refused = True
+            piece = log.read(at, 1)
+            assert piece is not None
+            at = piece.next_offset
+            piece.release()
+            expected = [o for o in expected if not piece.first_offset <= o.offset < at]
+            continue
+        found += [one for batch in iter_batches(scanned.body) for one in batch.records()]
+        at = scanned.next_offset
+    lost = {one.offset for one in found}
+    assert found == [one for one in expected if one.offset in lost]
+    assert {one.offset for one in expected} == lost
+    assert refused or not in_head
+
+
+@pytest.mark.parametrize("used", [b"the key", b"the value", b"orders.rare", b"Trace: 7"])
+def test_bytes_that_are_used_and_do_not_match_are_refused(used: bytes) -> None:
+    fs, selection = SimFileSystem(), parse_selection(subjects=["orders.rare"])
+    log = keyed(fs)
+    rows = [row(b"k%d" % i, b"%03d" % i * 100) for i in range(100)]
+    headers = b"NATS/1.0\r\nTrace: 7\r\n\r\n"
+    rows[50] = row(b"the key", b"the value" * 30, subject="orders.rare", headers=headers)
+    add(log, [rows])
+    log.roll()
+    sketch_segments(log, fs)
+
+    def scan() -> Any:
+        return scan_log(log, Scan(1, None, 1 << 20, selection, is_optional=True))
+
+    [record] = [one for batch in iter_batches(scan().body) for one in batch.records()]
+    assert (record.offset, record.key, record.headers["Trace"]) == (51, b"the key", "7")
+    path = log.segments[0].path
+    flip(fs, path, fs.read(path).index(used) + 3)
+    assert scan().is_refused
+
+
+def test_a_few_bytes_are_read_where_few_records_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs, log = small_log()
+    read: list[int] = []
+    real = LogSlice.read_many
+
+    def counting(piece: LogSlice, places: Any) -> list[bytes]:
+        found = real(piece, places)
+        read.extend(map(len, found))
+        return found
+
+    monkeypatch.setattr(LogSlice, "read_many", counting)
+    add(log, [[row(b"k", b"v" * 300, subject="orders.rare") for _ in range(2)]
+              + [row(b"k%d" % i, b"%03d" % i * 100) for i in range(100)]])  # fmt: skip
+    log.roll()
+    sketch_segments(log, fs)
+    found, made = read_optionally(log, parse_selection(subjects=["orders.rare"]))
+    assert len(found) == 2
+    assert made
+    assert read.count(300) == 2
+    assert sum(read) < sum(one.size_bytes for one in log.segments) / 3
+
+
+async def test_what_need_not_be_sent_is_left_out_where_that_is_little_work(
+    broker: LogBroker,
+) -> None:
+    stream = broker.streams["orders"]
+    end = stream.real_log.log_end_offset
+    for number in range(40):
+        value = b"%03d" % number * 4000
+        stream.append([value], subject=b"orders.%s" % (b"few" if number % 20 == 7 else b"many"))
+    log = stream.real_log
+    log.roll()
+    sketch_segments(log, OsFileSystem())
+    stream.append([b"in the active segment"], subject=b"orders.many")
+
+    def ask(number: int, subject: str, start: int = end, **more: Any) -> dict[str, Any]:
+        asked = {"k": "fetch", "i": number, "s": "orders", "o": start, "m": 1 << 20}
+        return asked | {"fo": [subject]} | more
+
+    def offsets(answer: dict[str, Any]) -> list[int]:
+        return [one.offset for batch in iter_batches(answer["body"]) for one in batch.records()]
+
+    async with pull_server(broker) as (_, address), await RawPull.connect(address) as peer:
+        peer.send(ask(1, "*.few"))
+        answer = await peer.receive()
+        assert (answer["q"], answer["n"]) == (True, end + 40)
+        assert offsets(answer) == [end + 7, end + 27]
+        peer.send(ask(2, "orders.none"))
+        answer = await peer.receive()
+        assert (answer["q"], answer["n"], answer["b"]) == (True, end + 40, 0)
+        for request in (
+            ask(3, "orders.>", start=end),
+            ask(4, "orders.few", start=end + 40),
+            {"k": "fetch", "i": 5, "s": "orders", "o": end, "m": 1 << 20},
+        ):
+            peer.send(request)
+            answer = await peer.receive()
+            assert "q" not in answer
+            assert len(offsets(answer)) == (1 if request["i"] == 4 else 40)
+        peer.send(ask(6, "orders.few", fs=["orders.many"]))
+        answer = await peer.receive()
+        assert answer["q"] is True
+        assert len(offsets(answer)) >= 38
+        peer.send(ask(7, "orders..few"))
+        assert (await peer.receive())["n"] == "INVALID_ARGUMENT"
