@@ -173,6 +173,34 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
         ),
     ):
         assert jar_rows(spark, condition, **where) == chosen, condition
+    in_names = ("wages", "größe.ü")
+    for condition, holds_of in (
+        ("subject IN ('wages', 'größe.ü', 'none')", lambda row: row["subject"] in in_names),
+        ("key IN (X'6B33', X'6B34', X'')", lambda row: row["key"] in (b"k3", b"k4", b"")),
+        ("key IN (NULL, X'6B33')", lambda row: row["key"] == b"k3"),
+        (
+            "subject = 'wages' OR subject = 'größe.ü' OR key = X'6B33'",
+            lambda row: row["subject"] in in_names or row["key"] == b"k3",
+        ),
+        (
+            f"subject = 'wages' OR offset IN ({middle}, {middle + 3})",
+            lambda row: row["subject"] == "wages" or row["offset"] in (middle, middle + 3),
+        ),
+        (
+            f"offset IN ({middle}, {middle + 3}) OR timestamp = {moment}",
+            lambda row: row["offset"] in (middle, middle + 3) or row["timestamp"] == stamp,
+        ),
+        ("subject LIKE 'ord%'", lambda row: row["subject"].startswith("ord")),
+        ("subject LIKE 'gr%' OR subject = 'wages'", lambda row: row["subject"] in in_names),
+        (
+            "subject IN ('wages', 'größe.ü') AND subject LIKE 'w%' AND key IS NOT NULL",
+            lambda row: row["subject"] == "wages" and row["key"] is not None,
+        ),
+        ("NOT (subject = 'wages')", lambda row: row["subject"] != "wages"),
+    ):
+        rows = [row for row in everything if holds_of(row)]
+        assert rows, condition
+        assert jar_rows(spark, condition, **where) == rows, condition
     for options in (
         {"subject": "orders.*"},
         {"subject": "*.b.>", "columns": "offset,value"},
@@ -214,6 +242,8 @@ def test_sketches_leave_no_row_out(spark: SparkSession, tmp_path: Path) -> None:
                 ("subject", f"subject = '{one['subject']}'"),
                 ("key", f"key = X'{(one['key'] or b'').hex()}'"),
                 ("timestamp", f"timestamp = {moment}"),
+                ("subject", f"subject IN ('none', '{one['subject']}')"),
+                ("key", f"key IN (X'6E6F', X'{(one['key'] or b'').hex()}')"),
             ):
                 wanted = b"" if column == "key" and one["key"] is None else one[column]
                 expected = [row for row in everything if row[column] == wanted]
@@ -223,7 +253,14 @@ def test_sketches_leave_no_row_out(spark: SparkSession, tmp_path: Path) -> None:
         literal = {"subject": "wages", "compact": "true"}
         assert jar_rows(spark, **where, **literal) == python_rows(**where, **literal)
         frame: Any = spark.read.format("liftlog").options(**where).load()
-        for condition in ("key = X'6E6F6E65'", "subject = 'none'", "timestamp < '2000-01-01'"):
+        for condition in (
+            "key = X'6E6F6E65'",
+            "key IN (X'6E6F6E65', X'6E6F')",
+            "subject = 'none'",
+            "subject IN ('none', 'neither')",
+            "subject = 'none' OR key = X'6E6F6E65' AND subject = 'neither'",
+            "timestamp < '2000-01-01'",
+        ):
             planned = frame.where(condition)._jdf.queryExecution().toRdd()
             assert planned.getNumPartitions() == 0, condition
 

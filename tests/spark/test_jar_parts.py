@@ -138,6 +138,12 @@ def test_random_histories_give_the_same_rows(spark: SparkSession, tmp_path: Path
             (f"subject = '{RARE}'", lambda row: row["subject"] == RARE),
             ("key = X'6B37'", lambda row: row["key"] == b"k7"),
             ("key = X''", lambda row: row["key"] == b""),
+            (f"subject IN ('{RARE}', 'none')", lambda row: row["subject"] == RARE),
+            (f"subject LIKE '{RARE[:-1]}%'", lambda row: row["subject"].startswith(RARE[:-1])),
+            (
+                f"subject = '{RARE}' OR key = X'6B37'",
+                lambda row: row["subject"] == RARE or row["key"] == b"k7",
+            ),
         ):
             expected = [row for row in rows if holds(row)]
             assert jar_rows(spark, condition, **where, **size, columns=ALL_COLUMNS) == expected

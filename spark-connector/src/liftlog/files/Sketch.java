@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.zip.CRC32C;
 import liftlog.records.Bytes;
 import liftlog.scan.Extent;
+import liftlog.scan.Items;
 import liftlog.scan.Narrowing;
 
 /**
@@ -23,6 +24,7 @@ final class Sketch {
     private static final int PROBES = 7;
     private static final long SPREAD = 0x9E3779B97F4A7C15L;
     private static final long MOST_BYTES = 128 << 20; // of filters, in the driver
+    private static final int MOST_ITEMS = 256;
     private static final long MOST_PARTS = 32 << 20; // of checksums, in each task
 
     private final Manifest.Segment segment;
@@ -147,16 +149,14 @@ final class Sketch {
      */
     List<Extent> extents(Narrowing wanted, boolean inParts) {
         List<Extent> found = new ArrayList<>();
-        long subject = wanted.subject() == null
-                ? -1
-                : hash('s', wanted.subject().getBytes(StandardCharsets.UTF_8));
-        long key = wanted.key() == null ? -1 : hash('k', wanted.key());
+        long[] subjects = hashes('s', wanted.subjects());
+        long[] keys = hashes('k', wanted.keys());
         int batch = 0;
         for (int i = 0; i < blocks; i++) {
             boolean some = number(i, 16) >= wanted.notBeforeNs()
                     && number(i, 8) <= wanted.notAfterNs()
-                    && (subject < 0 || holds(i, subject))
-                    && (key < 0 || holds(i, key));
+                    && (subjects == null || holdsSome(i, subjects))
+                    && (keys == null || holdsSome(i, keys));
             boolean isLast = i == blocks - 1;
             long first = segment.baseOffset() + word(i, 0);
             long next = isLast ? segment.nextOffset() : segment.baseOffset() + word(i + 1, 0);
@@ -181,6 +181,14 @@ final class Sketch {
         return head == 0 ? whole : Math.min(whole, Integer.toUnsignedLong(head) + worthReading);
     }
 
+    private boolean holdsSome(int i, long[] items) {
+        boolean found = false;
+        for (int one = 0; one < items.length && !found; one++) {
+            found = holds(i, items[one]);
+        }
+        return found;
+    }
+
     private boolean holds(int i, long item) {
         int start = (int) word(i, 24);
         long bits = 8 * word(i, 28);
@@ -195,6 +203,14 @@ final class Sketch {
             }
         }
         return true;
+    }
+
+    /** Null if the filters cannot tell, or if it takes too long to ask them. */
+    private static long[] hashes(char kind, Items items) {
+        if (items == null || !items.prefixes().isEmpty() || items.whole().size() > MOST_ITEMS) {
+            return null;
+        }
+        return items.whole().stream().mapToLong(item -> hash(kind, item)).toArray();
     }
 
     private static long hash(char kind, byte[] item) {

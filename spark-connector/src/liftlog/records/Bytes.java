@@ -48,4 +48,23 @@ public final class Bytes {
     private static VarHandle view(Class<?> kind) {
         return MethodHandles.byteArrayViewVarHandle(kind, ByteOrder.LITTLE_ENDIAN);
     }
+
+    /** For hash tables. */
+    public static int hash(byte[] from, int at, int size) {
+        long hash = size * 0x9E3779B97F4A7C15L;
+        int i = 0;
+        for (; i + 8 <= size; i += 8) {
+            hash = mixed(hash ^ i64(from, at + i));
+        }
+        for (; i < size; i++) {
+            hash = (hash ^ from[at + i]) * 0x100000001B3L;
+        }
+        hash = mixed(hash);
+        return (int) (hash ^ hash >>> 32);
+    }
+
+    private static long mixed(long value) {
+        long hash = (value ^ value >>> 32) * 0xD6E8FEB86659FD93L;
+        return hash ^ hash >>> 29;
+    }
 }

@@ -9,11 +9,11 @@ import java.io.Serializable;
  * @param end after the last offset that can match
  * @param notBeforeUs the earliest time that can match, in microseconds since 1970
  * @param notAfterUs the latest one
- * @param subject the only subject, or null
- * @param key the only key, or null
+ * @param subjects the only subjects, or null
+ * @param keys the only keys, or null
  */
 public record Narrowing(
-        long first, long end, long notBeforeUs, long notAfterUs, String subject, byte[] key)
+        long first, long end, long notBeforeUs, long notAfterUs, Items subjects, Items keys)
         implements Serializable {
 
     public static final Narrowing NONE =
@@ -22,32 +22,46 @@ public record Narrowing(
     private static final long MOST_US = Long.MAX_VALUE / 1000 - 1;
 
     public Narrowing from(long offset) {
-        return new Narrowing(Math.max(first, offset), end, notBeforeUs, notAfterUs, subject, key);
+        return new Narrowing(Math.max(first, offset), end, notBeforeUs, notAfterUs, subjects, keys);
     }
 
     public Narrowing upTo(long offset) {
-        return new Narrowing(first, Math.min(end, offset), notBeforeUs, notAfterUs, subject, key);
+        return new Narrowing(first, Math.min(end, offset), notBeforeUs, notAfterUs, subjects, keys);
     }
 
     public Narrowing notBefore(long us) {
-        return new Narrowing(first, end, Math.max(notBeforeUs, us), notAfterUs, subject, key);
+        return new Narrowing(first, end, Math.max(notBeforeUs, us), notAfterUs, subjects, keys);
     }
 
     public Narrowing notAfter(long us) {
-        return new Narrowing(first, end, notBeforeUs, Math.min(notAfterUs, us), subject, key);
+        return new Narrowing(first, end, notBeforeUs, Math.min(notAfterUs, us), subjects, keys);
     }
 
-    public Narrowing ofSubject(String one) {
-        return new Narrowing(first, end, notBeforeUs, notAfterUs, one, key);
+    public Narrowing ofSubjects(Items some) {
+        return new Narrowing(first, end, notBeforeUs, notAfterUs, some, keys);
     }
 
-    public Narrowing ofKey(byte[] one) {
-        return new Narrowing(first, end, notBeforeUs, notAfterUs, subject, one);
+    public Narrowing ofKeys(Items some) {
+        return new Narrowing(first, end, notBeforeUs, notAfterUs, subjects, some);
+    }
+
+    /** What can match both; perhaps more. */
+    public Narrowing and(Narrowing other) {
+        return new Narrowing(Math.max(first, other.first), Math.min(end, other.end),
+                Math.max(notBeforeUs, other.notBeforeUs), Math.min(notAfterUs, other.notAfterUs),
+                Items.both(subjects, other.subjects), Items.both(keys, other.keys));
+    }
+
+    /** What can match one of both; perhaps more. */
+    public Narrowing or(Narrowing other) {
+        return new Narrowing(Math.min(first, other.first), Math.max(end, other.end),
+                Math.min(notBeforeUs, other.notBeforeUs), Math.max(notAfterUs, other.notAfterUs),
+                Items.either(subjects, other.subjects), Items.either(keys, other.keys));
     }
 
     /** Whether some of the records between {@code first} and {@code end} are not wanted. */
     public boolean selects() {
-        return subject != null || key != null || beginsAtTime() || notAfterUs != Long.MAX_VALUE;
+        return subjects != null || keys != null || beginsAtTime() || notAfterUs != Long.MAX_VALUE;
     }
 
     public boolean beginsAtTime() {

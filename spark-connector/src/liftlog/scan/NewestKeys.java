@@ -50,13 +50,13 @@ public final class NewestKeys {
         }
         int at = batch.start(batch.keys, record);
         int size = batch.size(batch.keys, record);
-        int hash = hash(batch.bytes(), at, size);
+        int hash = Bytes.hash(batch.bytes(), at, size);
         int number = slots[slot(batch.bytes(), at, size, hash)];
         return number == FREE || offsets[number] <= batch.offset(record);
     }
 
     private int number(byte[] from, int at, int size) {
-        int hash = hash(from, at, size);
+        int hash = Bytes.hash(from, at, size);
         int slot = slot(from, at, size, hash);
         if (slots[slot] != FREE) {
             return slots[slot];
@@ -119,23 +119,5 @@ public final class NewestKeys {
             }
             slots[slot] = number;
         }
-    }
-
-    private static int hash(byte[] from, int at, int size) {
-        long hash = size * 0x9E3779B97F4A7C15L;
-        int i = 0;
-        for (; i + 8 <= size; i += 8) {
-            hash = mixed(hash ^ Bytes.i64(from, at + i));
-        }
-        for (; i < size; i++) {
-            hash = (hash ^ from[at + i]) * 0x100000001B3L;
-        }
-        hash = mixed(hash);
-        return (int) (hash ^ hash >>> 32);
-    }
-
-    private static long mixed(long value) {
-        long hash = (value ^ value >>> 32) * 0xD6E8FEB86659FD93L;
-        return hash ^ hash >>> 29;
     }
 }

@@ -1,19 +1,17 @@
 package liftlog.scan;
 
-import java.nio.charset.StandardCharsets;
-import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Set;
 import liftlog.records.RecordBatch;
 
 /**
- * Which records of a batch become rows: those on wanted subjects, with the wanted key, and with
+ * Which records of a batch become rows: those on wanted subjects, with wanted keys, and with
  * {@code compact} only the newest of each key.
  */
 public final class Rows {
     private final byte[][] pattern;
-    private final byte[] subject;
-    private final byte[] key;
+    private final ItemSet subjects;
+    private final ItemSet keys;
     private NewestKeys newest;
     private boolean[] wantedSubjects = new boolean[0];
     private int[] chosen = new int[0];
@@ -22,19 +20,19 @@ public final class Rows {
     private boolean all;
 
     public Rows(ScanOptions options) {
-        String one = options.narrowing().subject();
         pattern = options.subject() == null ? null : Subjects.tokens(options.subject());
-        subject = one == null ? null : one.getBytes(StandardCharsets.UTF_8);
-        key = options.narrowing().key();
+        Narrowing wanted = options.narrowing();
+        subjects = wanted.subjects() == null ? null : new ItemSet(wanted.subjects());
+        keys = wanted.keys() == null ? null : new ItemSet(wanted.keys());
     }
 
     /** The columns that decide which records become rows, with those of {@code compact} or without. */
     public Set<String> columns(boolean compact) {
         Set<String> found = new HashSet<>(Set.of(Columns.OFFSET));
-        if (pattern != null || subject != null) {
+        if (pattern != null || subjects != null) {
             found.add(Columns.SUBJECT);
         }
-        if (key != null || compact) {
+        if (keys != null || compact) {
             found.add(Columns.KEY);
         }
         return found;
@@ -42,7 +40,7 @@ public final class Rows {
 
     /** Whether perhaps not all records become rows. */
     public boolean selects() {
-        return pattern != null || subject != null || key != null || newest != null;
+        return pattern != null || subjects != null || keys != null || newest != null;
     }
 
     /** From now on only records that are the newest of their key. */
@@ -54,8 +52,8 @@ public final class Rows {
     public int select(RecordBatch batch) {
         first = batch.first();
         count = batch.last() - first;
-        boolean bySubject = pattern != null || subject != null;
-        all = !bySubject && key == null && newest == null;
+        boolean bySubject = pattern != null || subjects != null;
+        all = !bySubject && keys == null && newest == null;
         if (all || count == 0) {
             return count;
         }
@@ -63,8 +61,8 @@ public final class Rows {
             count = 0;
             return 0;
         }
-        if (key != null || newest != null) {
-            if (key != null && !batch.keys.isPresent()) {
+        if (keys != null || newest != null) {
+            if (keys != null && !batch.keys.isPresent()) {
                 count = 0;
                 return 0;
             }
@@ -78,7 +76,7 @@ public final class Rows {
         int found = 0;
         for (int record = first; record < batch.last(); record++) {
             if ((!bySubject || wantedSubjects[batch.subjectId(record)])
-                    && (key == null || hasKey(batch, record))
+                    && (keys == null || hasKey(batch, record))
                     && (newest == null || newest.holds(batch, record))) {
                 chosen[found++] = record;
             }
@@ -113,7 +111,7 @@ public final class Rows {
     }
 
     private boolean isWanted(byte[] bytes, int at, int size) {
-        return (subject == null || Arrays.equals(bytes, at, at + size, subject, 0, subject.length))
+        return (subjects == null || subjects.holds(bytes, at, size))
                 && (pattern == null || Subjects.matches(pattern, bytes, at, at + size));
     }
 
@@ -121,9 +119,7 @@ public final class Rows {
         if (batch.isNull(batch.keys, record)) {
             return false;
         }
-        int at = batch.start(batch.keys, record);
-        int size = batch.size(batch.keys, record);
-        return size == key.length
-                && Arrays.equals(batch.bytes(), at, at + size, key, 0, key.length);
+        return keys.holds(
+                batch.bytes(), batch.start(batch.keys, record), batch.size(batch.keys, record));
     }
 }

@@ -116,8 +116,8 @@ public record ScanOptions(
 
     /** The records that can become rows, of a batch read. */
     public Narrowing wanted() {
-        return narrowing.subject() == null && subject != null && Subjects.isLiteral(subject)
-                ? narrowing.ofSubject(subject)
+        return narrowing.subjects() == null && subject != null && Subjects.isLiteral(subject)
+                ? narrowing.ofSubjects(Items.of(subject))
                 : narrowing;
     }
 

@@ -44,7 +44,7 @@ public final class Scans {
         if (wanted.selects() && first < end) {
             // With compact the size of a range bounds the keys that its task holds, not only its work.
             boolean inParts =
-                    !options.compact() && (wanted.subject() != null || wanted.key() != null);
+                    !options.compact() && (wanted.subjects() != null || wanted.keys() != null);
             state = transport.find(state, first, end, step, wanted, inParts);
             return transport.held(
                     Planning.select(state, first, end, target, transport.worthReading()));

@@ -1,19 +1,26 @@
 package liftlog.spark;
 
+import java.nio.charset.StandardCharsets;
 import java.sql.Timestamp;
 import java.time.Instant;
 import java.util.Arrays;
+import java.util.Objects;
 import liftlog.scan.Columns;
+import liftlog.scan.Items;
 import liftlog.scan.Narrowing;
 import liftlog.scan.Position;
 import liftlog.scan.Subjects;
+import org.apache.spark.sql.sources.And;
 import org.apache.spark.sql.sources.EqualNullSafe;
 import org.apache.spark.sql.sources.EqualTo;
 import org.apache.spark.sql.sources.Filter;
 import org.apache.spark.sql.sources.GreaterThan;
 import org.apache.spark.sql.sources.GreaterThanOrEqual;
+import org.apache.spark.sql.sources.In;
 import org.apache.spark.sql.sources.LessThan;
 import org.apache.spark.sql.sources.LessThanOrEqual;
+import org.apache.spark.sql.sources.Or;
+import org.apache.spark.sql.sources.StringStartsWith;
 
 /** The conditions of a query, all of which must hold, as limits of a read. */
 final class Conditions {
@@ -26,10 +33,7 @@ final class Conditions {
     static Narrowing narrowed(Narrowing before, Filter[] filters) {
         Narrowing found = before;
         for (Filter filter : filters) {
-            Condition one = condition(filter);
-            if (one != null) {
-                found = narrowed(found, one);
-            }
+            found = found.and(narrowed(filter));
         }
         return found;
     }
@@ -37,8 +41,24 @@ final class Conditions {
     /** Those that narrow a read, for Spark's plans. */
     static Filter[] usable(Filter[] filters) {
         return Arrays.stream(filters)
-                .filter(one -> !Narrowing.NONE.equals(narrowed(Narrowing.NONE, new Filter[] {one})))
+                .filter(one -> !Narrowing.NONE.equals(narrowed(one)))
                 .toArray(Filter[]::new);
+    }
+
+    private static Narrowing narrowed(Filter filter) {
+        if (filter instanceof And both) {
+            return narrowed(both.left()).and(narrowed(both.right()));
+        } else if (filter instanceof Or either) {
+            return narrowed(either.left()).or(narrowed(either.right()));
+        } else if (filter instanceof In one) {
+            return among(one.attribute(), one.values());
+        } else if (filter instanceof StringStartsWith one) {
+            return one.attribute().equals(Columns.SUBJECT) && !one.value().isEmpty()
+                    ? Narrowing.NONE.ofSubjects(Items.beginningWith(one.value()))
+                    : Narrowing.NONE;
+        }
+        Condition one = condition(filter);
+        return one == null ? Narrowing.NONE : narrowed(one);
     }
 
     private static Condition condition(Filter filter) {
@@ -58,21 +78,41 @@ final class Conditions {
         return null;
     }
 
-    private static Narrowing narrowed(Narrowing found, Condition one) {
+    private static Narrowing narrowed(Condition one) {
         return switch (one.column()) {
             case Columns.OFFSET -> one.value() instanceof Long offset
-                    ? byOffset(found, one.kind(), offset)
-                    : found;
-            case Columns.TIMESTAMP -> byTime(found, one.kind(), one.value());
-            case Columns.SUBJECT -> one.kind() == Kind.EQUAL
-                            && one.value() instanceof String subject && Subjects.isLiteral(subject)
-                    ? found.ofSubject(subject)
-                    : found;
-            case Columns.KEY -> one.kind() == Kind.EQUAL && one.value() instanceof byte[] key
-                    ? found.ofKey(key)
-                    : found;
-            default -> found;
+                    ? byOffset(Narrowing.NONE, one.kind(), offset)
+                    : Narrowing.NONE;
+            case Columns.TIMESTAMP -> byTime(Narrowing.NONE, one.kind(), one.value());
+            case Columns.SUBJECT, Columns.KEY -> one.kind() == Kind.EQUAL
+                    ? among(one.column(), new Object[] {one.value()})
+                    : Narrowing.NONE;
+            default -> Narrowing.NONE;
         };
+    }
+
+    /** What equals one of these values. Null equals nothing. */
+    private static Narrowing among(String column, Object[] values) {
+        Object[] given = Arrays.stream(values).filter(Objects::nonNull).toArray();
+        boolean areSubjects = column.equals(Columns.SUBJECT)
+                && Arrays.stream(given).allMatch(
+                        one -> one instanceof String text && Subjects.isLiteral(text));
+        boolean areKeys = column.equals(Columns.KEY)
+                && Arrays.stream(given).allMatch(byte[].class::isInstance);
+        if (given.length == 0) {
+            return Narrowing.NONE;
+        } else if (areSubjects) {
+            return Narrowing.NONE.ofSubjects(Items.of(Arrays.stream(given)
+                    .map(one -> ((String) one).getBytes(StandardCharsets.UTF_8)).toList()));
+        } else if (areKeys) {
+            return Narrowing.NONE.ofKeys(
+                    Items.of(Arrays.stream(given).map(byte[].class::cast).toList()));
+        } else if (column.equals(Columns.OFFSET) || column.equals(Columns.TIMESTAMP)) {
+            return Arrays.stream(given)
+                    .map(one -> narrowed(new Condition(Kind.EQUAL, column, one)))
+                    .reduce(Narrowing::or).get();
+        }
+        return Narrowing.NONE;
     }
 
     private static Narrowing byOffset(Narrowing found, Kind kind, long offset) {

@@ -2,7 +2,10 @@ package liftlog.wire;
 
 import static liftlog.wire.PullConnection.fields;
 
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -12,12 +15,14 @@ import liftlog.records.RecordBatch;
 import liftlog.scan.BatchSource;
 import liftlog.scan.Columns;
 import liftlog.scan.Extent;
+import liftlog.scan.Items;
 import liftlog.scan.Losses;
 import liftlog.scan.Narrowing;
 import liftlog.scan.OutOfRange;
 import liftlog.scan.ScanOptions;
 import liftlog.scan.ScanRange;
 import liftlog.scan.StreamState;
+import liftlog.scan.Subjects;
 import liftlog.scan.Transport;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -34,10 +39,14 @@ public final class DaemonTransport implements Transport {
     private static final String HOLDER = "spark";
     private static final int MOST_KEY = 65_535;
     private static final int MOST_SUBJECT = 1024;
+    private static final int MOST_KEYS = 1024; // in one fetch
+    private static final int MOST_SUBJECTS = 64;
+    private static final int MOST_QUESTIONS = 16; // about where records are
 
     private final String stream;
     private final int leaseSeconds;
     private final Map<String, Object> filter = new LinkedHashMap<>();
+    private final List<String> subjects;
     private final PullClient client;
     private Map<String, Object> lease; // until `held` gives it to the tasks
     private boolean isCompacted;
@@ -48,16 +57,15 @@ public final class DaemonTransport implements Transport {
         leaseSeconds = options.leaseSeconds();
         // With a filter the daemon has to read, select and encode; without one it sends the stored
         // bytes, and planning has left out what its sketches exclude. So it filters only where the
-        // job asks for it.
+        // job asks for it, or where it finds the records on a subject with little work.
+        subjects = patterns(options);
         if (options.filterInDaemon()) {
-            byte[] key = sendable(options.narrowing().key());
-            if (key != null) {
-                filter.put("fk", List.of(key));
+            List<byte[]> keys = keys(options.narrowing().keys(), MOST_KEYS);
+            if (keys != null) {
+                filter.put("fk", keys);
             }
-            String one = sendable(options.narrowing().subject());
-            String subject = one != null ? one : sendable(options.subject());
-            if (subject != null) {
-                filter.put("fs", List.of(subject));
+            if (subjects != null) {
+                filter.put("fs", subjects);
             }
         }
         client = new PullClient(options, patienceMs);
@@ -146,29 +154,28 @@ public final class DaemonTransport implements Transport {
         }
     }
 
-    /** A daemon sends whole batches. */
+    /** A daemon sends whole batches. It is asked about one subject and one key at a time. */
     @Override
     public StreamState find(
             StreamState state, long first, long end, long stepBytes, Narrowing wanted,
             boolean inParts) {
-        List<Extent> found = new ArrayList<>();
-        long reached = first;
+        List<String> subjects = wanted.subjects() == null || !wanted.subjects().prefixes().isEmpty()
+                ? null
+                : texts(wanted.subjects().whole(), MOST_QUESTIONS);
+        List<byte[]> keys = keys(wanted.keys(), MOST_QUESTIONS);
+        if (subjects != null && keys != null && subjects.size() * keys.size() > MOST_QUESTIONS) {
+            subjects = null;
+        }
+        List<Extent> found = null;
         try {
-            while (reached < end) {
-                List<Extent> more = extents(fields("s", stream, "o", reached, "z", stepBytes,
-                        "fb", Math.max(0, wanted.notBeforeNs()),
-                        "fa", Math.max(0, wanted.notAfterNs()),
-                        "fs", sendable(wanted.subject()), "fk", sendable(wanted.key())));
-                long before = reached;
-                for (Extent one : more) {
-                    if (one.next() > reached) { // the first segment was perhaps looked at before
-                        found.add(new Extent(
-                                Math.max(one.first(), reached), one.next(), one.sizeBytes()));
-                        reached = one.next();
-                    }
-                }
-                if (reached == before) {
-                    break; // what the daemon says nothing about is read
+            for (byte[] key : keys == null ? Collections.<byte[]>singletonList(null) : keys) {
+                for (String subject : subjects == null
+                        ? Collections.<String>singletonList(null)
+                        : subjects) {
+                    List<Extent> more = find(first, end, fields("s", stream, "z", stepBytes,
+                            "fb", Math.max(0, wanted.notBeforeNs()),
+                            "fa", Math.max(0, wanted.notAfterNs()), "fs", subject, "fk", key));
+                    found = found == null ? more : Extent.either(found, more);
                 }
             }
         } catch (Failure error) {
@@ -180,16 +187,64 @@ public final class DaemonTransport implements Transport {
         return state.withExtents(found);
     }
 
-    /** No record has a longer one, and a daemon refuses it: the tasks find that nothing matches. */
-    private static byte[] sendable(byte[] key) {
-        return key == null || key.length > MOST_KEY ? null : key;
+    private List<Extent> find(long first, long end, Map<String, Object> question) {
+        List<Extent> found = new ArrayList<>();
+        long reached = first;
+        while (reached < end) {
+            question.put("o", reached);
+            long before = reached;
+            for (Extent one : extents(question)) {
+                if (one.next() > reached) { // the first segment was perhaps looked at before
+                    found.add(new Extent(
+                            Math.max(one.first(), reached), one.next(), one.sizeBytes()));
+                    reached = one.next();
+                }
+            }
+            if (reached == before) {
+                break; // what the daemon says nothing about is read
+            }
+        }
+        return found;
     }
 
-    /** A daemon knows another edition of Unicode: it can refuse what is valid here. The tasks select, too. */
-    private static String sendable(String subject) {
-        boolean isTaken = subject != null && subject.length() <= MOST_SUBJECT
-                && subject.chars().allMatch(one -> one > ' ' && one <= '~');
-        return isTaken ? subject : null;
+    /** No record has a longer one, and a daemon refuses it: the tasks find that nothing matches. */
+    private static List<byte[]> keys(Items wanted, int most) {
+        boolean areTaken = wanted != null && wanted.whole().size() <= most
+                && wanted.whole().stream().allMatch(one -> one.length <= MOST_KEY);
+        return areTaken ? wanted.whole() : null;
+    }
+
+    /** Of the condition on subjects, or else of the option; null if they cannot be sent. */
+    private static List<String> patterns(ScanOptions options) {
+        Items wanted = options.narrowing().subjects();
+        List<String> found = null;
+        // Only at the end of a token is a prefix also a pattern.
+        if (wanted != null && wanted.prefixes().stream().allMatch(one -> one[one.length - 1] == '.')) {
+            List<byte[]> all = new ArrayList<>(wanted.whole());
+            for (byte[] prefix : wanted.prefixes()) {
+                byte[] pattern = Arrays.copyOf(prefix, prefix.length + 1);
+                pattern[prefix.length] = '>';
+                all.add(pattern);
+            }
+            found = texts(all, MOST_SUBJECTS);
+        }
+        boolean isOption = found == null && options.subject() != null;
+        return isOption
+                ? texts(List.of(options.subject().getBytes(StandardCharsets.UTF_8)), MOST_SUBJECTS)
+                : found;
+    }
+
+    /**
+     * The subjects or patterns, if a daemon takes them: it knows another edition of Unicode, and can
+     * refuse what is valid here. The tasks select, too.
+     */
+    private static List<String> texts(List<byte[]> given, int most) {
+        List<String> texts = given.stream()
+                .map(one -> new String(one, StandardCharsets.UTF_8)).distinct().toList();
+        boolean areTaken = texts.size() <= most && texts.stream().allMatch(
+                one -> one.length() <= MOST_SUBJECT && Subjects.whyInvalid(one) == null
+                        && one.chars().allMatch(letter -> letter > ' ' && letter <= '~'));
+        return areTaken ? texts : null;
     }
 
     /** A piece costs a request, which takes as long as so many bytes. */
@@ -268,7 +323,7 @@ public final class DaemonTransport implements Transport {
                         return false;
                     }
                     ScanRange part = range.only(range.pieces().get(piece++));
-                    open = new FetchSource(client, part, losses, filter, columns);
+                    open = new FetchSource(client, part, losses, filter, columns, subjects);
                 }
                 if (open.next(into)) {
                     return true;

@@ -25,6 +25,9 @@ import liftlog.scan.ScanRange;
  * sends little of them. That is work for each batch, so small batches are fetched as they are
  * stored. Now and then some are, to see how large they are.
  *
+ * <p>Where few subjects are wanted, the daemon may leave out other records. It answers with batches as
+ * they are stored where that is less work, and is then not asked for a while.
+ *
  * <p>The batches of an answer tile the offsets that its head states. If the header of one is
  * damaged, the daemon, which has an index, is asked for that offset again.
  */
@@ -34,6 +37,7 @@ final class FetchSource implements BatchSource {
     private static final long WAIT_MS = 20_000;
     private static final long NONE = -1;
     private static final int LARGE_BATCH = 16 << 10;
+    private static final int WHOLE_AFTER = 32; // so many answers are not asked to be less
     private static final int LOOK_EVERY = 16; // so many answers can stand for 16 MiB each
 
     private final PullClient client;
@@ -41,6 +45,7 @@ final class FetchSource implements BatchSource {
     private final Losses losses;
     private final Map<String, Object> filter;
     private final List<String> columns;
+    private final List<String> subjects;
     private final Backoff backoff;
     private long asked = NONE; // the offset of the next fetch
     private long fetchId = NONE;
@@ -51,6 +56,8 @@ final class FetchSource implements BatchSource {
     private long suspect = NONE;
     private boolean areLarge; // the batches that are stored
     private int sinceLook;
+    private boolean isLeavingOut; // what was asked for last may be without other subjects
+    private int sinceWhole = WHOLE_AFTER; // so many answers ago the daemon did not leave them out
     // The answer that is looked at:
     private byte[] body = new byte[(int) FETCH_BYTES];
     private int length;
@@ -61,14 +68,18 @@ final class FetchSource implements BatchSource {
     private boolean isMade; // for this fetch: its batches are not those that are stored
     private int batches;
 
-    /** {@code columns} null: all of them. */
+    /**
+     * {@code columns} null: all of them. {@code subjects} null: any; otherwise records on others can
+     * be among those that are shown.
+     */
     FetchSource(PullClient client, ScanRange range, Losses losses, Map<String, Object> filter,
-            List<String> columns) {
+            List<String> columns, List<String> subjects) {
         this.client = client;
         this.range = range;
         this.losses = losses;
         this.filter = filter;
         this.columns = columns;
+        this.subjects = subjects;
         this.backoff = new Backoff(client.patienceMs());
         this.asked = range.first();
         this.incarnation = range.identity();
@@ -144,6 +155,11 @@ final class FetchSource implements BatchSource {
         if (columns != null && (!filter.isEmpty() || areLarge && ++sinceLook % LOOK_EVERY != 0)) {
             fetch.put("p", columns);
         }
+        isLeavingOut = subjects != null && filter.isEmpty() && !fetch.containsKey("p")
+                && sinceWhole >= WHOLE_AFTER;
+        if (isLeavingOut) {
+            fetch.put("fo", subjects);
+        }
         fetchId = connection.send("fetch", fetch);
         fetchBytes = Math.min(Math.max(2 * fetchBytes, 4096), FETCH_BYTES);
         waitMs = WAIT_MS;
@@ -158,6 +174,7 @@ final class FetchSource implements BatchSource {
                     "the server sent records but did not advance the next offset");
         }
         isMade = head.map().get("q") == Boolean.TRUE;
+        sinceWhole = isLeavingOut && !isMade ? 0 : sinceWhole + 1;
         areLarge |= isMade;
         if (!filter.isEmpty() && !isMade) {
             throw new Failure(Failure.UNSUPPORTED_VERSION, "the daemon is too old to filter",

@@ -1,0 +1,43 @@
+package liftlog.scan;
+
+import java.util.Arrays;
+import java.util.List;
+import liftlog.records.Bytes;
+
+/** Whether the bytes of a subject or a key are among {@link Items}. */
+final class ItemSet {
+    private final byte[][] slots; // a hash table, at most half full
+    private final List<byte[]> prefixes;
+
+    ItemSet(Items items) {
+        prefixes = items.prefixes();
+        slots = new byte[Integer.highestOneBit(2 * items.whole().size() + 1) * 2][];
+        for (byte[] item : items.whole()) {
+            slots[slot(item, 0, item.length)] = item;
+        }
+    }
+
+    boolean holds(byte[] bytes, int at, int size) {
+        if (slots[slot(bytes, at, size)] != null) {
+            return true;
+        }
+        for (byte[] prefix : prefixes) {
+            if (size >= prefix.length
+                    && Arrays.equals(bytes, at, at + prefix.length, prefix, 0, prefix.length)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /** Where the item is, or the free slot where it belongs. */
+    private int slot(byte[] bytes, int at, int size) {
+        int mask = slots.length - 1;
+        int slot = Bytes.hash(bytes, at, size) & mask;
+        while (slots[slot] != null
+                && !Arrays.equals(bytes, at, at + size, slots[slot], 0, slots[slot].length)) {
+            slot = slot + 1 & mask;
+        }
+        return slot;
+    }
+}
