@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
-from asyncio import Lock
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -57,21 +55,6 @@ ANSWERED, REFUSED, FAILED, TOO_MANY = "ok", "refused", "failed", "too many"
 """Results. `TOO_MANY`: it was not looked at."""
 
 
-class Turns:
-    """One at a time for each stream; belongs to the event loop."""
-
-    def __init__(self) -> None:
-        self._locks: weakref.WeakValueDictionary[str, Lock] = weakref.WeakValueDictionary()
-        """Those that somebody holds or waits for."""
-
-    def turn(self, stream: str) -> Lock:
-        """To be entered with `async with`, which keeps the lock alive."""
-        return self._locks.setdefault(stream, Lock())
-
-    def __len__(self) -> int:
-        return len(self._locks)
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """The parts of the daemon that answers need."""
@@ -88,8 +71,6 @@ class Parts:
     ages: Ages
     buckets: Buckets
     counters: ApiCounters
-    updates: Turns
-    """Of streams, from their description to their change."""
 
     @property
     def gate(self) -> Gate:

@@ -46,7 +46,6 @@ from liftlog.server.jetstream_api.methods import (
     ApiCounters,
     Parts,
     Request,
-    Turns,
     find_method,
     party_of,
     unknown_method,
@@ -192,7 +191,6 @@ class JetStreamApi:
             self._ages,
             self._buckets,
             self.counters,
-            Turns(),
         )
         self._waiting = Waiting()
         self._at_takeover = 0

@@ -18,7 +18,6 @@ from liftlog.errors import (
     NatsUnavailable,
     StreamNotFound,
 )
-from liftlog.protocol.administration import Updated, UpdateStream
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import (
     CreateStream,
@@ -365,25 +364,25 @@ async def _recorded(request: Request, name: str) -> tuple[Sequence[str], str]:
 async def _update(request: Request) -> Answer:
     settings = _wanted(request)
     request.authorize("create", subjects=settings["subject"])
-    async with request.parts.updates.turn(request.stream):
-        return await _changed(request, settings)
-
-
-async def _changed(request: Request, settings: dict[str, Any]) -> Answer:
-    """What changes depends on what is there, so updates of one stream take turns."""
+    want = config_of(request.stream, parse_stream_settings(settings))
     existing = await description(request)
     have = config_of(existing.name, settings_of(existing))
-    want = config_of(request.stream, parse_stream_settings(settings))
     check_unchangeable(have, want)
     if have["subjects"] != want["subjects"]:
         await _check_neighbours(request, want)
-    changes = changes_from(settings, have, want)
-    message = UpdateStream(request.stream, changes, allow_deletion=True)
+
+    def changes(present: StreamSettings) -> dict[str, Any]:
+        """What changes depends on what is there, which others may have changed since."""
+        have = config_of(request.stream, present)
+        check_unchangeable(have, want)
+        return changes_from(settings, have, want)
+
+    update_stream = request.broker.administration.update_stream
     try:
-        answer = await asked(request, message, Updated)
+        update = await update_stream(request.stream, changes, allow_deletion=True)
     except (Conflict, NatsRefused) as error:
         raise JetStreamError(500, 10069, str(error)) from None
-    return await _described(request, StreamInfo.from_wire(answer.stream))
+    return await _described(request, update.info)
 
 
 @answers("STREAM.DELETE", "stream_delete", arguments=(1, 1), at_leader=True)

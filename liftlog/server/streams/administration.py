@@ -134,13 +134,14 @@ class Administration:
     async def update_stream(
         self,
         name: str,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, Any] | Callable[[StreamSettings], Mapping[str, Any]],
         *,
         dry_run: bool = False,
         allow_deletion: bool = False,
     ) -> StreamUpdate:
         """Change the settings that are given; the others stay. The change is durable and in effect
-        on return.
+        on return. Where it depends on the present settings, give a function of them: no other
+        change comes between.
 
         Raises InvalidArgument for a bad value or a setting that cannot be changed, Conflict for a
         stream of the configuration file, NatsRefused for subjects (then nothing has changed), and
@@ -151,7 +152,8 @@ class Administration:
         """
         host = self._changeable(name)
         async with self._lock_of(host):
-            wanted = merged_settings(host.settings, settings)
+            changes = settings(host.settings) if callable(settings) else settings
+            wanted = merged_settings(host.settings, changes)
             found = differences(host.settings, wanted)
             check_changeable(name, found)
             self._check_origin(host, found)

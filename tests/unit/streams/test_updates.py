@@ -21,6 +21,7 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.server.streams.administration import Administration
+from liftlog.settings import StreamSettings
 from liftlog.stream import MessageRun
 
 
@@ -40,6 +41,36 @@ async def test_an_update_changes_what_it_names(running: Running, admin: Administ
     again = await restarted(running)
     assert again.broker.hosts["s"].settings == host.settings
     await again.broker.close()
+
+
+async def test_a_change_that_depends_on_the_present_settings_waits_for_others(
+    running: Running, admin: Administration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running.broker.create_stream("s", {"subject": "in"})
+    decided, may_go_on = asyncio.Event(), asyncio.Event()
+    decide = admin._decide
+
+    async def slowly(*arguments: Any) -> Any:
+        decided.set()
+        await may_go_on.wait()
+        return await decide(*arguments)
+
+    monkeypatch.setattr(admin, "_decide", slowly)
+    seen: list[int | None] = []
+
+    def one_more(present: StreamSettings) -> dict[str, Any]:
+        seen.append(present.retention.max_messages)
+        return {"retention": {"max_messages": (present.retention.max_messages or 0) + 1}}
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(admin.update_stream("s", {"retention": {"max_messages": 7}}))
+        await decided.wait()
+        group.create_task(admin.update_stream("s", one_more))
+        await asyncio.sleep(0.05)
+        assert seen == []
+        may_go_on.set()
+    assert seen == [7]
+    assert running.broker.hosts["s"].settings.retention.max_messages == 8
 
 
 async def test_nothing_to_change_changes_nothing(running: Running, admin: Administration) -> None:
