@@ -47,7 +47,7 @@ def test_aliases_and_merges_work() -> None:
         ("a: &a [*a]", "nested deeper"),
         ("a: &a {b: *a}", "nested deeper"),
         ("a: &a {<<: *a}", "nested deeper"),
-        ("[" * 100_000, "nested deeper"),
+        ("[" * 100_000, "nest"),  # PyYAML counts as well, since 6.0.4
         ("{a: " * 100_000, "nested deeper"),
         ("? [a]\n: 1", "a key must be plain text"),
         ("a: {<<: 5}", "'<<' must name a mapping"),

@@ -70,7 +70,7 @@ def test_check_names_what_is_odd(tmp_path: Path) -> None:
             b"c%d: &c%d [%b]\n" % (n, n, b",".join([b"*c%d" % (n - 1) if n else b"*b"] * 9))
             for n in range(9)
         ), "more than 200000 values"),
-        (b"[" * 100_000, "nested deeper"),
+        (b"[" * 100_000, "nested deeper|nesting depth"),
         (b"x" * 20_000_000, "longer than"),
     ],
 )  # fmt: skip
