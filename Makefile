@@ -99,7 +99,7 @@ cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds o
 	  tests/crash/test_cluster_crashes.py tests/crash/test_failovers.py \
 	  tests/crash/test_rolling_restarts.py tests/crash/test_partitions.py \
 	  tests/crash/test_everything_fails.py tests/crash/test_rotten_replicas.py \
-	  tests/crash/test_store_cut_off.py $(ARGS)
+	  tests/crash/test_store_cut_off.py tests/crash/test_stalled_disks.py $(ARGS)
 
 test-upgrade: setup ## Upgrade a cluster of an older version node by node under load (OLDER=commit)
 	UPGRADE_FROM=$(or $(OLDER),8719524) $(BIN)/python -m pytest -rs tests/crash/test_version_skew.py $(ARGS)
