@@ -70,8 +70,9 @@ class Hearing:
         self.heard(node)
 
     def refused(self, node: str) -> None:
-        """The machine of `node` says that no process listens there."""
-        if not self._connections.get(node):
+        """The machine of `node` says that no process listens there. One that had no connection yet
+        may be about to listen."""
+        if self._connections.get(node) == 0:
             self._refusing.add(node)
 
     def disconnected(self, node: str) -> None:

@@ -89,6 +89,9 @@ def test_a_node_without_a_connection_is_told_earlier(room: Room) -> None:
 
 
 def test_a_node_refuses_until_it_has_a_connection(room: Room) -> None:
+    room.hearing.expect("d")
+    room.hearing.refused("d")
+    assert not room.hearing.is_refusing("d"), "it may be starting"
     room.hearing.connected("d")
     room.hearing.refused("d")  # it does not listen yet, and has connected by itself
     assert not room.hearing.is_refusing("d")
