@@ -169,6 +169,24 @@ def test_a_stream_of_one_replica_is_reached_through_every_node(cluster: Cluster)
         client.delete_stream("lone")
 
 
+def test_no_ack_is_stored_by_a_stream_of_another_node(server: NatsServer, cluster: Cluster) -> None:
+    """Who may publish to one stream could write into any other one by its acks."""
+    names = ("first", "second", "third")  # each goes to the node with the fewest replicas
+    with connect_sync(cluster.nodes["a"].pull_address) as client:
+        for name in names:
+            client.create_stream(name, f"{name}.>", replicas=1)
+        leaders = {name: cluster.leader(name) for name in names}
+        other = next(name for name in names if leaders[name] != leaders["first"])
+        with RawNats(server.port) as publisher:
+            publisher.pub("first.x", b"1", reply=f"{other}.x")
+            publisher.request("first.x", b"2")  # what is answered before was, or was not
+            publisher.request(f"{other}.x", b"3")
+        stored = [record.value for record in client.read(other, until="end")]
+        for name in names:
+            client.delete_stream(name)
+    assert stored == [b"3"]
+
+
 def test_a_client_of_another_node_is_led_to_the_leader(cluster: Cluster, leader: str) -> None:
     other = next(name for name in NODES if name != leader)
     with connect_sync(cluster.nodes[other].pull_address) as client:

@@ -87,7 +87,9 @@ class Broker:
         self.clock_guard = ClockGuard(clock)
         self._losses = PossibleLosses(clock)
         self.attachments = Attachments(self.hosts, self.intake, self._losses.note)
-        self._neighbours = Neighbours(self.hosts, settings.nats.ack_subjects)
+        self._neighbours = Neighbours(
+            self.hosts, settings.nats.ack_subjects, self._recorded_in_cluster
+        )
         self._has_new_neighbours = False
         path = data_dir.path / RECORDS_NAME
         self.records = StreamRecords(FileMetaStore(path, shared=False, fs=data_dir.environment.fs))
@@ -187,10 +189,8 @@ class Broker:
             ids=ids,
         )
         self._neighbours.joined(host)
-        if (before is None or before.settings != settings) and not self._has_new_neighbours:
-            # One look for all streams that come in this turn of the loop.
-            self._has_new_neighbours = True
-            asyncio.get_running_loop().call_soon(self.streams_changed)
+        if before is None or before.settings != settings:
+            self.streams_change()
         if before is not None and self.compactor is not None:
             await self.compactor.forget(before)
         return host
@@ -309,6 +309,15 @@ class Broker:
     def refused_subjects(self) -> list[RefusedSubject]:
         """Subscriptions that NATS refuses."""
         return self.attachments.refused()
+
+    def streams_change(self) -> None:
+        """See `StreamHosts`."""
+        if not self._has_new_neighbours:
+            self._has_new_neighbours = True
+            asyncio.get_running_loop().call_soon(self.streams_changed)
+
+    def _recorded_in_cluster(self) -> Mapping[str, StreamSettings]:
+        return {} if self.replicated is None else self.replicated.recorded
 
     def streams_changed(self) -> None:
         """Call it when streams have come or gone, or settings of one have changed."""

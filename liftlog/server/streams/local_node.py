@@ -53,6 +53,11 @@ class StreamHosts(MovingHosts, Protocol):
         """Settings of a stream have changed."""
         ...
 
+    def streams_change(self) -> None:
+        """As `streams_changed`, with one look for all that change in this turn of the loop, here or
+        on other nodes."""
+        ...
+
     def expects_repair(self, name: str, first: int, end: int) -> bool:
         """Whether damage in [first, end) is about to be repaired from another replica."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from acl.subjects import overlap_any
 from liftlog.server.commits.host import StreamHost
@@ -13,12 +13,21 @@ from liftlog.stream import AckSubjects
 class Neighbours:
     """Belongs to the event loop."""
 
-    def __init__(self, hosts: Mapping[str, StreamHost], ack_subjects: Sequence[str]) -> None:
-        """`ack_subjects` are those to which the operator allows acks."""
+    def __init__(
+        self,
+        hosts: Mapping[str, StreamHost],
+        ack_subjects: Sequence[str],
+        elsewhere: Callable[[], Mapping[str, StreamSettings]],
+    ) -> None:
+        """`ack_subjects` are those to which the operator allows acks. `elsewhere` gives the streams
+        of the cluster: an ack must not reach those either that have no host here."""
         self._chosen = tuple(ack_subjects)
         self.ack_subjects = AckSubjects(chosen=self._chosen)
         """The subjects to which acks may be sent."""
         self._hosts = hosts
+        self._elsewhere = elsewhere
+        self._recorded: dict[str, StreamSettings] = {}
+        """All streams, as of the last change."""
         self._warnings: dict[str, list[str]] = {}
         self._siblings: dict[str | None, dict[bytes, tuple[str, ...]]] = {}
 
@@ -26,20 +35,12 @@ class Neighbours:
         """Call it when streams have come or gone, or settings of one have changed: gives every
         stream the subjects to which it must send no acks, and its neighbours."""
         hosts = list(self._hosts.values())
+        self._recorded = {**self._elsewhere(), **{host.name: host.settings for host in hosts}}
+        recorded = self._recorded.values()
         self._warnings.clear()
         self.ack_subjects = AckSubjects(
-            [
-                one
-                for host in hosts
-                if host.settings.acks != "off"
-                for one in host.settings.subjects
-            ],
-            [
-                one
-                for host in hosts
-                if host.settings.acks == "off"
-                for one in host.settings.subjects
-            ],
+            [subject for one in recorded if one.acks != "off" for subject in one.subjects],
+            [subject for one in recorded if one.acks == "off" for subject in one.subjects],
             self._chosen,
         )
         # Streams with the same neighbours share a map: a thousand streams with one map each would
@@ -54,9 +55,9 @@ class Neighbours:
         group = host.settings.queue_group
         if group not in self._siblings:
             self._siblings[group] = {
-                other.name.encode(): other.settings.subjects
-                for other in self._hosts.values()
-                if not share_messages(host.settings, other.settings)
+                name.encode(): other.subjects
+                for name, other in self._recorded.items()
+                if not share_messages(host.settings, other)
             }
         host.set_neighbours(self.ack_subjects, self._siblings[group])
 
@@ -64,8 +65,8 @@ class Neighbours:
         """Computed once per change, as it compares the stream with every other."""
         found = self._warnings.get(host.name)
         if found is None:
-            others = {other.name: other.settings for other in self._hosts.values()}
-            found = self._warnings[host.name] = rivals(host.name, host.settings, others)
+            found = rivals(host.name, host.settings, self._recorded)
+            self._warnings[host.name] = found
         return found
 
 

@@ -43,7 +43,7 @@ from liftlog.server.streams.local_node import LocalNode, StreamHosts
 from liftlog.server.streams.moves import Moves
 from liftlog.server.streams.placing import NewStreams
 from liftlog.server.streams.replica import Replica
-from liftlog.server.streams.settings import origin_of, record_settings
+from liftlog.server.streams.settings import origin_of, record_settings, settings_of
 from liftlog.server.streams.successors import Successors
 from liftlog.settings import StreamSettings
 
@@ -125,6 +125,9 @@ class ReplicatedStreams:
         )
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
+        self.recorded: dict[str, StreamSettings] = {}
+        """Settings of all streams, as their records say."""
+        self._settings: dict[str, Mapping[str, Any]] = {}  # from which these were made
         self._peers: dict[str, int] = {}
         """Connections of each node that are open now."""
         self._is_stopping = False
@@ -136,6 +139,7 @@ class ReplicatedStreams:
 
     def record_changed(self, record: StreamRecord) -> None:
         """There is a newer record of a stream."""
+        self._note_settings(record)
         replica = self._streams.get(record.name)
         if replica is None:
             # This node may have been away when the stream was deleted, or moved.
@@ -144,6 +148,21 @@ class ReplicatedStreams:
             replica = self._streams[record.name] = Replica(record.name, self._node)
             self._spawn(self._follow(replica))
         replica.record_changed(record)
+
+    def _note_settings(self, record: StreamRecord) -> None:
+        """What a stream records, wherever that is, concerns the streams of this node."""
+        name = record.name
+        if record.deleted:
+            if self._settings.pop(name, None) is not None:
+                self.recorded.pop(name, None)
+                self._node.hosts.streams_change()
+        elif self._settings.get(name) != record.settings:
+            self._settings[name] = record.settings
+            try:
+                self.recorded[name] = settings_of(record)
+            except LiftlogError as error:  # of a newer version: what was known holds on
+                logger.warning("settings-not-read stream=%s error=%s", name, error)
+            self._node.hosts.streams_change()
 
     async def _follow(self, replica: Replica) -> None:
         if await replica.run():

@@ -1260,3 +1260,26 @@ async def test_a_copy_whose_record_is_not_believed_keeps_no_opinion_from_others(
     assert node.streams.opinion("b").logs == {}
     await session.close()
     await node.close()
+
+
+async def test_no_ack_goes_to_what_another_node_records(tmp_path: Path, store: Store) -> None:
+    """It would be stored there as a message."""
+    node = Node(tmp_path / "a", store, start=1)
+    mirror, broker = node.streams.mirror, node.running.broker
+    await mirror.create(new_record("here", leader="a"))
+    await wait(lambda: node.streams.led)
+    record = transitions.create("far", "far-1", {"subject": "far.>"}, ["b"], starts={"b": 1})
+    sequencer = broker.hosts["here"].sequencer
+    await mirror.create(record)
+    await wait(lambda: not sequencer.ack_subjects.allows(b"far.x"))
+    assert not broker.ack_subjects.allows(b"far.x")
+    assert sequencer.sibling_streams[b"far"] == ("far.>",)
+
+    await mirror.update("far", lambda one: transitions.update(one, {"subject": "farther.>"}))
+    await wait(lambda: not sequencer.ack_subjects.allows(b"farther.x"))
+    assert sequencer.ack_subjects.allows(b"far.x")
+
+    await mirror.change("far", transitions.delete)
+    await wait(lambda: sequencer.ack_subjects.allows(b"farther.x"))
+    assert b"far" not in sequencer.sibling_streams
+    await node.close()
