@@ -13,9 +13,15 @@ import click
 from liftlog.cli.config import settings_options
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands, Listed
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    server_options,
+    split_nodes,
+)
 from liftlog.cli.output import print_table, write_object
-from liftlog.cli.problems import note
+from liftlog.cli.problems import confirmed, note
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import plural, printable
 from liftlog.errors import ConfigError
@@ -219,23 +225,43 @@ def status() -> ExitCode:
 @click.option(
     "--node", metavar="NODE", help="The node that is to lead. Default: the first replica."
 )
+@click.option(
+    "--lost",
+    metavar="NODES",
+    callback=split_nodes,
+    help="Nodes whose copies are gone for good, such as a,c: NODE leads although its copy may lack "
+    "messages that were acked.",
+)
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask before a loss.")
 @server_options
 @debug_option
-def elect(stream: str, node: str | None) -> None:
+def elect(stream: str, node: str | None, lost: list[str], assume_yes: bool) -> ExitCode:
     """Hand the lead of STREAM over to another node.
 
     The node must be in sync. No message is lost, stored twice or refused meanwhile. If the handover
     fails, the stream is led as before. Leaders hand streams back to the first replica by
     themselves, after `cluster.balance_interval`.
 
+    If the disks of all nodes that had a complete copy are lost, no node takes over by itself. Name
+    them with --lost, and the node with the best copy that is left. It is refused while a node leads
+    or a complete copy is left on another one.
+
     \b
     Examples:
       liftlog cluster elect orders --node b
       liftlog cluster elect orders
+      liftlog cluster elect orders --node b --lost a,c
     """
+    if lost and node is None:
+        raise click.UsageError(
+            "Name the node that is to lead with --node.", click.get_current_context()
+        )
+    if lost and not assume_yes and not confirmed(f"Give up what only {', '.join(lost)} had?"):
+        return ExitCode.FAILED
     with connect_to_server() as client:
-        leader = client.elect_leader(stream, node)
+        leader = client.elect_leader(stream, node, lost=lost)
     note(f"Stream {printable(stream)} is led by node {printable(leader)}.")
+    return ExitCode.OK
 
 
 def _show(found: ClusterInfo) -> None:

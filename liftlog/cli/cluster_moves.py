@@ -11,7 +11,13 @@ import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Command
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    server_options,
+    split_nodes,
+)
 from liftlog.cli.output import print_table, write_object
 from liftlog.cli.problems import Problem, confirmed, note, warn
 from liftlog.cli.text import plural, printable
@@ -27,19 +33,12 @@ _no_wait = click.option(
 )
 
 
-def _split(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
-    names = [] if value is None else [name.strip() for name in value.split(",")]
-    if not all(names):
-        raise click.BadParameter("expected names of nodes, separated by commas")
-    return names
-
-
 @click.command(cls=Command)
 @click.argument("stream")
 @click.option(
     "--replicas",
     metavar="NODES",
-    callback=_split,
+    callback=split_nodes,
     help="The nodes that are to hold the stream, such as a,b,d; the first is preferred as leader.",
 )
 @click.option(

@@ -304,6 +304,14 @@ def _tls_for(address: str) -> ClientTls:
 _NOT_YAML = tuple(">|*&!%@`")
 
 
+def split_nodes(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
+    """The callback of an option that takes names of nodes."""
+    names = [] if value is None else [name.strip() for name in value.split(",")]
+    if not all(names):
+        raise click.BadParameter("expected names of nodes, separated by commas")
+    return names
+
+
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """`retention.max_age=7d` -> {"retention": {"max_age": "7d"}}; values are read as YAML.
 

@@ -136,12 +136,15 @@ class LookAgain(Message):
 
 @dataclass(frozen=True, slots=True)
 class ElectLeader(Message):
-    """Has `node` lead a stream; without it the first of the stream's replicas."""
+    """Has `node` lead a stream; without it the first of the stream's replicas. `lost`: no node can
+    lead it any more, since the complete copies of these are gone for good; `node` leads although
+    its copy may lack acked records."""
 
     KIND: ClassVar[str] = "elect"
     REPEATABLE: ClassVar[bool] = True
     stream: str = key("s", NAME)
     node: str | None = key("n", NAME, default=None)
+    lost: list[str] = key("l", array_of(NAME, MAX_REPLICAS), default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,14 +140,20 @@ class SyncCalls:
         Conflict while it is live or has replicas."""
         self._call(ForgetNode(node), Done)
 
-    def elect_leader(self, stream: str, node: str | None = None) -> str:
+    def elect_leader(
+        self, stream: str, node: str | None = None, *, lost: Sequence[str] = ()
+    ) -> str:
         """Have `node` lead a stream of a cluster, or the first of its replicas. Publishers and
         consumers notice nothing. Returns the node, once it leads.
 
-        Raises StreamNotFound, Conflict when the node is not in sync, and StreamUnavailable when
-        the stream could not be handed over; it is led as before then.
+        `lost`: no node can lead the stream, because all complete copies were on these nodes and are
+        gone for good. Then `node` is elected, and what its copy lacks is given up.
+
+        Raises StreamNotFound, Conflict when the node is not in sync, or when another node could
+        lead without a loss, and StreamUnavailable when the stream could not be handed over; it is
+        led as before then.
         """
-        return (self._call(ElectLeader(stream, node), LeaderAnswer)).node
+        return (self._call(ElectLeader(stream, node, list(lost)), LeaderAnswer)).node
 
     def restore_metadata(self, *, dry_run: bool = False) -> RestoreAnswer:
         """Store the newest records that the nodes of the cluster have seen, where its metadata

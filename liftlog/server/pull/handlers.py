@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from liftlog.errors import Conflict, NotLeader, NotReady, StreamNotFound
+from liftlog.errors import Conflict, InvalidArgument, NotLeader, NotReady, StreamNotFound
 from liftlog.log.sketch import Probe
 from liftlog.protocol.administration import (
     AcquireLease,
@@ -337,9 +337,16 @@ async def _look_again(caller: Caller, message: LookAgain) -> Message:
     return Done()
 
 
-@handles(ElectLeader, "admin", at=At.LEADER)
+@handles(ElectLeader, "admin")
 async def _elect(caller: Caller, message: ElectLeader) -> Message:
-    return LeaderAnswer(await _replicated(caller).leadership.elect(message.stream, message.node))
+    """The leader hands over. Any node has one elected where there is none."""
+    leadership = _replicated(caller).leadership
+    if message.lost:
+        if message.node is None:
+            raise InvalidArgument("which node is to lead without the copies that are lost?")
+        return LeaderAnswer(await leadership.recover(message.stream, message.node, message.lost))
+    answer = await ask_leader(caller, message)
+    return answer or LeaderAnswer(await leadership.elect(message.stream, message.node))
 
 
 @handles(RestoreMetadata, "admin")

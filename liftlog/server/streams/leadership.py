@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from liftlog.cluster.transitions import successor
-from liftlog.errors import LiftlogError, StreamNotFound
+from liftlog.cluster import transitions
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import Conflict, LiftlogError, StreamNotFound
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.serving import ServedStream
@@ -65,6 +66,39 @@ class Leadership:
         if chosen != self._handovers.node or record.leader != chosen:
             await self._handovers.hand_over(name, chosen)
         return chosen
+
+    async def recover(self, name: str, to: str, lost: Collection[str]) -> str:
+        """Have `to` lead a stream that no node can lead: all complete copies were on the nodes
+        `lost`, and are gone for good. What only they had is given up. Returns `to`. Raises
+        StreamNotFound, Conflict while a node leads or other copies are complete,
+        MetadataUnavailable."""
+        directory = self._mirror.directory
+
+        def step(record: StreamRecord) -> StreamRecord | None:
+            leader = record.leader or ""
+            present = directory.nodes.get(leader) if leader in directory.live else None
+            if leader != to and present is not None and record.leads(leader, present.start):
+                raise Conflict(
+                    f"node {leader} leads stream {name}, and is live",
+                    hint="nothing is lost: without --lost the stream is handed over. A node that "
+                    "was killed counts as live until its session ends",
+                )
+            if to not in directory.live:
+                raise Conflict(f"node {to} is down", hint="start it, or name another one")
+            return transitions.recover(record, to, lost=lost)
+
+        record = await self._mirror.change(name, step)
+        if record is None or record.deleted:
+            raise StreamNotFound(f"there is no stream {name!r}")
+        logger.warning(
+            "unclean-recovery stream=%s node=%s epoch=%d lost=%s",
+            name,
+            to,
+            record.leader_epoch,
+            ",".join(sorted(lost)),
+        )
+        self._handovers.tell(record)
+        return to
 
     async def give_up(self, name: str) -> None:
         """Have any other node lead a stream that this one leads, if one can. Does not raise."""
@@ -150,7 +184,8 @@ class Leadership:
         due = [
             name
             for name, led in self._led().items()
-            if successor(led.leader.record) is not None and self._again_at.get(name, now) <= now
+            if transitions.successor(led.leader.record) is not None
+            and self._again_at.get(name, now) <= now
         ]
         if due and not self._handovers.is_stopping:
             await asyncio.gather(*map(give, due))

@@ -416,7 +416,11 @@ class Replica:
         host.commit_up_to(leader.local(log.durable_end_offset))
         has_all = await self._node.hosts.attach_replica(host)
         self._node.handovers.leads(self.name)
-        if epoch > 1 and not has_all:
+        if record.unclean_epoch == epoch:
+            self._node.hosts.note_possible_loss(
+                host, f"complete copies were given up: in epoch {epoch} what acks promised may lack"
+            )
+        elif epoch > 1 and not has_all:
             self._node.hosts.note_possible_loss(
                 host, f"the stream had no leader before this node took over in epoch {epoch}"
             )

@@ -98,6 +98,7 @@ EXAMPLES: list[Message] = [
     r.LookAgain("s", 12),
     r.ElectLeader("s", "b"),
     r.ElectLeader("s"),
+    r.ElectLeader("s", "b", ["a", "c"]),
     r.LeaderAnswer("b"),
     r.SuspectAnswer(True, 1500, {"s": [3, 40]}),
     r.Replica(7, 100, 6, 90, 120, 1, body_length=8),

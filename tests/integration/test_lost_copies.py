@@ -1,0 +1,106 @@
+"""All complete copies of a stream are lost, and an operator has an older one lead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.cluster import NODES, Cluster
+from support.ingesting import publish, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.client import connect_sync
+from liftlog.errors import Diverged, InvalidArgument
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+STREAM = "in"
+STREAMS = {STREAM: {"subject": "in.>", "replicas": 3, "min_isr": 1}}
+
+
+@pytest.fixture
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url, STREAMS, cluster={"session": "4s"}) as cluster:
+        cluster.wait_isr(STREAM)
+        cluster.wait_recorded(STREAM)
+        yield cluster
+        cluster.assert_sound()
+
+
+@pytest.fixture
+def raw(server: NatsServer) -> Iterator[RawNats]:
+    with RawNats(server.port, timeout=30) as client:
+        yield client
+
+
+def test_an_older_copy_leads_once_an_operator_gives_up_the_others(
+    cluster: Cluster, raw: RawNats
+) -> None:
+    kept = [b"kept %d" % number for number in range(5)]
+    for value in kept:
+        publish(raw, "in.x", value)
+    last = cluster.leader(STREAM)
+    [older, other] = cluster.followers(STREAM)
+    cluster.wait_settled(STREAM)
+
+    def elect(*words: str) -> tuple[int, str]:
+        done = cluster.command("cluster", "elect", STREAM, *words, "--yes", through=other)
+        return done.returncode, done.stderr
+
+    code, told = elect("--node", older, "--lost", f"{last},{other}")
+    assert code == ExitCode.CONFLICT, "it would cost what the leader has"
+    assert f"node {last} leads stream {STREAM}" in told
+
+    cluster.kill(older, other)
+    cluster.wait_isr(STREAM, {last})
+    for number in range(5):
+        publish(raw, "in.x", b"on one disk %d" % number)
+    with connect_sync(cluster.nodes[last].pull_address) as client:
+        seen = client.describe_stream(STREAM)
+    cluster.kill(last)
+    cluster.start(older, other)
+    until(
+        lambda: f"complete replicas on {last}" in elect("--node", older, "--lost", other)[1],
+        60,
+        "its session ends, and its copy can come back",
+    )
+    assert f"node {last} is down" in elect("--node", last, "--lost", older)[1]
+    assert elect("--lost", last)[0] == ExitCode.USAGE
+    with connect_sync(cluster.nodes[other].pull_address) as client:
+        with pytest.raises(InvalidArgument):
+            client.elect_leader(STREAM, lost=[last])
+    cluster.wipe(last)
+    cluster.start(last)
+    until(lambda: cluster.stream(STREAM).isr == [], 60, "it has come back without what was acked")
+    assert elect("--node", older)[0] == ExitCode.TRY_AGAIN
+    assert cluster.status()[1] == ExitCode.FAILED
+    epoch = cluster.stream(STREAM).leader_epoch
+
+    assert elect("--node", older, "--lost", last) == (
+        ExitCode.OK,
+        f"Stream {STREAM} is led by node {older}.\n",
+    )
+    cluster.wait_isr(STREAM)
+    found = cluster.stream(STREAM)
+    assert (found.leader, found.leader_epoch) == (older, epoch + 1)
+    cluster.wait_recorded(STREAM)
+    assert publish(raw, "in.x", b"new")["seq"] == len(kept) + 1
+    cluster.wait_settled(STREAM)
+    for node in NODES:
+        with connect_sync(cluster.nodes[node].pull_address) as client:
+            values = [one.value for one in client.read(STREAM, until="end", replica=node)]
+        assert values == [*kept, b"new"]
+    with connect_sync(cluster.nodes[older].pull_address) as client:
+        [*_, loss] = client.describe_stream(STREAM).possible_losses
+        assert "complete copies were given up" in loss["reason"]
+        reader = client.read(
+            STREAM,
+            seen.high_watermark,
+            until="end",
+            incarnation=seen.incarnation,
+            epoch=seen.leader_epoch,
+        )
+        with pytest.raises(Diverged):
+            list(reader)
