@@ -12,6 +12,8 @@ from support.handover_load import EveryWay
 from support.ingesting import until
 from support.nats_server import NatsServer
 
+from liftlog.client import connect_sync
+
 STREAMS = {"in": {"subject": "in.>", "replicas": 2, "min_isr": 1}}
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -88,6 +90,32 @@ def test_publishers_notice_nothing_of_a_move(cluster: Cluster, server: NatsServe
     cluster.wait_settled("in", nodes)
     load.check(cluster, "in", nodes)
     assert "possible-loss" not in "".join(daemon.log for daemon in cluster.nodes.values())
+
+
+@pytest.mark.parametrize("durability", ["interval", "os"])
+def test_what_was_acked_early_moves_along(
+    cluster: Cluster, server: NatsServer, durability: str
+) -> None:
+    """With one replica acks may leave before the sync, and the next leader has all of it."""
+    node = cluster.nodes["a"]
+    with connect_sync(node.pull_address) as client:
+        client.create_stream("early", "early.>", replicas=1, durability=durability)
+    publisher = RetryingPublisher(server.port, "early.p", pad=20_000, rate=200.0)
+    publisher.start()
+    wait_acked(publisher, 200)
+    refused = failed(cluster, "a", "move", "early", "--replicas", "a,b,c")
+    assert f"cannot have 3 replicas with durability: {durability}" in refused
+    for _ in range(2):
+        leader = cluster.leader("early")
+        other = next(name for name in cluster.nodes if name != leader)
+        moved = run(cluster, leader, "move", "early", "--replicas", other)
+        assert (moved["replicas"], moved["adding"], moved["removing"]) == ([other], [], [])
+        wait_acked(publisher, 50)
+    publisher.finish()
+    assert_kept([publisher], cluster.read_all("early", (other,)))
+    log = "".join(daemon.log for daemon in cluster.nodes.values())
+    assert "possible-loss" not in log
+    assert "not-handed-over" not in log
 
 
 def run(cluster: Cluster, through: str, *words: str) -> Any:

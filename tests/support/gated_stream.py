@@ -117,10 +117,11 @@ class Published:
 class GatedStream:
     """What a broker gives its streams, and one stream; a new one leads after `lead_again`."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], *, replicated: bool = False) -> None:
         self.settings: StreamSettings = parse_stream_settings({"subject": "in", **settings})
         self.fs = SimFileSystem()
-        self.log: Log = create(self.fs, config=log_config(self.settings))
+        config = log_config(self.settings, replicated=replicated)
+        self.log: Log = create(self.fs, config=config)
         self._append = self.log.append
         self.log.append = self._append_once  # type: ignore[method-assign]
         self.pool = StepPool()
@@ -131,7 +132,9 @@ class GatedStream:
         self.now = 10**18
         self.lead(self.log.log_end_offset)
 
-    def lead(self, high_watermark: int, gate: CommitGate | None = None) -> None:
+    def lead(
+        self, high_watermark: int, gate: CommitGate | None = None, *, is_leading: bool = True
+    ) -> None:
         self.gate = LaggingGate(high_watermark)
         self.gate.log_end = lambda: self.log.log_end_offset
         sequencer = make_sequencer("s", self.settings, self.log, AckSubjects(["in"]), self.now)
@@ -142,7 +145,8 @@ class GatedStream:
             sequencer,
             self,  # type: ignore[arg-type]
             origin="api",
-            gate=gate or self.gate,
+            gate=(gate or self.gate) if is_leading else None,
+            is_leading=is_leading,
         )
 
     def _append_once(self, batches: Sequence[EncodedBatch]) -> None:

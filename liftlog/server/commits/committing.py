@@ -92,6 +92,8 @@ class GroupCommits:
         self._fail = fail
         self._step_down = step_down
         self._writer = GroupWriter(log, settings)
+        self._has_flushes = self._is_flushed(settings)
+        self._is_over = False  # this stream is not led here any more
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._observed_syncs = log.fsync_count
@@ -180,7 +182,7 @@ class GroupCommits:
             self._take_back(group, error)
             return
         next_offset = group.next_offset
-        interval = self._settings.durability == "interval"
+        interval = self._has_flushes
         if interval:
             self._log.note_acked(self._log.log_end_offset)
         else:
@@ -303,6 +305,7 @@ class GroupCommits:
     def step_down(self, refusal: RefusalReason) -> None:
         """This stream is not led here any more. What was only judged is nacked. What was written
         gets no answer: the next leader may commit it, and publishers ask again with their ids."""
+        self._is_over = True
         nacks = self._sequencer.step_down(refusal)
         self._observed.unanswered()
         self._shared.send(nacks)
@@ -316,7 +319,7 @@ class GroupCommits:
         if self._log.durable_end_offset == self._log.log_end_offset:
             self._unsynced = 0
             self._stop_flush_timer()
-            self.commit_up_to(self._log.log_end_offset)
+            self._commit_durable()
         elif self._unsynced and self._flush_timer is None and not self.flush_is_overdue:
             loop = asyncio.get_running_loop()
             delay = self._settings.flush.interval_seconds
@@ -347,7 +350,21 @@ class GroupCommits:
             self._take_back_waiting(error)
         else:
             self._unsynced = 0
-            self.commit_up_to(self._log.durable_end_offset)
+            self._commit_durable()
+
+    def _commit_durable(self) -> None:
+        """Its acks have left. All the same a copy on another node, to which the stream moves, has
+        to have it before it is committed."""
+        if not self._is_over:
+            self.commit_up_to(self._gate.local(self._log.durable_end_offset))
+
+    def _is_flushed(self, settings: StreamSettings) -> bool:
+        """Whether acks leave after the write, and a flush commits. Of a node's copy nothing is
+        committed before it is durable, with `durability: os` as well; and where another node leads,
+        that one says what is committed."""
+        if not self._log.config.replicated:
+            return settings.durability == "interval"
+        return self._has_followers and settings.durability != "fsync"
 
     # --- what the host tells ---
 
@@ -356,13 +373,14 @@ class GroupCommits:
         self._observe_sync()
         if isinstance(error, SyncFailed):
             self._take_back_waiting(error)
-        elif self._settings.durability == "interval":
+        elif self._has_flushes:
             self._after_interval_append(0)  # a roll has synced what waited for the next flush
 
     def adopt(self, settings: StreamSettings) -> None:
         """See `StreamHost.adopt`."""
         self._settings = settings
         self._writer = GroupWriter(self._log, settings)
+        self._has_flushes = self._is_flushed(settings)
         if self._flush_timer is not None:
             # It runs by the old interval. Records that wait must not wait longer than the new one.
             self._stop_flush_timer()

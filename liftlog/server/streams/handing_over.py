@@ -392,6 +392,9 @@ class _Giving:
         elif step is Step.COMMIT:
             host.refuse_new(MOVING)
             await host.drained()
+            if host.settings.durability != "fsync":  # acks do not wait for what the next leader has
+                await host.exclusively(host.log.sync)
+                await host.wait_high_watermark(host.log.log_end_offset - 1)
             if host.failure or host.log.high_watermark < host.log.log_end_offset:
                 raise StreamUnavailable("what was received has not been committed")
         elif step is Step.TELL:

@@ -43,6 +43,8 @@ class Moves:
 
         def step(record: StreamRecord) -> StreamRecord | None:
             after = transitions.reassign(record, target)
+            if after is not None:
+                _check_durability(after)
             for node in () if after is None else after.adding:
                 self._check_takes(node)
             return after
@@ -198,6 +200,17 @@ class Moves:
             name
             for name, record in self._mirror.records.items()
             if node in record.members and not record.deleted
+        )
+
+
+def _check_durability(record: StreamRecord) -> None:
+    """As when a stream is created. Raises InvalidArgument."""
+    durability = record.settings.get("durability", "fsync")
+    if durability != "fsync" and len(record.target) > 1:
+        raise InvalidArgument(
+            f"stream {record.name!r} cannot have {len(record.target)} replicas with durability: "
+            f"{durability}",
+            hint=f"`liftlog stream update {record.name} --set durability=fsync` comes first",
         )
 
 

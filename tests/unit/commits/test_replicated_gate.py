@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.gated_stream import GatedStream, Published
+from support.logs import Promises, append
 from support.simfs import Fault
 
 from liftlog.cluster import transitions
@@ -21,8 +23,8 @@ EPOCH = 5
 class Led:
     """A stream that node a leads, with the followers b and c."""
 
-    def __init__(self) -> None:
-        self.stream = GatedStream({})
+    def __init__(self, **settings: Any) -> None:
+        self.stream = GatedStream(settings, replicated=True)
         self.now = 100.0
         self.woken: list[list[str]] = []
         self.ended: list[str] = []
@@ -151,3 +153,36 @@ async def test_a_failed_sync_ends_the_lead(led: Led) -> None:
     assert led.stream.log.log_end_offset == 2
     assert offsets(led.publish(b"3")) == [NOT_LEADING.err_code]
     led.stream.close()
+
+
+@pytest.mark.parametrize("durability", ["interval", "os"])
+async def test_acks_that_leave_early_commit_nothing_that_those_in_sync_lack(
+    durability: str,
+) -> None:
+    """A stream with one replica may have such acks, and while it moves there is another one. That
+    was taken for caught up before it was, and led without what was acked."""
+    led = Led(durability=durability, flush={"interval": "10ms"})
+    for node in "bc":
+        led.ask(node, 1)
+    sent = led.publish(b"1", b"2")
+    assert offsets(sent) == [1, 2]
+    log = led.stream.log
+    while log.durable_end_offset < 3:
+        await asyncio.sleep(0.01)
+        await led.stream.finish_jobs()
+    led.ask("b", 3)
+    assert log.high_watermark == 1
+    led.ask("c", 3)
+    assert log.high_watermark == led.gate.leader.high_watermark == 3
+    led.stream.close()
+
+
+async def test_a_follower_commits_nothing_by_itself() -> None:
+    stream = GatedStream({"durability": "interval"}, replicated=True)
+    stream.lead(1, is_leading=False)
+    append(stream.log, Promises(), 3)
+    stream.host.run_exclusive(stream.log.sync)
+    await stream.finish_jobs()
+    assert stream.log.durable_end_offset == 4
+    assert stream.log.high_watermark == 1
+    stream.close()
