@@ -267,8 +267,8 @@ class Replica:
                 lambda: host.log.set_metadata(host.metadata(wanted)), lambda: host.adopt(wanted)
             )
             self._node.hosts.streams_changed()
-        start = min(record.log_start, host.log.high_watermark)
-        if self.led is not None and start > host.log.log_start_offset:
+        if self.led is not None and self._is_to_truncate(self.led):
+            start = min(self.led.leader.record.log_start, host.log.high_watermark)
             await host.exclusively(lambda: host.log.truncate_prefix(start))
 
     def _settings_of(self, record: StreamRecord) -> StreamSettings:
@@ -623,10 +623,21 @@ class Replica:
             return None
         try:
             led.side_changed()  # leases also end without a request
+            if self._is_to_truncate(led):
+                self.wake()
             return led.propose(self._node.mirror.directory.stopping)
         except LiftlogError as error:  # one stream must not end the task of all
             self._node.warnings.warn("in-sync-set-not-judged stream=%s error=%s", self.name, error)
             return None
+
+    def _is_to_truncate(self, led: ServedStream) -> bool:
+        """Whether records are committed here that an administrator has deleted: a new leader may
+        have known too little of that when it looked at the record."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is None or host.failure:
+            return False
+        start = min(led.leader.record.log_start, host.log.high_watermark)
+        return start > host.log.log_start_offset
 
     async def commit(self, change: Change) -> None:
         """Try to make this change of the in-sync set."""

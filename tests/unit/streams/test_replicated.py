@@ -1283,3 +1283,25 @@ async def test_no_ack_goes_to_what_another_node_records(tmp_path: Path, store: S
     await wait(lambda: sequencer.ack_subjects.allows(b"farther.x"))
     assert b"far" not in sequencer.sibling_streams
     await node.close()
+
+
+async def test_what_was_truncated_does_not_come_back_with_a_leader_that_commits_it_later(
+    tmp_path: Path, store: Store
+) -> None:
+    """Its high watermark was below that when it began to lead, and nothing changes the record."""
+    node = Node(tmp_path / "a", store, start=1)
+    streams = node.streams
+    await streams.mirror.create(replace(new_record("s", leader="a"), log_start=3))
+    await wait(lambda: streams.led)
+    host, led = node.running.broker.hosts["s"], streams.led["s"]
+    subjects = [b"s.1", b"s.2", b"s.3"]
+    host.receive(MessageRun(subjects, [b""] * 3, [b"1", b"2", b"3"], has_cookie=False))
+    host.kick()
+    await wait(lambda: host.log.durable_end_offset == 4)
+    keeping = asyncio.create_task(streams.keep_in_sync())
+    for follower in "bc":
+        led.gate.fetched(FetchRequest(follower, 1, 1, 4, 1))
+    assert host.log.high_watermark == 4
+    await wait(lambda: host.log.log_start_offset == 3)
+    keeping.cancel()
+    await node.close()
