@@ -42,9 +42,7 @@ class Moves:
         await self._check_nodes(target)
 
         def step(record: StreamRecord) -> StreamRecord | None:
-            after = transitions.reassign(record, target)
-            if after is not None:
-                _check_durability(after)
+            after = _allowed(transitions.reassign(record, target))
             for node in () if after is None else after.adding:
                 self._check_takes(node)
             return after
@@ -53,9 +51,9 @@ class Moves:
         logger.info("move-begun stream=%s replicas=%s", name, ",".join(record.replicas))
 
     async def cancel(self, name: str) -> None:
-        """End a move under way with the replicas from before it. Raises StreamNotFound, Conflict
-        when the new ones are needed, MetadataUnavailable."""
-        await self._change(name, transitions.cancel)
+        """End a move under way with the replicas from before it. Raises StreamNotFound,
+        InvalidArgument as `move`, Conflict when the new ones are needed, MetadataUnavailable."""
+        await self._change(name, lambda record: _allowed(transitions.cancel(record)))
         logger.info("move-cancelled stream=%s", name)
 
     async def drain(self, node: str) -> None:
@@ -203,15 +201,17 @@ class Moves:
         )
 
 
-def _check_durability(record: StreamRecord) -> None:
-    """As when a stream is created. Raises InvalidArgument."""
-    durability = record.settings.get("durability", "fsync")
-    if durability != "fsync" and len(record.target) > 1:
+def _allowed(after: StreamRecord | None) -> StreamRecord | None:
+    """A change of the replicas, if the durability permits it, as when a stream is created. Raises
+    InvalidArgument."""
+    durability = "fsync" if after is None else after.settings.get("durability", "fsync")
+    if after is not None and durability != "fsync" and len(after.target) > 1:
         raise InvalidArgument(
-            f"stream {record.name!r} cannot have {len(record.target)} replicas with durability: "
+            f"stream {after.name!r} cannot have {len(after.target)} replicas with durability: "
             f"{durability}",
-            hint=f"`liftlog stream update {record.name} --set durability=fsync` comes first",
+            hint=f"`liftlog stream update {after.name} --set durability=fsync` comes first",
         )
+    return after
 
 
 def _named(names: Sequence[str]) -> str:

@@ -130,6 +130,25 @@ async def test_where_a_stream_cannot_move(world: World) -> None:
     assert world.record().version == 1
 
 
+async def test_a_stream_that_acks_before_its_sync_gets_no_second_replica(world: World) -> None:
+    """No node could open it: its settings are refused. Not by the end of a move either."""
+    await world.add_stream("s", "a", durability="interval")
+    with pytest.raises(InvalidArgument, match="durability: interval") as raised:
+        await world.moves.move("s", ["a", "b"])
+    assert "--set durability=fsync" in raised.value.hint
+    assert world.record().version == 1
+    await world.moves.move("s", ["b"])
+    assert world.record().target == ("b",)
+    await world.add_stream("t", "abc", min_isr=1, durability="fsync")
+    await world.moves.move("t", ["d"])
+    await world.mirror.change(
+        "t", lambda one: transitions.update(one, {**one.settings, "durability": "os"})
+    )
+    with pytest.raises(InvalidArgument, match="durability: os"):
+        await world.moves.cancel("t")
+    assert world.record("t").target == ("d",)
+
+
 async def test_a_node_that_has_come_just_now_takes_replicas(world: World) -> None:
     await world.add_stream("s", "abc")
     other = World(world.store)
