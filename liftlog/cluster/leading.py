@@ -52,7 +52,7 @@ class Kind(enum.Enum):
     FENCED_EPOCH = "fenced epoch"
     """The follower is behind the record: it knows an older epoch, or has started again since."""
     UNKNOWN_EPOCH = "unknown epoch"
-    """The leader is behind the record, and reads it again."""
+    """The leader is behind the record, which its node then reads again."""
     NOT_LEADER = "not leader"
     """This leader has resigned, or the node has no copy."""
 

@@ -526,7 +526,7 @@ class Replica:
             self._me,
             link_to=self._node.link_to,
             learn=self._node.mirror.told,
-            tell_record_is_old=self._look_again,
+            tell_record_is_old=self.look_again,
             room=self._node.room,
         )
         followed.start()
@@ -537,17 +537,17 @@ class Replica:
             record.leader_epoch,
         )
 
-    def _look_again(self) -> None:
-        """Called with each answer that shows a newer record: one read is under way at a time."""
+    def look_again(self) -> None:
+        """Called with all that shows a newer record: one read is under way at a time."""
         if not self._is_reading:
             self._is_reading = True
             self._node.spawn(self._read_record())
 
     async def _read_record(self) -> None:
-        """The leader does not ask for it again: it is read until the store answers."""
+        """Nothing else has it read: it is tried until the store answers."""
         pause = _FIRST_PAUSE_SECONDS
         try:
-            while self.followed is not None:
+            while self.followed is not None or self.led is not None:
                 try:
                     await self._node.mirror.change(self.name, lambda present: None)
                     return

@@ -445,7 +445,10 @@ class ReplicatedStreams:
 
     def replicate(self, peer: Peer, request: Replicate, reply: Reply) -> None:
         """A node asks for what it lacks of a stream. Raises NotLeader."""
-        self._led(request.stream).fetch(peer.node, peer.start, request, reply)
+        led = self._led(request.stream)
+        if request.epoch > led.leader.epoch:
+            self._streams[request.stream].look_again()
+        led.fetch(peer.node, peer.start, request, reply)
 
     def _led(self, name: str) -> ServedStream:
         replica = self._streams.get(name)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,12 +30,14 @@ from liftlog.errors import (
     NotLeader,
     StorageError,
     StreamNotFound,
+    UnknownEpoch,
 )
 from liftlog.log import DataDir, FileSystem, Log
 from liftlog.log.manifest import Manifest
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
+from liftlog.protocol.replication import Peer, Replicate
 from liftlog.records.header import parse_header
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.file_store import FileMetaStore
@@ -808,6 +811,27 @@ async def test_a_leader_that_stays_leads_on_in_the_next_epoch(tmp_path: Path, st
     led.gate.fetched(FetchRequest("b", 1, 2, 3, 2))
     with host.log.read(2, 1 << 20) as found:
         assert parse_header(found.pread()).leader_epoch == 2
+    await node.close()
+
+
+async def test_a_leader_that_is_asked_in_a_later_epoch_reads_the_record(
+    tmp_path: Path, store: Store
+) -> None:
+    """Notices can come late, and acks wait for followers that know more than it does."""
+    node = await started(tmp_path / "a", store)
+    streams = node.streams
+    record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.led)
+    other = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+    await other.change("s", lambda one: transitions.reassign(one, ["a", "b"]))
+    assert streams.led["s"].leader.epoch == 1, "it has not heard of it"
+    refused: list[Exception] = []
+    reply: Any = SimpleNamespace(refuse=refused.append)
+    request = Replicate("s", record.incarnation, 2, 1, 0, 1000)
+    streams.replicate(Peer("b", 1, "c0ffee"), request, reply)
+    assert [type(one) for one in refused] == [UnknownEpoch]
+    await wait(lambda: streams.led["s"].leader.epoch == 2)
     await node.close()
 
 
