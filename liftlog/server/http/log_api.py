@@ -136,6 +136,8 @@ class LogApi:
     async def _bounds(self, request: web.Request, principal: str | None) -> web.Response:
         stream = self._authorize(request, principal, "read")
         answer = await self._ask_leader(request, principal, DescribeStream(stream))
+        if answer is None and self._broker.replicated is not None:
+            self._broker.replicated.check_end_is_known(stream)
         known = answer or self._broker.stream(stream).log
         return _json(
             {

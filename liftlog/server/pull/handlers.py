@@ -120,6 +120,8 @@ async def _relay_description(caller: Caller, message: DescribeStream, ask: Ask) 
 
 @handles(DescribeStream, "read", at=At.LEADER, relay=_relay_description)
 async def _describe(caller: Caller, message: DescribeStream) -> Message:
+    if caller.broker.replicated is not None:
+        caller.broker.replicated.check_end_is_known(message.stream)
     info = await caller.broker.describe_stream(message.stream)
     readable = caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer)
     return StreamAnswer(replace(info, readable_subjects=list(readable or ())).to_wire())

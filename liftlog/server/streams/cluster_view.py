@@ -95,10 +95,15 @@ def check_ready(member: Member, leader: Leader) -> None:
     """Raises NotReady while the high watermark of a new leader may lag behind what clients have
     seen: until the followers have asked once."""
     if not leader.is_ready:
-        raise NotReady(
-            f"node {member.name} begins to lead stream {leader.record.name}",
-            hint="try again; `liftlog cluster status` shows whether enough replicas are there",
-        )
+        raise begins_to_lead(member, leader.record.name)
+
+
+def begins_to_lead(member: Member, name: str) -> NotReady:
+    """The error while this node does not know yet how far a stream was committed before."""
+    return NotReady(
+        f"node {member.name} begins to lead stream {name}",
+        hint="try again; `liftlog cluster status` shows whether enough replicas are there",
+    )
 
 
 def check_is_here(member: Member, mirror: Mirror, node: str) -> None:

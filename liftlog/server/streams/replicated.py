@@ -599,6 +599,14 @@ class ReplicatedStreams:
         """Raises NotLeader unless this node leads the stream, NotReady while it begins to."""
         cluster_view.check_ready(self.member, self._led(name).leader)
 
+    def check_end_is_known(self, name: str) -> None:
+        """Raises NotReady while this node leads the stream, or is about to, and what it knows of
+        its end may lag behind what clients have seen. A stream that has failed ends as it does."""
+        host, led = self._node.hosts.hosts.get(name), self.led_here(name)
+        has_failed = name in self._node.hosts.broken or (host is not None and host.failure)
+        if self.leads(name) and not has_failed and (led is None or not led.leader.is_ready):
+            raise cluster_view.begins_to_lead(self.member, name)
+
     def is_in_sync(self, name: str) -> bool:
         """Whether the copy of a stream here is in sync, but another node leads; as far as this node
         knows."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from acl.rules import Operation
-from liftlog.errors import InvalidArgument, LiftlogError, NotLeader, ShuttingDown
+from liftlog.errors import InvalidArgument, LiftlogError, NotLeader, NotReady, ShuttingDown
 from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer, StreamInfo
 from liftlog.server.access.gate import Gate
 from liftlog.server.http.appending import Appender
@@ -95,7 +95,7 @@ class Asked:
         does."""
         try:
             answer = await self.carry_out(DescribeStream(self.stream))
-        except NotLeader:
+        except (NotLeader, NotReady):
             return await self.parts.broker.describe_stream(self.stream)
         assert isinstance(answer, StreamAnswer), "the answer to describe"
         return answer.info

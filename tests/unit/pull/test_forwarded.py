@@ -55,6 +55,9 @@ class Streams:
     def leads(self, name: str) -> bool:
         return self.leader == self.member.name
 
+    def check_end_is_known(self, name: str) -> None:
+        """It has led for long."""
+
     def not_leader(self, name: str) -> NotLeader:
         return NotLeader(f"{self.leader} leads {name}", leader=self.leader)
 

@@ -28,6 +28,7 @@ from liftlog.errors import (
     LiftlogError,
     MetadataUnavailable,
     NotLeader,
+    NotReady,
     StorageError,
     StreamNotFound,
     UnknownEpoch,
@@ -39,7 +40,9 @@ from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
 from liftlog.protocol.replication import Peer, Replicate
 from liftlog.records.header import parse_header
+from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.pull.requests import Caller, perform
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import Member, to_bytes, value_of
 from liftlog.server.replication.mirror import Mirror
@@ -832,6 +835,45 @@ async def test_a_leader_that_is_asked_in_a_later_epoch_reads_the_record(
     streams.replicate(Peer("b", 1, "c0ffee"), request, reply)
     assert [type(one) for one in refused] == [UnknownEpoch]
     await wait(lambda: streams.led["s"].leader.epoch == 2)
+    await node.close()
+
+
+async def test_a_new_leader_describes_no_stream_whose_end_it_does_not_know_yet(
+    tmp_path: Path, store: Store
+) -> None:
+    """Readers and jobs take the end from there: it would be lower than what the former leader has
+    acked and shown."""
+    node = await started(tmp_path / "a", store)
+    streams, broker = node.streams, node.running.broker
+    caller = Caller(None, Gate(None), broker, "")
+    record = replace(new_record("s", leader="a"), starts={"a": 2, "b": 1, "c": 1})
+    await streams.mirror.create(record)
+    await wait(lambda: streams.led)
+    host = broker.hosts["s"]
+    host.receive(MessageRun([b"s.1"], [b""], [b"waits"], has_cookie=False))
+    host.kick()
+    await wait(lambda: host.log.durable_end_offset == 2)
+
+    async def end() -> int:
+        answer = await perform(caller, DescribeStream("s"))
+        assert isinstance(answer, StreamAnswer)
+        return answer.info.high_watermark
+
+    assert await end() == 1, "what the former leader has shown is known"
+    await streams.mirror.change("s", lambda one: transitions.transfer(one, "b"))
+    await wait(lambda: streams.followed)
+    await streams.mirror.change("s", lambda one: transitions.transfer(one, "a"))
+    with pytest.raises(NotReady):  # it is elected, and does not lead yet
+        await end()
+    await wait(lambda: streams.led)
+    with pytest.raises(NotReady):
+        await end()
+    broker.broken["s"] = "on purpose"
+    assert await end() == 0, "why it is not served is told all the same"
+    del broker.broken["s"]
+    for other in "bc":
+        streams.led["s"].gate.fetched(FetchRequest(other, 1, 3, 2, 1))
+    assert await end() == 2
     await node.close()
 
 

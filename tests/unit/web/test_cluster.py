@@ -54,6 +54,9 @@ class Node:
     def answerer(self, name: str) -> None:
         """This node answers itself, with what it knows."""
 
+    def check_end_is_known(self, name: str) -> None:
+        """It has led for long."""
+
     def known(self, name: str) -> StreamRecord | None:
         found: StreamRecord | None = self.mirror.records.get(name)
         return found
