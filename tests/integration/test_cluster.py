@@ -207,9 +207,15 @@ def test_a_stopped_follower_delays_acks_until_it_leaves(
     wait_acked(publisher, 200)
     stopped = time.monotonic()
     cluster.pause(gone)
+
+    def ack_wait_seconds() -> float:
+        return cluster.nodes[leader].metric("liftlog_ack_wait_seconds", stream="all")
+
+    until(lambda: ack_wait_seconds() > 1.0, 60, "an alert is due")
     cluster.wait_isr("all", set(NODES) - {gone})
     assert time.monotonic() - stopped < HUNG + 10
     wait_acked(publisher, 200)
+    assert ack_wait_seconds() < HUNG
     assert publisher.longest_wait(stopped) < HUNG + 5
     cluster.resume(gone)
     cluster.wait_isr("all")

@@ -61,6 +61,9 @@ def test_another_node_leads_while_the_one_that_died_stays_down(
     with connect_sync(cluster.nodes[new].pull_address) as client:
         [*_, loss] = client.describe_stream(STREAM).possible_losses
     assert "had no leader" in loss["reason"]
+    told = cluster.nodes[new].metric
+    assert told("liftlog_elections_total", reason="leader-lost") >= 1
+    assert told("liftlog_possible_loss_events_total", stream=STREAM) == 1
     cluster.start(leader)
     cluster.wait_isr(STREAM)
     publisher.finish()

@@ -72,6 +72,19 @@ def test_a_failed_group_leaves_those_that_wait_for_followers(now: Callable[[floa
     assert in_buckets(observed.ack_seconds) == {2.5: 3, 0.0001: 1}
 
 
+def test_how_long_the_oldest_message_without_an_answer_waits(now: Callable[[float], None]) -> None:
+    observed = StreamObservations()
+    observed.arrived(2)
+    now(3.0)
+    observed.arrived(1)
+    now(5.0)
+    assert observed.wait_seconds == 5.0
+    observed.answered(2, 2)
+    assert observed.wait_seconds == 2.0
+    observed.answered(1, 1)
+    assert observed.wait_seconds == 0.0
+
+
 def test_a_group_of_refusals_has_no_records() -> None:
     observed = StreamObservations()
     observed.arrived(3)
