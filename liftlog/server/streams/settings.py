@@ -29,7 +29,7 @@ SWITCHES = ("paused", "read_only")
 _FIXED = {
     "queue_group": "with whom a stream shares messages belongs to its identity",
     "initial_offset": "the first offset was assigned when the stream was created",
-    "replicas": "the nodes were chosen when the stream was created",
+    "replicas": "a move changes which nodes hold a stream",
 }
 
 
@@ -116,7 +116,9 @@ def check_changeable(name: str, found: Sequence[Difference]) -> None:
         reasons = dict.fromkeys(_FIXED[path] for path in fixed)
         raise InvalidArgument(
             f"{' and '.join(fixed)} of stream {name} cannot be changed: {'; '.join(reasons)}",
-            hint="create another stream, on the same subject if necessary",
+            hint=f"in a cluster, `liftlog cluster move {name} --replicas a,b,c` does that"
+            if fixed == ["replicas"]
+            else "create another stream, on the same subject if necessary",
             settings=fixed,
         )
 

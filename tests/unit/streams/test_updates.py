@@ -105,6 +105,19 @@ async def test_what_cannot_be_changed_is_named_and_nothing_changes(
     assert running.broker.hosts["s"].settings is before
 
 
+async def test_who_wants_more_replicas_is_told_of_the_move(
+    running: Running, admin: Administration
+) -> None:
+    await running.broker.create_stream("s", {"subject": "in"})
+    for changes, hint in (
+        ({"queue_group": "g"}, "create another stream"),
+        ({"replicas": 3}, "`liftlog cluster move s --replicas a,b,c`"),
+    ):
+        with pytest.raises(InvalidArgument) as raised:
+            await admin.update_stream("s", changes)
+        assert hint in raised.value.hint
+
+
 async def test_a_section_is_set_back_by_null(running: Running, admin: Administration) -> None:
     await running.broker.create_stream(
         "s", {"subject": "in", "retention": {"max_messages": 5}, "compaction": {}}
