@@ -45,6 +45,8 @@ _PREFIX = "/api/v1/streams/{stream}"
 _JSON = "application/json"
 _RAW = "application/octet-stream"
 _READERS = 2
+_CATCH_UP_SECONDS = 1.0
+"""So long a follower's copy may take to have what its leader has committed."""
 
 
 TruncatePrefix = Callable[[str, int], Awaitable[Any]]
@@ -135,10 +137,7 @@ class LogApi:
 
     async def _bounds(self, request: web.Request, principal: str | None) -> web.Response:
         stream = self._authorize(request, principal, "read")
-        answer = await self._ask_leader(request, principal, DescribeStream(stream))
-        if answer is None and self._broker.replicated is not None:
-            self._broker.replicated.check_end_is_known(stream)
-        known = answer or self._broker.stream(stream).log
+        known = await self._described(request, principal, stream) or self._broker.stream(stream).log
         return _json(
             {
                 "stream": stream,
@@ -147,6 +146,32 @@ class LogApi:
                 **_offsets(known),
             }
         )
+
+    async def _described(
+        self, request: web.Request, principal: str | None, stream: str
+    ) -> StreamInfo | None:
+        """The stream as its leader knows it; None when this node is it. Raises NotReady."""
+        info = await self._ask_leader(request, principal, DescribeStream(stream))
+        if info is None and self._broker.replicated is not None:
+            self._broker.replicated.check_end_is_known(stream)
+        return info
+
+    async def _copy_with(
+        self, request: web.Request, principal: str | None, stream: str, offset: int
+    ) -> Log:
+        """The log here, once it has this record if its leader has. Raises NotLeader when that takes
+        long."""
+        host, streams = self._broker.readable_stream(stream), self._broker.replicated
+        if offset < host.log.high_watermark or streams is None:
+            return host.log
+        info = await self._described(request, principal, stream)
+        if info is not None and offset < info.high_watermark:
+            reached = host.wait_high_watermark(offset)
+            await asyncio.wait([reached], timeout=_CATCH_UP_SECONDS)
+            if host.log.high_watermark <= offset:
+                reached.cancel()
+                raise streams.not_leader(stream)
+        return host.log
 
     async def _ask_leader(
         self, request: web.Request, principal: str | None, message: Message
@@ -161,7 +186,7 @@ class LogApi:
         form = _choice(request, "format", ("json", "raw"))
         encoding = _choice(request, "encoding", ("auto", "utf-8", "base64"))
         offset = bodies.parse_offset(request.match_info["offset"])
-        log = self._broker.readable_stream(stream).log
+        log = await self._copy_with(request, principal, stream, offset)
         loop = asyncio.get_running_loop()
         record, block = await loop.run_in_executor(self._readers, read_record, log, offset)
         # Checked after the last await: the ACL may have changed since the first check.

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from support.http_port import http_port
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import AUTH, HELLO, RawPull
 
@@ -19,6 +21,7 @@ from liftlog.client.target import Target
 from liftlog.errors import Forbidden, NotLeader, StreamNotFound
 from liftlog.protocol.frames import encode_map
 from liftlog.protocol.replication import Peer
+from liftlog.server.http import log_api
 from liftlog.server.replication.forwarding import Forwarding
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
@@ -86,6 +89,7 @@ class Two:
         for name in ("orders", "secret"):
             self.a.add(name, subject=f"{name}.>").append([b"1", b"2", b"3"])
         self.address = ""
+        self.pull: Any = None  # the server of b
 
 
 @asynccontextmanager
@@ -95,7 +99,7 @@ async def two_nodes(directory: Path, policy: Policy | None = None) -> AsyncItera
     streams = two.b.streams_of_cluster
     async with (
         pull_server(two.a) as (_, address),
-        pull_server(two.b, policy=policy) as (_, two.address),
+        pull_server(two.b, policy=policy) as (two.pull, two.address),
     ):
         target = Target.of(address, None, None, None, 5, 5, None)
         up = asyncio.Event()
@@ -219,3 +223,32 @@ async def test_what_a_node_may_not_forward(tmp_path: Path, request_: bytes, refu
         peer.send({"k": "ping", "i": 3})
         assert (await peer.receive())["k"] == "pong", "the connection goes on"
     broker.close()
+
+
+async def test_one_record_over_http_is_there_once_its_leader_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower's copy is a moment behind what was acked."""
+    async with (
+        two_nodes(tmp_path) as two,
+        http_port(two.pull) as (_, url, _),
+        aiohttp.ClientSession() as session,
+    ):
+        copy = two.b.add("orders")
+        copy.append([b"1"])
+
+        async def read(offset: int) -> tuple[int, str]:
+            async with session.get(f"{url}/api/v1/streams/orders/records/{offset}") as answer:
+                told = await answer.json()
+                return answer.status, told.get("value") or told["error"]["name"]
+
+        assert await read(1) == (200, "1")
+        reading = asyncio.create_task(read(2))
+        while not copy.waiters:
+            await asyncio.sleep(0)
+            assert not reading.done(), reading.result()
+        copy.append([b"2"])
+        assert await reading == (200, "2")
+        assert await read(4) == (404, "OFFSET_OUT_OF_RANGE"), "its leader has none either"
+        monkeypatch.setattr(log_api, "_CATCH_UP_SECONDS", 0.01)
+        assert await read(3) == (503, "NOT_LEADER")
