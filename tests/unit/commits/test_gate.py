@@ -225,6 +225,24 @@ async def test_a_group_with_followers_is_written_in_the_loop_while_the_disk_is_f
     stream.close()
 
 
+async def test_followers_are_woken_before_a_sync_in_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What they get then is sent before the loop waits for the disk."""
+    stream = GatedStream({})
+    sync, woken = stream.log.sync, []
+
+    def synced() -> int:
+        woken.append(stream.gate.seen_end)
+        return sync()
+
+    monkeypatch.setattr(stream.log, "sync", synced)
+    published(stream, b"1", b"2")
+    assert not stream.pool.jobs, "no thread took part"
+    assert woken == [3]
+    stream.close()
+
+
 async def test_followers_are_woken_on_the_loop_before_a_sync_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
