@@ -50,7 +50,8 @@ class Readings:
             lags[one.stream] = max(one.lag or 0, lags.get(one.stream, 0))
         found = {}
         for number, host in enumerate(list(broker.hosts.values()), 1):
-            found[host.name] = _of_stream(host, lags.get(host.name, 0))
+            name = host.name
+            found[name] = _of_stream(host, lags.get(name, 0), self._before.get(name))
             if number % _HOSTS_PER_TURN == 0:
                 await asyncio.sleep(0)
         self._add(found)
@@ -80,7 +81,7 @@ class Readings:
         before, self._before = self._before, found.copy()
         for name, reading in found.items():
             last = before.get(name, _ZERO)
-            if reading == last:
+            if reading is last:
                 continue
             if reading.totals["records"] < last.totals["records"]:
                 last = _ZERO
@@ -114,20 +115,31 @@ def _counted(reading: Reading, name: str) -> float:
     return (reading.events if name in _EVENTS else reading.totals)[name]
 
 
-def _of_stream(host: StreamHost, lag: float) -> Reading:
+def _of_stream(host: StreamHost, lag: float, last: Reading | None) -> Reading:
+    """`last`, if it is as it was at the look before."""
     observed = host.observed
+    records = observed.records + observed.copied_offsets
+    received_bytes = observed.received_bytes + observed.copied_bytes
+    read_records, read_bytes = observed.read_records, observed.read_bytes
+    refused, losses = sum(host.sequencer.refused.values()), host.possible_loss_events
+    acks = observed.ack_seconds.counts
+    if (
+        last is not None
+        and acks == last.timings["ack"]
+        and (records, received_bytes, read_records, read_bytes) == (*last.totals.values(),)
+        and (refused, losses) == (*last.events.values(),)
+        and lag == last.levels["lag"]
+    ):
+        return last
     return Reading(
         {
-            "records": observed.records + observed.copied_offsets,
-            "received_bytes": observed.received_bytes + observed.copied_bytes,
-            "read_records": observed.read_records,
-            "read_bytes": observed.read_bytes,
+            "records": records,
+            "received_bytes": received_bytes,
+            "read_records": read_records,
+            "read_bytes": read_bytes,
         },
-        {
-            "refused": sum(host.sequencer.refused.values()),
-            "possible_losses": host.possible_loss_events,
-        },
-        {"ack": list(observed.ack_seconds.counts)},
+        {"refused": refused, "possible_losses": losses},
+        {"ack": list(acks)},
         {"lag": lag},
     )
 

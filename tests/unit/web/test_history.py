@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram, quantile
@@ -146,6 +146,37 @@ async def test_the_lag_of_a_consumer_is_kept_whatever_the_number_of_streams() ->
     await daemon.look()
     await daemon.look(600)
     assert len(daemon.history.points("new", "24h").times) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["still", "more", "less"]), st.sampled_from([5, 60])),
+                max_size=KEPT + 30))  # fmt: skip
+@settings(deadline=None)
+def test_a_stream_in_which_nothing_happens_has_the_same_points(
+    steps: list[tuple[str, int]],
+) -> None:
+    """Those that are only counted until the next change, and those that are compared."""
+    counted, compared = Daemon(), Daemon()
+
+    async def run() -> None:
+        records = 1000
+        for daemon in (counted, compared):
+            daemon.set("orders", records, lag=3, acks=[records] * 16)
+            await daemon.look()
+        for what, seconds in steps:
+            records += {"still": 0, "more": 10, "less": -7}[what]
+            for daemon in (counted, compared):
+                if what != "still" or daemon is compared:
+                    daemon.set("orders", records, lag=3, acks=[records] * 16)
+                await daemon.look(seconds)
+
+    asyncio.run(run())
+    for span in SPANS:
+        found, expected = (one.history.points("orders", span) for one in (counted, compared))
+        assert list(found.times) == list(expected.times)
+        assert found.values.keys() == expected.values.keys()
+        for name, column in expected.values.items():
+            assert list(found.values[name]) == pytest.approx(list(column), nan_ok=True), name
+    assert counted.history.rate("orders") == compared.history.rate("orders")
 
 
 async def test_the_task_ends() -> None:
