@@ -37,7 +37,9 @@ from liftlog.settings import CleanerSettings
 
 logger = logging.getLogger("liftlog.server.cleaner")
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 1.0
+"""While a repair is to be tried again."""
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 600.0
 _PATIENCE_SECONDS = 30.0
@@ -148,7 +150,8 @@ class Mender:
                     await self._work(*found)
                     continue
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_SECONDS):
+                    pause = _LOOK_AGAIN_SECONDS if self._attempts else _LOOK_SECONDS
+                    async with asyncio.timeout(pause):
                         await self._poke.wait()
         finally:
             await self._jobs.close()

@@ -106,6 +106,7 @@ class Node:
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     monkeypatch.setattr(mending, "_FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(mending, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(mending, "_LOOK_AGAIN_SECONDS", 0.01)
     node = Node(tmp_path)
     yield node
     await node.close()
