@@ -55,6 +55,9 @@ class Leadership:
         self._again_at: dict[str, float] = {}
         self._first_since: dict[str, float] = {}
         """By stream: since when its first replica, another node, could lead it."""
+        self._moving: list[str] = []
+        """The streams of which a move takes replicas, as of so many changes; as a rule none."""
+        self._moving_as_of = -1
 
     async def elect(self, name: str, to: str | None = None) -> str:
         """Have a node of the in-sync set lead a stream: `to`, or the first replica. Returns the
@@ -181,10 +184,15 @@ class Leadership:
                     logger.warning("not-handed-over stream=%s error=%s", name, error)
                     self._again_at[name] = now + _AGAIN_SECONDS
 
+        if self._moving_as_of != self._mirror.changes:
+            self._moving_as_of = self._mirror.changes
+            self._moving = [one.name for one in self._mirror.records.values() if one.removing]
+        led = self._led()
         due = [
             name
-            for name, led in self._led().items()
-            if transitions.successor(led.leader.record) is not None
+            for name in self._moving
+            if name in led
+            and transitions.successor(led[name].leader.record) is not None
             and self._again_at.get(name, now) <= now
         ]
         if due and not self._handovers.is_stopping:

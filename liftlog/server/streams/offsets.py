@@ -67,6 +67,8 @@ class ReplicatedOffsets:
         self._told: dict[str, BoundsElsewhere] = {}
         self._loading: ServedStream | None = None
         self._grow_at = self._ask_at = self._own_until = 0.0
+        self._fitting: StreamRecord | None = None
+        """The last record of which the settings were found to be as they should be."""
         self._problem = ""
         receive_over_nats(broker, lambda: broker.checkpoints)
 
@@ -215,11 +217,14 @@ class ReplicatedOffsets:
         """With the settings that so many replicas ask for, and this version of liftlog."""
         if record.leader != self._streams.member.name or record.adding or record.removing:
             return None
+        if record is self._fitting:
+            return None
         count = len(record.replicas)
         wanted = offsets_settings(
             self._broker.settings, replicas=count, min_isr=default_min_isr(count)
         )
         if settings_of(record) == wanted:
+            self._fitting = record
             return None
         return transitions.update(record, record_settings(wanted, SYSTEM))
 
