@@ -104,8 +104,9 @@ class FetchRoom:
 
 class FollowedStream:
     """Belongs to the event loop. `link_to` gives the connection to a node; `learn` is called with a
-    newer record that an answer brings, `tell_record_is_old` when one only shows that there is one.
-    All streams of a node share its `room`.
+    newer record that an answer brings, `tell_record_is_old` when one only shows that there is one;
+    `log_changed` at the beginning, and whenever the log has been changed. All streams of a node
+    share its `room`.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class FollowedStream:
         learn: Callable[[StreamRecord], None],
         tell_record_is_old: Callable[[], None],
         room: FetchRoom,
+        log_changed: Callable[[], None] = lambda: None,
     ) -> None:
         log = host.log
         self.host = host
@@ -135,6 +137,7 @@ class FollowedStream:
         self._link_to = link_to
         self._learn = learn
         self._tell_record_is_old = tell_record_is_old
+        self._log_changed = log_changed
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._exchange: Exchange | None = None
@@ -155,6 +158,7 @@ class FollowedStream:
 
     def start(self) -> None:
         """Ask the leader, if there is one."""
+        self._log_changed()
         self._room.note(self, is_behind=True)  # until it says otherwise
         self._do(self.follower.resumed())
 
@@ -365,6 +369,7 @@ class FollowedStream:
             effect = self.follower.stored(log.durable_end_offset, log.epochs, side)
             self._do(effect)  # first: acks wait for what this request confirms
             self.host.commit_up_to(self.follower.high_watermark)
+            self._log_changed()
         elif isinstance(error, CorruptBatch):
             # Nothing was appended. The leader's bytes are bad, or came over badly.
             logger.warning("replica-answer-damaged stream=%s error=%s", self.host.name, error)

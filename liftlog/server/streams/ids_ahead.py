@@ -8,9 +8,10 @@ beside what it does, a piece at a time, and little is left to read when it is el
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from liftlog.errors import LiftlogError
 from liftlog.log import Log
@@ -27,6 +28,8 @@ _MANY_RECORDS = 2000
 """So many are read at the next look. Fewer wait, since a new leader reads them in milliseconds, and
 a node may follow a thousand streams."""
 _LONGEST_SECONDS = 10.0
+_ALL_TURNS = 10
+"""Most of a thousand streams are idle: they are looked at in every so many turns only."""
 _REST = 1.0
 """After it has read it rests so many times as long: the event loop has the interpreter first."""
 _AFTER_PROBLEM_SECONDS = 60.0
@@ -66,28 +69,41 @@ class _Learning:
 
 
 class IdsAhead:
-    """Belongs to the event loop. `followed` gives the streams that this node follows now;
-    `steady_ns` is the clock by which ids age."""
+    """Belongs to the event loop. `followed` gives the streams that this node follows now, all or
+    those with these names; `steady_ns` is the clock by which ids age."""
 
     def __init__(
-        self, followed: Callable[[], Iterable[StreamHost]], steady_ns: Callable[[], int]
+        self,
+        followed: Callable[[Collection[str] | None], Iterable[StreamHost]],
+        steady_ns: Callable[[], int],
     ) -> None:
         self._followed = followed
         self._steady_ns = steady_ns
         self._loop = asyncio.get_running_loop()
         self._learning: dict[str, _Learning] = {}
+        self._changed: set[str] = set()
+
+    def changed(self, name: str) -> None:
+        """The log of a stream that this node follows has changed, or is followed from now on."""
+        self._changed.add(name)
 
     async def run(self) -> None:
         """Learn, until cancelled."""
-        while True:
-            hosts = {host.name: host for host in self._followed() if window_ns(host.settings)}
-            for name in self._learning.keys() - hosts.keys():
+        for turn in itertools.count():
+            names, self._changed = self._changed, set()
+            is_for_all = turn % _ALL_TURNS == 0
+            followed = self._followed(None if is_for_all else names)
+            hosts = {host.name: host for host in followed if window_ns(host.settings)}
+            for name in self._learning.keys() - hosts.keys() if is_for_all else ():
                 del self._learning[name]
             is_behind = False
-            for host in hosts.values():
+            for name, host in hosts.items():
                 learning = self._of(host)
                 if learning.is_due(self._loop.time(), self._steady_ns()):
-                    is_behind |= await self._learn_piece(learning, host.settings)
+                    has_more = await self._learn_piece(learning, host.settings)
+                    if has_more:
+                        is_behind = True
+                        self.changed(name)
             if not is_behind:
                 await asyncio.sleep(LOOK_SECONDS)
 

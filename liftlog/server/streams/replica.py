@@ -527,6 +527,7 @@ class Replica:
             link_to=self._node.link_to,
             learn=self._node.mirror.told,
             tell_record_is_old=self.look_again,
+            log_changed=partial(self._node.ids.changed, self.name),
             room=self._node.room,
         )
         followed.start()

@@ -642,9 +642,11 @@ class ReplicatedStreams:
         """As it is now; it changes when a role does."""
         return self._node.followed
 
-    def _followed_hosts(self) -> list[StreamHost]:
-        """And those that go from one role to the next."""
-        return [host for host in self._node.hosts.hosts.values() if not host.is_leading]
+    def _followed_hosts(self, names: Collection[str] | None) -> list[StreamHost]:
+        """And those that go from one role to the next; of these streams, None: of all."""
+        hosts = self._node.hosts.hosts
+        some = hosts.values() if names is None else filter(None, map(hosts.get, names))
+        return [host for host in some if not host.is_leading]
 
     # --- the end ---
 

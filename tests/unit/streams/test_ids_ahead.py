@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ async def ids(running: Running, host: StreamHost, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ids_ahead, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(ids_ahead, "_MANY_RECORDS", 1)
     monkeypatch.setattr(dedupe_restoring, "_SCAN_BYTES", 4096)  # many pieces
-    return IdsAhead(lambda: [host], running.broker.steady_ns)
+    return IdsAhead(lambda names: [host], running.broker.steady_ns)
 
 
 async def publish(host: StreamHost, names: range, size: int = 1000) -> None:
@@ -84,6 +84,37 @@ async def test_what_comes_is_learned_and_only_once(
     found = remembered(learned)
     assert [offset for _, _, offset in found] == list(range(1, 50))
     assert found == all_of(running, host)
+
+
+async def test_streams_to_which_nothing_comes_are_looked_at_seldom(
+    running: Running, host: StreamHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[str] | None] = []
+
+    def followed(names: Collection[str] | None) -> list[StreamHost]:
+        asked.append(None if names is None else set(names))
+        return [host] if names is None or "s" in names else []
+
+    monkeypatch.setattr(ids_ahead, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(ids_ahead, "_MANY_RECORDS", 1)
+    monkeypatch.setattr(ids_ahead, "_ALL_TURNS", 1_000_000)
+    ids = IdsAhead(followed, running.broker.steady_ns)
+    await publish(host, range(1, 10))
+    learning = asyncio.create_task(ids.run())
+    while not ids._learning or ids._learning["s"].ids is None:
+        await asyncio.sleep(0.001)
+    await publish(host, range(10, 20))
+    count = len(asked)
+    while len(asked) < count + 3:
+        await asyncio.sleep(0.001)
+    behind = ids._learning["s"].ids
+    assert behind is not None
+    assert behind.end < host.log.log_end_offset
+    ids.changed("s")
+    await until_learned(ids, host)
+    learning.cancel()
+    assert len(remembered(await ids.take("s", host.log))) == 19
+    assert asked.count(None) == 1
 
 
 async def test_a_log_that_is_cut_is_learned_again(
