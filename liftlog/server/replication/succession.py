@@ -60,9 +60,9 @@ class Copies(Protocol):
         """Those that this node leads."""
         ...
 
-    def stalled(self) -> Iterable[tuple[StreamRecord, float]]:
-        """Those that this node leads by their records and that wait for its disk, and for how many
-        seconds."""
+    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamRecord, float]]:
+        """Those of these, which this node leads by their records, that wait for its disk, and for
+        how many seconds."""
         ...
 
     def stop_leading(self, name: str, reason: str) -> None:
@@ -246,7 +246,7 @@ class Succession:
         stalled: Iterable[tuple[StreamRecord, float]] = ()
         if now - self._disk_looked_at >= _LOOK_AT_DISK_SECONDS:
             self._disk_looked_at = now
-            stalled = self._copies.stalled()
+            stalled = self._copies.stalled(self._led_by.get(self._elections.node, ()))
         for one in self._elections.yields(
             leading, now, is_attached=self._is_attached(), stalled=stalled
         ):

@@ -88,6 +88,8 @@ class Replica:
     def waits_for_disk_seconds(self) -> float:
         """For how long the disk has not done what the role needs next; 0.0: it needs nothing."""
         host, since = self._node.hosts.hosts.get(self.name), self._remembers_since
+        if since is None and (host is None or not host.turns.is_taken):
+            return 0.0  # of a thousand streams, once a second
         seconds = 0.0 if host is None else host.turns.taken_seconds
         return seconds if since is None else max(seconds, time.monotonic() - since)
 

@@ -327,10 +327,11 @@ class ReplicatedStreams:
         """See `Copies`."""
         return ((name, led.leader) for name, led in self.led.items())
 
-    def stalled(self) -> Iterable[tuple[StreamRecord, float]]:
+    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamRecord, float]]:
         """See `Copies`."""
-        for name, replica in self._streams.items():
-            seconds = replica.waits_for_disk_seconds
+        for name in names:
+            replica = self._streams.get(name)
+            seconds = 0.0 if replica is None else replica.waits_for_disk_seconds
             record = self.mirror.records.get(name) if seconds else None
             if record is not None and record.leader == self.member.name and not record.deleted:
                 yield record, seconds
