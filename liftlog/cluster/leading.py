@@ -128,7 +128,9 @@ class Leader:
         now: float,
         lag_max: float = 10.0,
         side_version: int = 0,
+        stirred: Callable[[], None] = lambda: None,
     ) -> None:
+        """`stirred` is called whenever this is settled no longer."""
         if record.leader != node:
             raise ValueError(f"the record of {record.name!r} has the leader {record.leader!r}")
         self.node = node
@@ -145,6 +147,7 @@ class Leader:
         self.resigned = False
         self.pending: Change | None = None
         self._lag_max = lag_max
+        self._stirred = stirred
         self._began = now
         self._followers: dict[str, FollowerState] = {}
         # When followers last asked in lives that have ended: tombstones wait for the next one.
@@ -212,7 +215,7 @@ class Leader:
         if follower is None or follower.start != request.start:
             follower = FollowerState(request.node, request.start, caught_up=self._began)
             self._followers[request.node] = follower
-        self.is_settled = False
+        self._stir()
         if request.mark != follower.mark or request.leader_mark != follower.leader_mark:
             follower.mark, follower.leader_mark = request.mark, request.leader_mark
             follower.agrees = self._has_agreed(follower)
@@ -275,7 +278,7 @@ class Leader:
             follower = self._followers[node] = FollowerState(node, self.record.starts.get(node, 0))
         follower.lost = True
         follower.parked = False
-        self.is_settled = False
+        self._stir()
 
     def heard_by_majority(self, now: float, within: float) -> bool:
         """Whether most replicas, this one included, asked within that many seconds. If so, no other
@@ -404,7 +407,7 @@ class Leader:
         """The high watermark waits for the ISR and for all that a change under way may bring into
         it or may not have taken out of it: another leader may be elected from either."""
         self.record = record
-        self.is_settled = False
+        self._stir()
         self._can_commit = record.can_commit
         self._others = frozenset(record.members) - {self.node}
         nodes = {*record.isr, *(self.pending.after.isr if self.pending else ())}
@@ -491,11 +494,17 @@ class Leader:
 
     # --- parts -------------------------------------------------------------------
 
+    def _stir(self) -> None:
+        if self.is_settled:
+            self.is_settled = False
+            self._stirred()
+
     def _wake(self, now: float, wants: Callable[[FollowerState], bool]) -> list[str]:
         woken = []
         for follower in self._followers.values():
             if follower.parked and wants(follower):
-                follower.parked = self.is_settled = False
+                follower.parked = False
+                self._stir()
                 if follower.agrees:
                     follower.caught_up = now  # up to here it had everything
                 follower.told = self.high_watermark

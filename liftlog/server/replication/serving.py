@@ -35,6 +35,9 @@ from liftlog.server.commits.gate import ReplicatedGate
 logger = logging.getLogger("liftlog.server.replication")
 
 _PARKED_SECONDS = MAX_PARKED_MS / 1000
+_TOGETHER_SECONDS = 0.25
+"""Requests of idle streams that were parked within so long are answered together. That wakes two
+nodes less often, and does not hold up the others."""
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_KEPT_BYTES = 256 * 1024
 """Of each stream, so much stays in memory. Larger answers go from the files to the socket
@@ -202,7 +205,8 @@ class ServedStream:
             self._tell_confirmed()
         kind = verdict.kind
         if kind is Kind.PARK:
-            timer = self._loop.call_later(_PARKED_SECONDS, self.gate.expired, node)
+            until = self._loop.time() + _PARKED_SECONDS
+            timer = self._loop.call_at(until - until % _TOGETHER_SECONDS, self.gate.expired, node)
             self._parked[node] = _Parked(request, reply, timer)
         elif kind is Kind.SEND and node in self.leader.record.isr:
             self._send(request, reply)
@@ -261,6 +265,13 @@ class ServedStream:
         self.leader.resign()
         self.leader = self.gate.leader = leader
         self._ended = ended
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is to be copied or proposed before something happens."""
+        leases, leader = self._log.leases, self.leader
+        is_copied = leases.are_known and leases.side_state.version == leader.side_version
+        return is_copied and leader.is_settled
 
     # --- the side state ---
 

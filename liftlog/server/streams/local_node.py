@@ -95,6 +95,8 @@ class LocalNode:
     led: dict[str, ServedStream] = field(default_factory=dict)
     followed: dict[str, FollowedStream] = field(default_factory=dict)
     """The streams in these roles, by name. Each replica keeps its own entry."""
+    stirred: set[str] = field(default_factory=set)
+    """Of those that are led here, the ones whose leaders may have a change to propose."""
     room: FetchRoom = field(default_factory=FetchRoom)
     """Of all streams that are followed here."""
     warnings: RareWarnings = field(default_factory=partial(RareWarnings, logger))

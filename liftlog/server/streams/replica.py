@@ -414,6 +414,7 @@ class Replica:
         )
         self._log = None
         self._node.led[self.name] = led
+        self._node.stirred.add(self.name)
         self._lose_silent(led, record)
         host.commit_up_to(leader.local(log.durable_end_offset))
         has_all = await self._node.hosts.attach_replica(host)
@@ -443,6 +444,7 @@ class Replica:
             now=asyncio.get_running_loop().time(),
             lag_max=self._node.lag_max_seconds,
             side_version=log.leases.side_state.version,
+            stirred=partial(self._node.stirred.add, self.name),
         )
 
     def _lose_silent(self, led: ServedStream, record: StreamRecord) -> None:
@@ -475,6 +477,7 @@ class Replica:
                 return
             leader = self._leader_of(record, log)
             led.lead_on(leader, partial(self._ended, record.incarnation, epoch))
+            self._node.stirred.add(self.name)
             self._lose_silent(led, record)
             host.adopt(host.settings)  # batches bear the epoch
             host.commit_up_to(leader.local(log.durable_end_offset))

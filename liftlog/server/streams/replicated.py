@@ -16,7 +16,7 @@ from typing import Any
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Elections, LogEnd, Patience
-from liftlog.cluster.leading import Leader
+from liftlog.cluster.leading import Change, Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MetaStore, NodeSession
 from liftlog.errors import Conflict, LiftlogError, NotEnoughReplicas, StreamNotFound
@@ -218,19 +218,29 @@ class ReplicatedStreams:
         for turn in itertools.count():
             await asyncio.sleep(_PROPOSE_SECONDS)
             # Side states that change by time alone are looked for less often.
-            is_for_all = turn % _SIDE_TURNS == 0
-            names = [
-                name for name, led in self.led.items() if is_for_all or not led.leader.is_settled
-            ]
-            due = [
-                (replica, change)
-                for replica in map(self._streams.__getitem__, names)
-                if (change := replica.change_due()) is not None
-            ]
+            due = self._changes_due(for_all=turn % _SIDE_TURNS == 0)
             # A node that dies is missed by all streams at once, and acks of each wait for this.
             for start in range(0, len(due), _CHANGES_AT_ONCE):
                 some = due[start : start + _CHANGES_AT_ONCE]
                 await asyncio.gather(*(replica.commit(change) for replica, change in some))
+
+    def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
+        """The changes of in-sync sets that are due, of the streams whose leaders may propose one,
+        or of all."""
+        stirred, due = self._node.stirred, []
+        names = list(self.led if for_all else stirred)
+        stirred.clear()
+        for name in names:
+            led = self.led.get(name)
+            if led is None or led.is_quiet:
+                continue
+            replica = self._streams[name]
+            change = replica.change_due()
+            if change is not None:
+                due.append((replica, change))
+            if not led.leader.is_settled:
+                stirred.add(name)
+        return due
 
     def _copy_again(self, name: str) -> None:
         """The copy here is damaged where no other one may repair it: it is fetched again as a

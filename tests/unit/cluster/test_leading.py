@@ -354,8 +354,8 @@ def test_a_parked_follower_is_level_however_long_nothing_is_written() -> None:
     assert one.propose(1011.0) is not None
 
 
-def settled(record: StreamRecord = RECORD) -> Leader:
-    one = leader(record)
+def settled(record: StreamRecord = RECORD, **changes: Any) -> Leader:
+    one = leader(record, **changes)
     ask(one, "b", 10)
     assert (one.propose(100.0), one.is_settled) == (None, False), "c may yet be dropped"
     ask(one, "c", 10)
@@ -377,10 +377,13 @@ def settled(record: StreamRecord = RECORD) -> Leader:
 def test_with_all_level_nothing_is_to_be_proposed_before_something_happens(
     event: Callable[[Leader], object],
 ) -> None:
-    one = settled()
+    stirred: list[bool] = []
+    one = settled(stirred=lambda: stirred.append(one.is_settled))
     assert one.propose(10_000.0) is None
+    assert stirred == []
     event(one)
     assert not one.is_settled
+    assert stirred == [False]
 
 
 def test_a_move_is_looked_at_until_it_has_ended() -> None:

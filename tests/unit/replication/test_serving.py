@@ -324,3 +324,33 @@ async def test_a_follower_that_leaves_is_not_waited_for(led: ServedStream, log: 
     assert left is not None
     led.adopt(left)
     await asyncio.wait_for(confirmed, 10)
+
+
+async def test_requests_of_idle_streams_end_together_after_a_while(
+    led: ServedStream, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    now = float(round(loop.time())) + 100
+    ends = []
+    for later in (0.01, 0.24, 0.26):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "time", lambda later=later: now + later)
+            assert ask(led, log, "b", 1).replicas == []
+        ends.append(led._parked["b"].timer.when() - now)
+    assert ends == [30.0, 30.0, 30.25]
+
+
+async def test_a_stream_is_quiet_until_something_happens(led: ServedStream, log: Log) -> None:
+    for node in ("b", "c"):
+        has(led, log, node, 0)
+    assert not led.is_quiet, "the side state was not read, and a change may be due"
+    log.leases.load()
+    assert led.propose() is None
+    assert led.is_quiet
+    has(led, log, "b", 0)
+    assert not led.is_quiet
+    assert led.propose() is None
+    assert led.is_quiet
+    grant(led, log)
+    assert led.leader.is_settled
+    assert not led.is_quiet, "followers are to copy it"
