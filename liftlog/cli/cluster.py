@@ -208,6 +208,12 @@ def status() -> ExitCode:
             )
         if behind:
             note(f"{plural(len(behind), 'stream')} under-replicated: {', '.join(behind)}")
+        lost = [one.name for one in found.replicated if not one.has_whole_copy]
+        if lost:
+            note(
+                f"No complete copy is left of {plural(len(lost), 'stream')}: {', '.join(lost)}. No "
+                "node takes the lead by itself: see `liftlog cluster elect --help`."
+            )
         if set_back:
             note(
                 f"The metadata store has forgotten what the nodes have seen of "

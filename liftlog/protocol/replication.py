@@ -271,6 +271,11 @@ class ClusterStream(Described):
         return self.leader is None or not {*self.replicas} - moved <= {*self.isr}
 
     @property
+    def has_whole_copy(self) -> bool:
+        """Whether a replica is known that has all that was acked; if not, none takes the lead."""
+        return bool(self.isr or self.eligible)
+
+    @property
     def is_moving(self) -> bool:
         """Whether it is being moved to other nodes."""
         return bool(self.adding or self.removing)

@@ -75,7 +75,9 @@ def test_an_older_copy_leads_once_an_operator_gives_up_the_others(
     cluster.start(last)
     until(lambda: cluster.stream(STREAM).isr == [], 60, "it has come back without what was acked")
     assert elect("--node", older)[0] == ExitCode.TRY_AGAIN
-    assert cluster.status()[1] == ExitCode.FAILED
+    told = cluster.command("cluster", "status", through=other)
+    assert told.returncode == ExitCode.FAILED
+    assert f"No complete copy is left of 1 stream: {STREAM}." in told.stderr
     epoch = cluster.stream(STREAM).leader_epoch
 
     assert elect("--node", older, "--lost", last) == (
