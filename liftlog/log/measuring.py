@@ -22,13 +22,15 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.environment import FilePool
 from liftlog.log.filesystem import File, FileSystem, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex, count_entries, index_path, read_entry
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, walk_batches
-from liftlog.log.sketch import Probe, read_sketch
+from liftlog.log.sketch import Blocks, Probe, read_sketch
 from liftlog.log.unreadable import is_unreadable, read_zeroed
 from liftlog.records.decode import decode_batch
 from liftlog.records.header import BatchHeader
@@ -113,10 +115,7 @@ def find_matching(
             cut = _cut(fs, segment, end, active_index, step)
             extents = (one._replace(size_bytes=max(one.size_bytes, 1)) for one in cut)
         else:
-            extents = (
-                Extent(block.first_offset, block.next_offset, block.size_bytes * block.may_match)
-                for block in sketch.blocks(wanted.probe)
-            )
+            extents = _joined(sketch.blocks(wanted.probe), step)
         behind = found[-1].next_offset if found else segment.base_offset
         if behind < segment.base_offset:
             # What is between two segments was lost or skipped, and a reader has to come across it.
@@ -137,6 +136,21 @@ def find_matching(
             else:
                 found.append(extent)
     return found
+
+
+def _joined(blocks: Blocks, step: int) -> Iterator[Extent]:
+    """Neighbours of the same kind as one, up to the step: a segment has thousands of blocks."""
+    borders = blocks.borders.tolist()
+    sizes = np.where(blocks.may_match, blocks.sizes_bytes, 0)
+    reached = [0, *np.cumsum(sizes).tolist()]
+    turns = np.flatnonzero(np.diff(blocks.may_match)) + 1
+    first = 0
+    for turn in [*turns.tolist(), len(sizes)]:
+        while first < turn:
+            end = bisect_right(reached, reached[first] + step, first + 1, turn + 1) - 1
+            end = max(end, first + 1)
+            yield Extent(borders[first], borders[end], reached[end] - reached[first])
+            first = end
 
 
 def _cut(

@@ -34,10 +34,9 @@ which had no checksums of parts, counts as missing.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,13 +102,13 @@ class Probe:
         return found
 
 
-class Block(NamedTuple):
-    """A run of batches, and whether records that are wanted can be among them."""
+class Blocks(NamedTuple):
+    """Runs of batches that tile a segment, and whether records that are wanted can be among them.
+    Block i has the offsets [borders[i], borders[i + 1])."""
 
-    first_offset: int
-    next_offset: int
-    size_bytes: int
-    may_match: bool
+    borders: NDArray[np.int64]
+    sizes_bytes: NDArray[np.int64]
+    may_match: NDArray[np.bool_]
 
 
 class ValueChecks(NamedTuple):
@@ -138,23 +137,17 @@ class Sketch:
         """One PART for each batch of the segment; none if its batches are small."""
         self.value_checks = value_checks
 
-    def blocks(self, probe: Probe) -> Iterator[Block]:
-        """The blocks, which tile the segment."""
+    def blocks(self, probe: Probe) -> Blocks:
+        """All of them, and which may match."""
         entries, segment = self._entries, self._segment
         may_match = (entries["newest"] >= probe.not_before_ns) & (
             entries["oldest"] <= probe.not_after_ns
         )
         for item in probe.hashes():
             may_match &= self._holds(item)
-        offsets = (entries["relative"].astype(np.int64) + segment.base_offset).tolist()
-        positions = entries["position"].tolist()
-        offsets.append(segment.next_offset)
-        positions.append(segment.size_bytes)
-        borders = zip(pairwise(offsets), pairwise(positions), strict=True)
-        for ((first, end), (position, end_position)), some in zip(
-            borders, may_match.tolist(), strict=True
-        ):
-            yield Block(first, end, end_position - position, some)
+        borders = entries["relative"] + np.int64(segment.base_offset)
+        positions = np.append(entries["position"].astype(np.int64), segment.size_bytes)
+        return Blocks(np.append(borders, segment.next_offset), np.diff(positions), may_match)
 
     def _holds(self, item: int) -> NDArray[np.bool_]:
         """Of which blocks the filter holds it."""

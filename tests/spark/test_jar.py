@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from crc32c import crc32c
 from support.repository import REPOSITORY
 from support.rewriting import (
     DIRECTORY,
@@ -22,6 +24,7 @@ from support.spark_jar import ALL_COLUMNS, jar_rows, python_rows
 from support.stored_logs import batch_positions, flip
 
 from liftlog.errors import InvalidArgument, LiftlogError
+from liftlog.records.format import HEADER_SIZE
 from liftlog.spark.options import parse_options
 
 if TYPE_CHECKING:
@@ -80,6 +83,11 @@ def random_log(rng: random.Random, target: Path, *, sketched: bool = False) -> P
             rebatch_file(log, fs, 0, compression=rng.choice(CODECS))
     if sketched:
         sketch_segments(log, fs)
+    return written(fs, target)
+
+
+def written(fs: SimFileSystem, target: Path) -> Path:
+    """The stream's files, on the disk. Returns their directory."""
     target.mkdir(parents=True)
     for name in fs.list_directory(DIRECTORY):
         (target / name).write_bytes(fs.read(DIRECTORY / name))
@@ -229,6 +237,62 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
     assert frame.selectExpr("count(value)").collect()[0][0] == sum(
         row["value"] is not None for row in everything
     )
+
+
+def test_one_subject_of_many_in_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """Up to 40,000 subjects, each of which has a record at any place of four."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for count in (1, 3, 4, 6, 40_000):
+        rows = [Row(NS, f"s.{i}", b"k", b"%d" % i, b"") for i in range(count)]
+        again = [i for i in (0, 2, 5, 32_768, 39_999) if i < count]
+        rows += [Row(NS, f"s.{i}", b"k", b"again", b"") for i in again]
+        add(log, [rows])
+    log.roll()
+    target = written(fs, tmp_path / "orders")
+    where: dict[str, Any] = {"path": str(target), "columns": "offset,subject,value"}
+    everything = python_rows(**where)
+    for number in (0, 1, 2, 3, 5, 6, 32_767, 32_768, 39_998, 39_999, 40_000):
+        expected = [row for row in everything if row["subject"] == f"s.{number}"]
+        assert bool(expected) == (number < 40_000)
+        assert jar_rows(spark, f"subject = 's.{number}'", **where) == expected
+    for some in (("s.2", "s.5"), ("s.39999", "s.1", "none"), ("s.4", "s")):
+        expected = [row for row in everything if row["subject"] in some]
+        assert jar_rows(spark, f"subject IN {some}", **where) == expected
+
+
+@pytest.mark.parametrize("count", [3, 4, 9, 40_000])
+def test_a_subject_id_beyond_the_dictionary(
+    spark: SparkSession, tmp_path: Path, count: int
+) -> None:
+    """Of a writer that was wrong: the checksums fit."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    add(log, [[Row(NS, f"s.{i % 3 if count < 10 else i}", b"k", b"", b"") for i in range(count)]])
+    log.roll()
+    target = written(fs, tmp_path / "orders")
+    [path] = [one for one in target.glob("*.log") if one.stat().st_size]
+    entries = min(count, 3) if count < 10 else count
+    where: dict[str, Any] = {"path": str(target), "columns": "offset,subject"}
+    good = path.read_bytes()
+    ids = [i % 3 if count < 10 else i for i in range(count)]
+    at = good.index(struct.pack(f"<{count}H", *ids))
+    for record in {0, count // 2, count - 1}:
+        bad = bytearray(good)
+        struct.pack_into("<H", bad, at + 2 * record, entries)
+        path.write_bytes(sealed(bad))
+        for condition in ("", "subject = 's.1'", "subject IN ('s.1', 's.2')"):
+            with pytest.raises(Exception, match="outside the dictionary"):
+                jar_rows(spark, condition, **where)
+    path.write_bytes(good)
+    assert len(jar_rows(spark, **where)) == count
+
+
+def sealed(raw: bytearray) -> bytes:
+    """One batch, with checksums that are right, whatever the rest says."""
+    struct.pack_into("<I", raw, 56, crc32c(raw[HEADER_SIZE:]))
+    struct.pack_into("<I", raw, 60, crc32c(raw[:60]))
+    return bytes(raw)
 
 
 def test_sketches_leave_no_row_out(spark: SparkSession, tmp_path: Path) -> None:

@@ -270,6 +270,33 @@ def test_a_daemon_sends_few_records_where_few_subjects_are_wanted(
         assert jar_rows(spark, **where, **option) == python_rows(**where, **option)
 
 
+def test_a_daemon_that_leaves_out_records_is_asked_by_fewer_tasks(
+    spark: SparkSession, logs: ServedLogs
+) -> None:
+    """It reads about a quarter then. With `compact` the size of a range bounds keys; and with
+    `filterInDaemon` each record is decoded."""
+    log = logs.add("orders").real_log
+    for i in range(120):
+        logs.append("orders", [bytes(30_000)] * 2, keys=[b"k"] * 2, subject=b"orders.%d" % (i % 3))
+    logs.call(log.roll)
+    sketch_segments(log, OsFileSystem())
+    where = {"server": logs.server, "stream": "orders"}
+    where["targetPartitionBytes"] = str(log.size_bytes // 12 + 1)
+
+    def tasks(condition: str = "", **more: str) -> int:
+        frame: Any = spark.read.format("liftlog").options(**where, **more).load()
+        chosen = frame.where(condition) if condition else frame
+        return int(chosen._jdf.queryExecution().toRdd().getNumPartitions())
+
+    whole = tasks()
+    assert whole >= 12
+    condition = "subject IN ('orders.0', 'orders.1', 'orders.2')"
+    assert tasks(condition) == 3
+    assert tasks(condition, compact="true") == tasks(condition, filterInDaemon="true") == whole
+    found = jar_rows(spark, condition, **where)
+    assert found == python_rows(**where)
+
+
 def test_compact_with_many_keys(spark: SparkSession, logs: ServedLogs) -> None:
     stream = logs.add("orders")
     for first in (0, 2000, 4000, 1000):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import struct
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from crc32c import crc32c
@@ -116,6 +117,44 @@ def test_most_of_what_is_not_wanted_is_excluded() -> None:
     halfway = log.extents(9000, 1, Probe(key=b"k1234"))
     assert halfway[0].first_offset <= 9000 < halfway[0].next_offset
     assert [one.size_bytes for one in halfway] == [0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neighbours_of_one_kind_are_joined_up_to_the_step(seed: int) -> None:
+    """The pieces are made of blocks, of one kind each, and no two of them would fit into one."""
+    rng, fs = random.Random(seed), SimFileSystem()
+    log = keyed(fs)
+    for number in range(60):
+        subject = rng.choice(["orders.eu", "orders.us"])
+        add(log, [[row(b"k%d" % number, b"x" * 30_000, subject=subject)] * rng.randrange(1, 12)])
+    log.roll()
+    sketch_segments(log, fs)
+    first = log.log_start_offset
+    for probe in (Probe(subject=b"orders.eu"), Probe(key=b"k7"), Probe(key=b"none"), Probe()):
+        sizes, some = {}, {}
+        for segment in log.segments:
+            sketch = read_sketch(fs, segment.path, segment.entry(), log.lineage)
+            if sketch is not None:
+                blocks = sketch.blocks(probe)
+                begins = blocks.borders[:-1].tolist()
+                sizes.update(zip(begins, blocks.sizes_bytes.tolist(), strict=True))
+                some.update(zip(begins, blocks.may_match.tolist(), strict=True))
+        assert len(sizes) > 40
+        for step in (64 * 1024, 300_000, 10**9):
+            extents = log.extents(first, step, probe)
+            assert (extents[0].first_offset, extents[-1].next_offset) == (first, log.high_watermark)
+            for one in extents:
+                inside = [at for at in sizes if one.first_offset <= at < one.next_offset]
+                assert inside[0] == one.first_offset
+                assert {some[at] for at in inside} == {one.size_bytes > 0}
+                if one.size_bytes:
+                    assert one.size_bytes == sum(sizes[at] for at in inside)
+                assert one.size_bytes <= step or len(inside) == 1
+            for one, following in pairwise(extents):
+                assert one.next_offset == following.first_offset
+                alike = bool(one.size_bytes) == bool(following.size_bytes)
+                # What is joined next begins with a block, not with all of the next piece.
+                assert not alike or one.size_bytes + sizes[following.first_offset] > step
 
 
 def test_stale_and_damaged_ones_do_not_count() -> None:

@@ -15,6 +15,9 @@ import static liftlog.records.BatchHeader.TOMBSTONES;
  * with the end of the batch, and a column checks its offsets when it is first used.
  */
 public final class RecordBatch implements AutoCloseable {
+    private static final long LOWEST = 0x0001_0001_0001_0001L; // the bits of four subject ids
+    private static final long HIGHEST = LOWEST << 15;
+
     /** Where a binary column lies: count + 1 ends, perhaps a bitmap, the data. */
     public static final class Binary {
         int ends;
@@ -161,6 +164,27 @@ public final class RecordBatch implements AutoCloseable {
         return header.has(SUBJECT_IDS) ? Bytes.u16(bytes, subjectIds + 2 * row) : 0;
     }
 
+    /** The first record in [{@code row}, {@code end}) with this entry; {@code end} if none has it. */
+    public int nextWithSubject(int entry, int row, int end) {
+        if (!header.has(SUBJECT_IDS)) {
+            return entry == 0 ? row : end;
+        }
+        long four = entry * LOWEST;
+        int found = row;
+        int at = subjectIds + 2 * row;
+        for (; found + 4 <= end; found += 4, at += 8) {
+            long difference = Bytes.i64(bytes, at) ^ four;
+            if ((difference - LOWEST & ~difference & HIGHEST) != 0) { // one of them is zero
+                break;
+            }
+        }
+        while (found < end && Bytes.u16(bytes, at) != entry) {
+            found++;
+            at += 2;
+        }
+        return found;
+    }
+
     /** How many subjects the batch has. */
     public int subjectCount() {
         return subjects.count;
@@ -204,14 +228,29 @@ public final class RecordBatch implements AutoCloseable {
         if (areIdsChecked) {
             return;
         }
-        int largest = -1;
-        for (int i = 0, at = subjectIds; i < header.recordCount(); i++, at += 2) {
-            largest = Math.max(largest, Bytes.u16(bytes, at));
+        int count = header.recordCount();
+        int most = Math.min(subjects.count - 1, 0x7FFF);
+        long room = (0x7FFF - most) * LOWEST;
+        long beyond = 0; // the highest bit of a number larger than `most`
+        int i = 0;
+        int at = subjectIds;
+        for (; i + 4 <= count; i += 4, at += 8) {
+            long four = Bytes.i64(bytes, at);
+            beyond |= four | four + room;
         }
-        if (largest >= subjects.count) {
+        int largest = (beyond & HIGHEST) == 0 ? most : largestSubjectId(0, i);
+        if (Math.max(largest, largestSubjectId(i, count)) >= subjects.count) {
             throw contradiction("a subject id points outside the dictionary");
         }
         areIdsChecked = true;
+    }
+
+    private int largestSubjectId(int from, int to) {
+        int largest = -1;
+        for (int i = from; i < to; i++) {
+            largest = Math.max(largest, Bytes.u16(bytes, subjectIds + 2 * i));
+        }
+        return largest;
     }
 
     @Override

@@ -8,17 +8,21 @@ import liftlog.records.Bytes;
 final class ItemSet {
     private final byte[][] slots; // a hash table, at most half full
     private final List<byte[]> prefixes;
+    private final long sizes; // bit n: there is an item with n bytes, modulo 64
 
     ItemSet(Items items) {
         prefixes = items.prefixes();
         slots = new byte[Integer.highestOneBit(2 * items.whole().size() + 1) * 2][];
+        long sizes = 0;
         for (byte[] item : items.whole()) {
             slots[slot(item, 0, item.length)] = item;
+            sizes |= 1L << item.length;
         }
+        this.sizes = sizes;
     }
 
     boolean holds(byte[] bytes, int at, int size) {
-        if (slots[slot(bytes, at, size)] != null) {
+        if ((sizes >>> size & 1) != 0 && slots[slot(bytes, at, size)] != null) {
             return true;
         }
         for (byte[] prefix : prefixes) {

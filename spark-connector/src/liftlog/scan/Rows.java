@@ -14,6 +14,7 @@ public final class Rows {
     private final ItemSet keys;
     private NewestKeys newest;
     private boolean[] wantedSubjects = new boolean[0];
+    private int onlySubject; // -1: several of the batch's subjects are wanted
     private int[] chosen = new int[0];
     private int first;
     private int count;
@@ -73,9 +74,17 @@ public final class Rows {
         if (chosen.length < count) {
             chosen = new int[count];
         }
+        int last = batch.last();
         int found = 0;
-        for (int record = first; record < batch.last(); record++) {
-            if ((!bySubject || wantedSubjects[batch.subjectId(record)])
+        boolean isOne = bySubject && onlySubject >= 0;
+        for (int record = first; record < last; record++) {
+            if (isOne) {
+                record = batch.nextWithSubject(onlySubject, record, last);
+                if (record == last) {
+                    break;
+                }
+            }
+            if ((!bySubject || isOne || wantedSubjects[batch.subjectId(record)])
                     && (keys == null || hasKey(batch, record))
                     && (newest == null || newest.holds(batch, record))) {
                 chosen[found++] = record;
@@ -101,13 +110,19 @@ public final class Rows {
         if (wantedSubjects.length < entries) {
             wantedSubjects = new boolean[entries];
         }
-        boolean some = false;
+        int wanted = 0;
         for (int i = 0; i < entries; i++) {
             wantedSubjects[i] = isWanted(batch.bytes(),
                     batch.start(batch.subjects, i), batch.size(batch.subjects, i));
-            some |= wantedSubjects[i];
+            if (wantedSubjects[i]) {
+                onlySubject = i;
+                wanted++;
+            }
         }
-        return some;
+        if (wanted != 1) {
+            onlySubject = -1;
+        }
+        return wanted > 0;
     }
 
     private boolean isWanted(byte[] bytes, int at, int size) {
