@@ -18,7 +18,7 @@ from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.client import connect
 from liftlog.client.target import Target
-from liftlog.errors import Forbidden, NotLeader, StreamNotFound
+from liftlog.errors import Forbidden, NotLeader, NotReady, StreamNotFound
 from liftlog.protocol.frames import encode_map
 from liftlog.protocol.replication import Peer
 from liftlog.server.http import log_api
@@ -252,3 +252,24 @@ async def test_one_record_over_http_is_there_once_its_leader_has_it(
         assert await read(4) == (404, "OFFSET_OUT_OF_RANGE"), "its leader has none either"
         monkeypatch.setattr(log_api, "_CATCH_UP_SECONDS", 0.01)
         assert await read(3) == (503, "NOT_LEADER")
+
+
+async def test_a_new_leader_tells_no_end_over_http_that_it_does_not_know_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        two_nodes(tmp_path) as two,
+        http_port(two.pull) as (_, url, _),
+        aiohttp.ClientSession() as session,
+    ):
+        two.b.add("orders").append([b"1"])
+        streams = two.b.streams_of_cluster
+        streams.leader = "b"
+
+        def begins(name: str) -> None:
+            raise NotReady(f"b begins to lead {name}")
+
+        monkeypatch.setattr(streams, "check_end_is_known", begins)
+        for path, status in (("bounds", 503), ("records/2", 503), ("records/1", 200)):
+            async with session.get(f"{url}/api/v1/streams/orders/{path}") as answer:
+                assert answer.status == status, path
