@@ -24,9 +24,10 @@ from liftlog.errors import ConfigError, InvalidArgument
 from liftlog.server.ingest import servers
 from liftlog.server.replication import kv_link, kv_store
 from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.kv_bucket import Bucket, check_created
+from liftlog.server.replication.kv_bucket import Bucket, Notice, check_created
 from liftlog.server.replication.kv_link import KvLink
 from liftlog.server.replication.kv_store import BucketMissing, NatsKvMetaStore, make_store
+from liftlog.server.replication.kv_view import Changes
 from liftlog.settings import NatsSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -381,6 +382,42 @@ async def test_what_others_write_into_the_bucket_is_handed_on_or_left(
         assert "metadata-key-ignored" in caplog.text
         entry = found["stream.b"]
         assert await store.cas("stream.b", b"{}", entry.revision) > entry.revision
+
+
+@pytest.mark.parametrize("missed", ["one", "all"])
+async def test_a_change_without_a_notice_is_heard_of_all_the_same(
+    jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch, missed: str
+) -> None:
+    """A notice that comes later shows at once that one was missed; without any, a look does."""
+    monkeypatch.setattr(kv_store, "_LOOK_SECONDS", 3600.0 if missed == "one" else 0.5)
+    cluster = f"deaf-{missed}"
+    assert await make_bucket(jetstream, cluster)
+    seen: dict[str, Entry | None] = {}
+    async with (
+        opened_bucket(jetstream, cluster) as store,
+        opened_bucket(jetstream, cluster) as other,
+        asyncio.timeout(PATIENCE),
+    ):
+        view, lost = store._view, []
+        note = view.note
+
+        def lose(notice: Notice) -> Changes:
+            if missed == "one" and notice.key != "stream.a":
+                return note(notice)
+            lost.append(notice.key)
+            return {}
+
+        watch = asyncio.ensure_future(store.watch("stream.", seen.__setitem__))
+        while view.has_missed:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(view, "note", lose)
+        for key in ("stream.a", "stream.b"):
+            await other.cas(key, b"{}", 0)
+        while {"stream.a", "stream.b"} - seen.keys():
+            await asyncio.sleep(0.01)
+        assert "stream.a" in lost
+        watch.cancel()
+        await asyncio.wait({watch})
 
 
 async def test_notices_that_others_forge_change_nothing_for_long(

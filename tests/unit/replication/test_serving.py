@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from support.logs import SMALL, Promises, append, create, encode
+from support.logs import SMALL, Promises, append, create, encode, flip
 from support.simfs import SimFileSystem
 
 from liftlog.cluster import side_state, transitions
@@ -69,10 +69,20 @@ async def led(log: Log) -> Iterator[ServedStream]:
     led.close()
 
 
-def ask(led: ServedStream, log: Log, node: str, offset: int, *, may_copy: bool = True) -> Replies:
+def ask(
+    led: ServedStream,
+    log: Log,
+    node: str,
+    offset: int,
+    *,
+    may_copy: bool = True,
+    corrupt: bool = False,
+) -> Replies:
     replies = Replies(may_copy=may_copy)
     last_epoch = EPOCH if offset > 1 else 0
-    request = Replicate("s", log.incarnation, EPOCH, offset, last_epoch, 1 << 20, 0)
+    request = Replicate(
+        "s", log.incarnation, EPOCH, offset, last_epoch, 1 << 20, 0, corrupt=corrupt
+    )
     led.fetch(node, START, request, replies)
     return replies
 
@@ -101,6 +111,33 @@ async def test_a_follower_beyond_the_log_diverges(led: ServedStream, log: Log) -
     end = log.log_end_offset
     [answer] = ask(led, log, "b", end + 1).replicas
     assert answer.diverging == [EPOCH, end]
+
+
+async def test_a_follower_that_got_bad_bytes_has_the_leader_look_at_its_disk(
+    led: ServedStream, log: Log
+) -> None:
+    """A leader sends what is stored without a look at the values. Were it to send the same again,
+    the follower would ask for ever."""
+    append(log, Promises(), 2, 3)
+    log.sync()
+    led.gate.local(log.log_end_offset)
+    flip(log.environment.fs, log.segments[-1].path, 150)
+    [answer] = ask(led, log, "b", 1).replicas
+    assert answer.body_length > 0
+    answer = await complain(led, log, 1)
+    assert answer.gap is not None
+    assert (answer.gap["next"], answer.gap["loss"], answer.body_length) == (3, True, 0)
+    assert [(bad.first_offset, bad.next_offset) for bad in log.quarantined] == [(1, 3)]
+    answer = await complain(led, log, 3)
+    assert (answer.gap, answer.body_length > 0) == (None, True), "the next batch is whole"
+
+
+async def complain(led: ServedStream, log: Log, offset: int) -> Replica:
+    replies = ask(led, log, "b", offset, corrupt=True)
+    async with asyncio.timeout(10):
+        while not replies.replicas:
+            await asyncio.sleep(0.01)
+    return replies.replicas[0]
 
 
 async def test_a_replica_that_is_not_in_sync_gets_a_bounded_rate(
