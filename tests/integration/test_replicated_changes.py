@@ -16,7 +16,7 @@ from support.cluster import NODES, PATIENCE, Cluster
 from support.daemon import Daemon
 from support.ingesting import until
 from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.raw_nats import RawNats, header_block
 from support.raw_pull import RawPull
 
 from acl.tokens import hash_token
@@ -213,6 +213,34 @@ def test_what_is_truncated_does_not_come_back(
     cluster.wait_isr(STREAM)
     with connect_sync(cluster.nodes[cluster.leader(STREAM)].pull_address) as client:
         assert [record.offset for record in client.read(STREAM, until="end")] == list(range(6, 12))
+
+
+def test_message_ids_outlive_their_records_on_every_node(
+    cluster: Cluster, server: NatsServer, leader: str
+) -> None:
+    """A node that has started since knows them from its files, as the leader does."""
+    other = next(name for name in NODES if name != leader)
+    with RawNats(server.port) as publisher, connect_sync(cluster.nodes[leader].pull_address) as one:
+        acked = publish_once(publisher, "first")
+        assert acked == {"stream": STREAM, "seq": 1}
+        one.truncate_prefix(STREAM, 2)
+        publish_once(publisher, "second")
+        cluster.wait_settled(STREAM)
+        records = cluster.nodes[other].data_dir / "streams" / STREAM
+        wait(lambda: '"log_start_offset":2' in (records / "manifest").read_text())
+    cluster.stop(other)
+    cluster.start(other)
+    cluster.wait_isr(STREAM)
+    assert cluster.command("cluster", "elect", STREAM, "--node", other).returncode == 0
+    with RawNats(server.port) as publisher:
+        until(lambda: publish_once(publisher, "third"), 30, "it is subscribed")
+        assert publish_once(publisher, "first") == {**acked, "duplicate": True}
+
+
+def publish_once(client: RawNats, message_id: str) -> dict[str, object]:
+    """The answer; empty if none subscribes."""
+    answer = client.request("s.x", b"1", headers=header_block({"Nats-Msg-Id": message_id}))
+    return json.loads(answer.payload) if answer.payload else {}
 
 
 def test_creating_again_and_deleting(cluster: Cluster, leader: str) -> None:

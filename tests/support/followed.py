@@ -16,6 +16,7 @@ from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replicate
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.replication.fetching import FetchRoom, FollowedStream
+from liftlog.settings import StreamSettings
 
 CONFIG = replace(SMALL, replicated=True)
 
@@ -25,6 +26,7 @@ class Host:
     appends are made in the event loop."""
 
     name = "s"
+    settings = StreamSettings(subject="s")
 
     def __init__(self, log: Log, *, is_fast: bool = True) -> None:
         self.log = log

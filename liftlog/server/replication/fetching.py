@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from compaction.retention import RetentionPolicy, decide
 from liftlog.cluster.following import (
     Answer,
     Append,
@@ -36,12 +37,15 @@ from liftlog.errors import (
     UnknownEpoch,
     UnsupportedFormat,
 )
+from liftlog.log import Log
 from liftlog.log.leases import SideState
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.records.header import parse_header
+from liftlog.server.commits.configs import window_ns
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -330,7 +334,9 @@ class FollowedStream:
             if error is not None and not self._closed:
                 logger.warning("log-start-kept stream=%s error=%s", self.host.name, error)
 
-        self.host.run_exclusive(partial(log.truncate_prefix, reached)).add_done_callback(done)
+        now_ns = log.environment.clock.now_ns()
+        call = partial(follow_log_start, log, reached, self.host.settings, now_ns)
+        self.host.run_exclusive(call).add_done_callback(done)
 
     def _store(self) -> None:
         """Append what the answer brought. A leader's publishers wait for it, and two handovers
@@ -433,6 +439,23 @@ class FollowedStream:
             epoch_before=0 if self._told is None else self._told.first_epoch,
             tombstones_removed_below=again.tombstones_removed_below,
         )
+
+
+def follow_log_start(log: Log, offset: int, settings: StreamSettings, now_ns: int) -> None:
+    """Make `offset`, at most the high watermark, the log start, as the record or the leader says.
+    Files that are needed to recognise duplicates stay until their time is over, as at the leader:
+    this node may lead next. Blocking. Raises StorageError, DiskFull."""
+    if offset == log.log_end_offset:
+        log.roll()  # or the active file, none of whose records can be read now, would stay
+    decision = decide(
+        log.segments,
+        RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
+        log_start_offset=offset,
+        log_end_offset=log.high_watermark,
+        now_ns=now_ns,
+    )
+    if decision.delete_segments or offset > log.log_start_offset:
+        log.remove_before(offset, decision.delete_segments, delete_below=decision.delete_below)
 
 
 def _answer_from(received: Replica) -> Answer:

@@ -18,6 +18,7 @@ from liftlog.log import DataDir
 from liftlog.log.recovery import ActiveState
 from liftlog.server.checkpoints.service import expire
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.replication.fetching import follow_log_start
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.offsets import first_since
 from liftlog.server.streams.retention import decide_retention, remove_decided
@@ -70,9 +71,15 @@ class Housekeeping:
         over."""
         if host.log.is_roll_due():
             await host.run_exclusive(host.log.roll_if_due)
-        if not host.is_leading:
-            return  # its leader decides; the log start follows
         settings = host.settings
+        if not host.is_leading:  # its leader decides, and the log start follows
+            log, now_ns = host.log, self._broker.now_ns()
+            if log.segments[0].next_offset <= log.log_start_offset:
+                await host.exclusively(
+                    lambda: follow_log_start(log, log.log_start_offset, settings, now_ns),
+                    reserve=self._reserve,
+                )
+            return
         decision = await asyncio.get_running_loop().run_in_executor(
             self._deciders,
             lambda: self._decide(host, settings, by_time=by_time),

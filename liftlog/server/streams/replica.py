@@ -23,7 +23,7 @@ from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
 from liftlog.log import Log
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.fetching import FollowedStream, follow_log_start
 from liftlog.server.replication.hearing import HUNG_SECONDS
 from liftlog.server.replication.repair import check_same_leader, check_whole
 from liftlog.server.replication.serving import ServedStream
@@ -271,7 +271,8 @@ class Replica:
             self._node.hosts.streams_changed()
         if self.led is not None and self._is_to_truncate(self.led):
             start = min(self.led.leader.record.log_start, host.log.high_watermark)
-            await host.exclusively(lambda: host.log.truncate_prefix(start))
+            now_ns = host.log.environment.clock.now_ns()
+            await host.exclusively(lambda: follow_log_start(host.log, start, wanted, now_ns))
 
     def _settings_of(self, record: StreamRecord) -> StreamSettings:
         """The settings in the record, which most of its versions leave as they are. Raises

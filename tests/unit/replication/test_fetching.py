@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.followed import CONFIG, Host, Link, followed
-from support.logs import create
+from support.logs import BASE_NS, Promises, append, create
 from support.simfs import SimFileSystem
 
 from liftlog.cluster import transitions
@@ -20,8 +20,10 @@ from liftlog.errors import (
     NotLeader,
     UnsupportedFormat,
 )
+from liftlog.log import LogSlice
 from liftlog.protocol.replication import Replica, Replicate
-from liftlog.server.replication.fetching import FetchRoom, FollowedStream
+from liftlog.server.replication.fetching import FetchRoom, FollowedStream, follow_log_start
+from liftlog.settings import StreamSettings
 
 
 async def wait(condition: Callable[[], object]) -> None:
@@ -79,8 +81,12 @@ class Following:
         (asked, exchange), self.link.asked = self.link.asked, None
         exchange.body = memoryview(body) if body else None
         changes["body_length"] = len(body)
+        high_watermark = changes.pop("high_watermark", 1)
         exchange.finish(
-            Replica(asked.epoch, asked.offset, asked.last_epoch, 1, end, 1, **changes), None
+            Replica(
+                *(asked.epoch, asked.offset, asked.last_epoch, high_watermark, end, 1), **changes
+            ),
+            None,
         )
 
     def refuse(self, error: LiftlogError) -> None:
@@ -243,3 +249,42 @@ async def test_a_stream_that_has_failed_leaves_its_share_to_the_others(error: Ex
     await other.answer(end=100)
     assert other.asked.max_bytes == 4 * _MIB
     other.stream.close()
+
+
+async def test_files_that_hold_recent_message_ids_outlive_the_log_start() -> None:
+    """This node may lead next, after a start: then it knows the ids from its files alone."""
+    log = create(SimFileSystem(), config=CONFIG)
+    log.begin_epoch(1)
+    for _ in range(6):
+        append(log, Promises(), 5)
+        log.roll()
+    end = log.log_end_offset
+    log.commit_up_to(log.sync())
+    second, later_ns = 10**9, BASE_NS + 121 * 10**9
+    settings = StreamSettings(subject="s", dedupe_window="2m")
+    follow_log_start(log, 12, settings, BASE_NS + second)
+    assert (log.log_start_offset, log.first_stored_offset) == (12, 1)
+    follow_log_start(log, end, settings, BASE_NS + second)
+    assert (log.log_start_offset, log.first_stored_offset) == (end, 1)
+    follow_log_start(log, end, settings, later_ns)
+    assert (log.log_start_offset, log.first_stored_offset) == (end, end)
+
+
+async def test_a_follower_keeps_the_files_that_its_leader_keeps() -> None:
+    one = Following()
+    log = one.host.log
+    leader = create(SimFileSystem(), config=CONFIG)
+    leader.begin_epoch(1)
+    append(leader, Promises(), 5)
+    found = leader.read_replica(1, 1 << 20)
+    assert isinstance(found, LogSlice)
+    with found:
+        body = found.pread()
+    await one.answer(6, body=body)
+    await one.answer(6, high_watermark=6, log_start_offset=4)
+    await wait(lambda: log.log_start_offset == 4)
+    await asyncio.sleep(0)  # that has ended
+    await one.answer(6, high_watermark=6, log_start_offset=6)
+    await wait(lambda: log.log_start_offset == 6)
+    assert log.first_stored_offset == 1
+    one.stream.close()

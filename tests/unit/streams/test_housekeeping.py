@@ -189,3 +189,17 @@ async def test_leases_outlive_a_failure_that_is_not_for_want_of_room(
     await retain(housekeeping)
     assert log.log_start_offset == 4
     assert log.leases.live(broker.now_ns()) == (lease,)
+
+
+@pytest.mark.parametrize("window", ["0s", "1h"])
+async def test_files_of_a_follower_go_when_no_one_needs_their_message_ids(
+    running: Running, housekeeping: Housekeeping, window: str
+) -> None:
+    await streams(running, "s", dedupe_window=window)
+    host = running.broker.hosts["s"]
+    host.is_leading = False
+    await host.run_exclusive(host.log.roll)
+    await host.run_exclusive(lambda: host.log.remove_before(21, 0))
+    await retain(housekeeping)
+    assert host.log.log_start_offset == 21
+    assert host.log.first_stored_offset == (21 if window == "0s" else 1)
