@@ -20,6 +20,7 @@ from support.repository import REPOSITORY
 from support.spark import patiently, require_spark
 from support.spark_cluster import Done, SparkCluster
 
+import liftlog.spark
 from acl.tokens import hash_token, new_secret
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
@@ -159,6 +160,42 @@ def test_a_job_runs_unchanged(
         published += publish(server, range(20_001, 20_501))
         main = runpy.run_path(str(JOB))["main"]
         patiently(lambda: main(address, str(lake), str(token)))
+        assert table(spark, lake) == by_country(published)
+        assert records(spark, lake) == published
+
+
+@pytest.mark.usefixtures("jar")
+def test_executors_with_the_jar_need_no_python(
+    cluster: SparkCluster, spark: SparkSession, server: NatsServer, tmp_path: Path
+) -> None:
+    """Theirs cannot be run, as a job of Python functions shows. The same job as above, a batch and
+    a stream, works with `--jars` alone."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    chmod = shutil.which("chmod")
+    assert chmod is not None
+    (tools / "chmod").symlink_to(chmod)  # Hadoop runs it to write a file
+    settings = {
+        "spark.pyspark.python": str(tools / "python"),
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.executorEnv.PATH": str(tools),
+    }
+    functions = tmp_path / "functions.py"
+    functions.write_text(
+        "from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.getOrCreate()\n"
+        "print(spark.sparkContext.parallelize(range(4)).map(abs).sum())\n"
+    )
+    done = cluster.submit(functions, settings=settings)
+    assert done.exit_code != 0
+    assert 'Cannot run program "' + settings["spark.pyspark.python"] in done.err
+    streams = {"streams": {"orders": {"subject": "orders.>"}}}
+    with Daemon(server.url, streams, directory=tmp_path / "daemon") as daemon:
+        published = publish(server, range(20_000))
+        lake = tmp_path / "lake"
+        address = f"127.0.0.1:{daemon.pull_port}"
+        settings["spark.jars"] = liftlog.spark.jar()
+        submit(cluster, JOB, address, lake, settings=settings)
         assert table(spark, lake) == by_country(published)
         assert records(spark, lake) == published
 
