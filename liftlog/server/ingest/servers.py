@@ -42,6 +42,7 @@ class ServerPool:
     def __init__(self, configured: Iterable[str]) -> None:
         self._configured = [NatsServerAddress(_with_port(url)) for url in configured]
         self._discovered: list[NatsServerAddress] = []
+        self._told: tuple[NatsServerAddress, list[object]] | None = None
 
     def round(self) -> list[NatsServerAddress]:
         """All servers in random order, so that many daemons do not flock to one of them; the
@@ -54,12 +55,17 @@ class ServerPool:
     def learn(self, source: NatsServerAddress, connect_urls: Iterable[object]) -> None:
         """Replace the discovered servers by those that the server at `source` announces.
 
-        They get the login and the scheme of `source`, since only host and port are announced.
+        They get the login and the scheme of `source`, since only host and port are announced. It is
+        called twice a second, mostly with what is known already.
         """
+        urls = list(connect_urls)
+        if self._told == (source, urls):
+            return
+        self._told = source, urls
         parts = urlsplit(source.url)
         known = {address.shown for address in self._configured}
         found = []
-        for told in connect_urls:
+        for told in urls:
             address = _beside(parts, source, told)
             if address is not None and address.shown not in known:
                 known.add(address.shown)
