@@ -249,7 +249,7 @@ class _Queries:
             ("column", lambda frame: frame.selectExpr("sum(offset)").collect()),
         ):
             timed = {who: partial(_run, ask, frame) for who, frame in ways.items()}
-            self._take_turns(what, timed, measured, progress, rounds)
+            self._take_turns(what, timed, measured, progress, rounds, settling=_SETTLING_RUNS)
 
     def selections(self, measured: Measurements, progress: Progress, *, rounds: Rounds) -> None:
         """Few records of many, with all columns, to nowhere; beside all of them."""
@@ -325,7 +325,7 @@ class _Queries:
             sums[who] = _fingerprint(found)
         if len(set(sums.values())) > 1:
             raise WorkerFailed(f"the exports differ: {sums}")
-        self._take_turns("export", ways, measured, progress, rounds)
+        self._take_turns("export", ways, measured, progress, rounds, settling=3)
 
     def _fresh(self) -> Path:
         target = self._lake / "export"
