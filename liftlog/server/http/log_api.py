@@ -167,9 +167,11 @@ class LogApi:
         info = await self._described(request, principal, stream)
         if info is not None and offset < info.high_watermark:
             reached = host.wait_high_watermark(offset)
-            await asyncio.wait([reached], timeout=_CATCH_UP_SECONDS)
-            if host.log.high_watermark <= offset:
+            try:
+                await asyncio.wait([reached], timeout=_CATCH_UP_SECONDS)
+            finally:
                 reached.cancel()
+            if host.log.high_watermark <= offset:
                 raise streams.not_leader(stream)
         return host.log
 

@@ -74,10 +74,10 @@ class Housekeeping:
         settings = host.settings
         if not host.is_leading:  # its leader decides, and the log start follows
             log, now_ns = host.log, self._broker.now_ns()
-            if log.segments[0].next_offset <= log.log_start_offset:
+            oldest = log.segments[0]
+            if oldest.size_bytes and oldest.next_offset <= log.log_start_offset:
                 await host.exclusively(
-                    lambda: follow_log_start(log, log.log_start_offset, settings, now_ns),
-                    reserve=self._reserve,
+                    lambda: follow_log_start(log, log.log_start_offset, settings, now_ns)
                 )
             return
         decision = await asyncio.get_running_loop().run_in_executor(

@@ -88,6 +88,14 @@ class Leadership:
                 )
             if to not in directory.live:
                 raise Conflict(f"node {to} is down", hint="start it, or name another one")
+            for node in lost:
+                known = directory.nodes.get(node) if node in directory.live else None
+                has_all = node in record.isr or node in record.eligible
+                if has_all and known is not None and known.start == record.starts.get(node):
+                    raise Conflict(
+                        f"node {node} is live, and has a complete copy of stream {name}",
+                        hint="it is elected by itself; if its disk is lost, stop that node first",
+                    )
             return transitions.recover(record, to, lost=lost)
 
         record = await self._mirror.change(name, step)

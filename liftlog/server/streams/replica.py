@@ -395,7 +395,15 @@ class Replica:
     async def _lead(self, record: StreamRecord) -> None:
         log = await self._log_between_roles(record)
         epoch = record.leader_epoch
-        await self._change_log(lambda: log.begin_epoch(epoch))
+
+        def begin() -> None:
+            if log.log_end_offset < record.log_start:
+                # The copies that had more are lost. What is published from now on must not get
+                # offsets that an administrator has deleted.
+                log.truncate_prefix(record.log_start)
+            log.begin_epoch(epoch)
+
+        await self._change_log(begin)
         leader = self._leader_of(record, log)
         led = ServedStream(
             leader,

@@ -1354,20 +1354,47 @@ async def test_no_ack_goes_to_what_another_node_records(tmp_path: Path, store: S
 async def test_what_was_truncated_does_not_come_back_with_a_leader_that_commits_it_later(
     tmp_path: Path, store: Store
 ) -> None:
-    """Its high watermark was below that when it began to lead, and nothing changes the record."""
+    """Its high watermark was below that when it looked, and nothing changes the record."""
     node = Node(tmp_path / "a", store, start=1)
     streams = node.streams
-    await streams.mirror.create(replace(new_record("s", leader="a"), log_start=3))
+    await streams.mirror.create(new_record("s", leader="a"))
     await wait(lambda: streams.led)
     host, led = node.running.broker.hosts["s"], streams.led["s"]
     subjects = [b"s.1", b"s.2", b"s.3"]
     host.receive(MessageRun(subjects, [b""] * 3, [b"1", b"2", b"3"], has_cookie=False))
     host.kick()
     await wait(lambda: host.log.durable_end_offset == 4)
+    await streams.mirror.change("s", lambda record: transitions.truncate(record, 3))
+    await wait(lambda: led.leader.record.log_start == 3)
+    assert (host.log.high_watermark, host.log.log_start_offset) == (1, 1)
     keeping = asyncio.create_task(streams.keep_in_sync())
     for follower in "bc":
         led.gate.fetched(FetchRequest(follower, 1, 1, 4, 1))
     assert host.log.high_watermark == 4
     await wait(lambda: host.log.log_start_offset == 3)
+    keeping.cancel()
+    await node.close()
+
+
+async def test_what_is_published_after_a_loss_is_not_taken_for_what_was_deleted(
+    tmp_path: Path, store: Store
+) -> None:
+    """The copies that reached the log start are gone: this one begins there, and deletes nothing
+    that it acks."""
+    node = Node(tmp_path / "a", store, start=1)
+    streams = node.streams
+    await streams.mirror.create(replace(new_record("s", leader="a"), log_start=1000))
+    await wait(lambda: streams.led)
+    host, led = node.running.broker.hosts["s"], streams.led["s"]
+    subjects = [b"s.1", b"s.2", b"s.3"]
+    host.receive(MessageRun(subjects, [b""] * 3, [b"1", b"2", b"3"], has_cookie=False))
+    host.kick()
+    await wait(lambda: host.log.durable_end_offset == 1003)
+    keeping = asyncio.create_task(streams.keep_in_sync())
+    for follower in "bc":
+        led.gate.fetched(FetchRequest(follower, 1, 1, 1003, 1))
+    await wait(lambda: host.log.high_watermark == 1003)
+    await asyncio.sleep(0.3)
+    assert host.log.log_start_offset == 1000
     keeping.cancel()
     await node.close()
