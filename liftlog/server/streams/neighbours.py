@@ -36,7 +36,8 @@ class Neighbours:
         stream the subjects to which it must send no acks, and its neighbours."""
         hosts = list(self._hosts.values())
         self._recorded = {**self._elsewhere(), **{host.name: host.settings for host in hosts}}
-        recorded = self._recorded.values()
+        # A host that has failed may still have the subscriptions of its old settings.
+        recorded = [*self._elsewhere().values(), *(host.settings for host in hosts)]
         self._warnings.clear()
         self.ack_subjects = AckSubjects(
             [subject for one in recorded if one.acks != "off" for subject in one.subjects],
