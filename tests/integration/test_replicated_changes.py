@@ -150,7 +150,8 @@ def test_a_stream_of_one_replica_is_reached_through_every_node(cluster: Cluster)
         daemon = cluster.nodes[name]
         cluster.stream("lone", through=name)
         with connect_sync(daemon.pull_address) as client:
-            assert client.describe_stream("lone").state == "attached"
+            # The resuming below is answered before NATS has confirmed the subscriptions.
+            until(lambda at=client: at.describe_stream("lone").state == "attached")  # type: ignore[misc]
             assert "lone" in [one.name for one in client.list_streams()]
             assert [one.name for one in client.streams_for("lone.x")] == ["lone"]
             assert client.create_stream("lone", "lone.>", replicas=1).name == "lone"

@@ -120,7 +120,9 @@ def test_a_small_bucket_is_counted_while_a_large_one_is_read() -> None:
         async with asyncio.timeout(20):
             await world.hosts["big"].newest.news.wait()
         task.cancel()
-        assert [name for name, _ in world.counts[:2]] == ["small", "big"]
+        names = [name for name, _ in world.counts]
+        assert names[0] == "small"  # and again, if reading the other one takes long
+        assert "big" in names
         assert all(size for _, size in world.counts)
         await world.close()
 
