@@ -150,8 +150,7 @@ def test_a_stream_of_one_replica_is_reached_through_every_node(cluster: Cluster)
         daemon = cluster.nodes[name]
         cluster.stream("lone", through=name)
         with connect_sync(daemon.pull_address) as client:
-            # The resuming below is answered before NATS has confirmed the subscriptions.
-            until(lambda at=client: at.describe_stream("lone").state == "attached")  # type: ignore[misc]
+            assert client.describe_stream("lone").state == "attached"
             assert "lone" in [one.name for one in client.list_streams()]
             assert [one.name for one in client.streams_for("lone.x")] == ["lone"]
             assert client.create_stream("lone", "lone.>", replicas=1).name == "lone"
@@ -168,6 +167,17 @@ def test_a_stream_of_one_replica_is_reached_through_every_node(cluster: Cluster)
         )
     with connect_sync(cluster.nodes[NODES[0]].pull_address) as client:
         client.delete_stream("lone")
+
+
+def test_what_was_created_takes_messages_at_once(server: NatsServer, cluster: Cluster) -> None:
+    """The answer comes when NATS has confirmed the subscriptions of the node that leads."""
+    with connect_sync(cluster.nodes["a"].pull_address) as client, RawNats(server.port) as raw:
+        for number in range(12):
+            name = f"quick{number}"
+            client.create_stream(name, f"{name}.>", replicas=1 + 2 * (number % 2))
+            assert client.describe_stream(name).state == "attached"
+            assert raw.request(f"{name}.x", b"1").json()["seq"] == 1
+            client.delete_stream(name)
 
 
 def test_no_ack_is_stored_by_a_stream_of_another_node(server: NatsServer, cluster: Cluster) -> None:

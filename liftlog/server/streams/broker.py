@@ -21,6 +21,7 @@ from liftlog.errors import (
     Forbidden,
     InvalidArgument,
     NatsRefused,
+    NatsUnavailable,
     NotReady,
     ShuttingDown,
     StreamNotFound,
@@ -381,6 +382,9 @@ class Broker:
         host = self.hosts.get(name)
         if host is None or not host.is_leading:
             raise self.replicated.not_leader(name)
+        # Without a connection, or where NATS refuses, the description says so: other nodes have it.
+        with contextlib.suppress(NatsRefused, NatsUnavailable):
+            await self.attachments.attach(host)
         return self.describe(host)
 
     async def _undo_creation(self, host: StreamHost) -> None:
