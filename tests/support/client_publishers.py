@@ -185,7 +185,8 @@ class ProgramPublisher(ClientPublisher):
             if "error" in answer:
                 self.failures[answer["error"]] += 1
             else:
-                self.host = answer["server"]
+                # None if the connection was lost just after the ack.
+                self.host = answer.get("server") or self.host
                 self._acked(answer["number"], answer["offset"])
 
 
