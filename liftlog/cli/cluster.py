@@ -212,7 +212,8 @@ def status() -> ExitCode:
         if lost:
             note(
                 f"No complete copy is left of {plural(len(lost), 'stream')}: {', '.join(lost)}. No "
-                "node takes the lead by itself: see `liftlog cluster elect --help`."
+                "node takes the lead by itself, unless `cluster.unclean` is balanced and all "
+                "replicas are up: see `liftlog cluster elect --help`."
             )
         if set_back:
             note(

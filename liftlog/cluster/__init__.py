@@ -16,6 +16,7 @@ side_state    versions of what followers copy beside the log
 leading       the leader: what is committed, what followers get, who is in sync
 following     the follower: ask, append, cut, start again
 election      when a node takes over the lead of a stream, and when it gives it up
+unclean       which copy leads when none is left that is known to be complete
 handover      how the lead moves to another node while messages keep coming
 guard         what to put back when the metadata store has forgotten something
 placement     which nodes get the replicas of a stream

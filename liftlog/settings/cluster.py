@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -130,6 +130,14 @@ class ClusterSettings(SettingsModel):
         alias="ready_after",
         description="After a start `/readyz` answers 503 until the replicas here are in sync, but "
         "no longer than this. So a rolling restart waits for each node.",
+    )
+    unclean: Literal["manual", "balanced"] = Field(
+        default="manual",
+        description="What becomes of a stream when no replica is left that has all that was acked: "
+        "the nodes with one have lost their disks. `manual`: it has no leader until an operator "
+        "names one, with `liftlog cluster elect --lost`. `balanced`: as soon as all its replicas "
+        "are up, the one with the longest log leads, and acked messages that it lacks are lost. "
+        "The same on all nodes.",
     )
     web: Annotated[str, AfterValidator(_url)] = Field(
         default="",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -106,3 +107,53 @@ def test_an_older_copy_leads_once_an_operator_gives_up_the_others(
         )
         with pytest.raises(Diverged):
             list(reader)
+
+
+def test_the_longest_copy_leads_by_itself_where_that_is_wanted(
+    server: NatsServer, raw: RawNats
+) -> None:
+    """`cluster.unclean: balanced`: only once all replicas are up, and not the first one that is."""
+    balanced = {"session": "4s", "unclean": "balanced"}
+    with Cluster(server.url, STREAMS, cluster=balanced) as cluster:
+        cluster.wait_isr(STREAM)
+        cluster.wait_recorded(STREAM)
+        publish(raw, "in.x", b"on all")
+        last = cluster.leader(STREAM)
+        [shorter, longer] = cluster.followers(STREAM)
+        cluster.wait_settled(STREAM)
+        cluster.kill(shorter)
+        cluster.wait_isr(STREAM, {last, longer})
+        publish(raw, "in.x", b"on two")
+        cluster.wait_settled(STREAM, nodes=(last, longer))
+        cluster.kill(longer)
+        cluster.wait_isr(STREAM, {last})
+        publish(raw, "in.x", b"on one disk")
+        cluster.kill(last)
+        cluster.wipe(last)
+        cluster.start(last, shorter)
+        until(lambda: cluster.stream(STREAM, through=shorter).isr == [], 60, "no copy is complete")
+        epoch = cluster.stream(STREAM, through=shorter).leader_epoch
+        time.sleep(5)
+        found = cluster.stream(STREAM, through=shorter)
+        assert (found.leader, found.isr) == (None, []), f"{longer} may have more, and has"
+        told = cluster.command("cluster", "status", through=shorter)
+        assert f"No complete copy is left of 1 stream: {STREAM}." in told.stderr
+
+        cluster.start(longer)
+        cluster.wait_isr(STREAM)
+        found = cluster.stream(STREAM)
+        assert (found.leader, found.leader_epoch) == (longer, epoch + 1)
+        cluster.wait_recorded(STREAM)
+        assert publish(raw, "in.x", b"new")["seq"] == 3
+        cluster.wait_settled(STREAM)
+        for node in NODES:
+            with connect_sync(cluster.nodes[node].pull_address) as client:
+                values = [one.value for one in client.read(STREAM, until="end", replica=node)]
+            assert values == [b"on all", b"on two", b"new"]
+        with connect_sync(cluster.nodes[longer].pull_address) as client:
+            [*_, loss] = client.describe_stream(STREAM).possible_losses
+        assert "complete copies were given up" in loss["reason"]
+        node = cluster.nodes[longer]
+        assert 'liftlog_elections_total{reason="unclean"} 1' in node.get("/metrics")[1]
+        assert '"event": "unclean-recovery", "stream": "in"' in node.log
+        cluster.assert_sound()

@@ -305,8 +305,9 @@ REPLICATION = (
     ),
     _counter(
         "elections",
-        "Elections that this node won, by `reason`: leader-lost (most replicas did not hear it) or "
-        "no-leader (it had given the lead up)",
+        "Elections that this node won, by `reason`: leader-lost (most replicas did not hear it), "
+        "no-leader (it had given the lead up) or unclean (no complete copy was left, "
+        "and `cluster.unclean` is balanced)",
         "reason",
     ),
     _counter(

@@ -13,7 +13,9 @@ membership    who this node is, in which of its starts; who the other nodes are
 mirror        the records as this node knows them, and how it changes them
 known_records what this node has seen of the records, on its own disk
 guarding      what to do when the metadata store has forgotten something
+asking        what other nodes know of streams
 hearing       which other nodes are heard, and who wants to know of those that are not
+unclean       a leader for streams of which no complete copy is left, where that is wanted
 succession    this node's part in the election of leaders
 peer_link     the connection to another node
 forwarding    requests of clients that another node answers

@@ -25,9 +25,9 @@ from liftlog.cluster.guard import (
     restored_by_operator,
 )
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import ConnectionLost, CorruptMetadata, LiftlogError, UnsupportedFormat
-from liftlog.protocol.client_connection import Exchange
+from liftlog.errors import CorruptMetadata, LiftlogError, UnsupportedFormat
 from liftlog.protocol.replication import Copies, CopiesAnswer, RestoreAnswer
+from liftlog.server.replication.asking import MAX_STREAMS_ASKED, ask_nodes, known_from
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.rare_warnings import RareWarnings
@@ -35,8 +35,6 @@ from liftlog.server.replication.rare_warnings import RareWarnings
 logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 0.5
-_ANSWER_SECONDS = 3.0
-_AT_ONCE = 64
 
 Heard = dict[str, dict[str, Known]]
 """By node that has answered: what it knows, by stream."""
@@ -119,7 +117,7 @@ class Guard:
         """Store the newest records that any node which answers has seen, where the store has older
         ones or none; with `dry_run`, only tell. Raises MetadataUnavailable."""
         names = set(self._mirror.known)
-        for answer in (await self._ask_all(Copies([]))).values():
+        for answer in (await self._ask_others(Copies([]))).values():
             names |= set(answer.names)
         heard = await self._ask(sorted(names))
         told = []
@@ -199,56 +197,20 @@ class Guard:
         heard: Heard = {self._node: {}}
         for node in self._others():
             heard[node] = {}
-        for first in range(0, len(names), _AT_ONCE):
-            some = names[first : first + _AT_ONCE]
-            answers = await self._ask_all(Copies(some))
+        for first in range(0, len(names), MAX_STREAMS_ASKED):
+            some = names[first : first + MAX_STREAMS_ASKED]
+            answers = await self._ask_others(Copies(some))
             answers[self._node] = self.answer(some)
             for node in list(heard):
                 if node in answers:
-                    heard[node] |= _known_from(answers[node].copies)
+                    heard[node] |= known_from(answers[node].copies)
                 else:
                     del heard[node]
         return heard
 
-    async def _ask_all(self, message: Copies) -> dict[str, CopiesAnswer]:
-        others = sorted(self._others())
-        answers = await asyncio.gather(*(self._ask_node(node, message) for node in others))
-        return {
-            node: answer for node, answer in zip(others, answers, strict=True) if answer is not None
-        }
-
-    async def _ask_node(self, node: str, message: Copies) -> CopiesAnswer | None:
-        done: asyncio.Future[CopiesAnswer | None] = asyncio.get_running_loop().create_future()
-
-        def answered(exchange: Exchange) -> None:
-            answer = exchange.answer
-            if not done.done():
-                done.set_result(answer if isinstance(answer, CopiesAnswer) else None)
-
-        exchange, link = Exchange(on_done=answered), self._link_to(node)
-        link.request(message, exchange)
-        try:
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                return await done
-        except (TimeoutError, ConnectionLost):
-            link.give_up(exchange)
-            return None
+    async def _ask_others(self, message: Copies) -> dict[str, CopiesAnswer]:
+        return await ask_nodes(self._others(), message, self._link_to)
 
 
 def _of(heard: Heard, name: str) -> Mapping[str, Known | None]:
     return {node: known.get(name) for node, known in heard.items()}
-
-
-def _known_from(copies: Mapping[str, Any]) -> dict[str, Known]:
-    """What another node sends may be anything: what cannot be read is not known there."""
-    found = {}
-    for name, told in copies.items():
-        try:
-            text, epoch, end = told
-            record = StreamRecord.from_json(text.encode())
-            log = LogEnd(epoch, end) if type(epoch) is type(end) is int else None
-        except (LiftlogError, TypeError, ValueError, AttributeError):
-            continue
-        if record.name == name:
-            found[name] = Known(record, log)
-    return found

@@ -97,6 +97,7 @@ class ClusterNode:
             streams.keep_in_sync,
             streams.keep_placed,
             streams.guard.run,
+            *([streams.unclean.run] if cluster.unclean == "balanced" else ()),
             partial(streams.purge_deleted, _PURGE_SECONDS),
             streams.hearing.run,
             streams.ids.run,

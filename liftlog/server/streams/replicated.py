@@ -35,6 +35,7 @@ from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.repair import ReplicaDonors
 from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.server.replication.succession import Succession
+from liftlog.server.replication.unclean import UncleanRecovery
 from liftlog.server.streams import cluster_view, copies
 from liftlog.server.streams.handing_over import LOOK_SECONDS, Handovers
 from liftlog.server.streams.ids_ahead import IdsAhead
@@ -122,6 +123,14 @@ class ReplicatedStreams:
             log_end=self.log_end,
             stand_aside=self._stand_aside,
             give_up=self._give_up,
+        )
+        self.unclean = UncleanRecovery(
+            self.mirror,
+            member.name,
+            link_to=link_to,
+            answer=self.guard.answer,
+            may_lead=lambda name: not self._is_stopping and self.prepare_to_lead(name),
+            on_recovered=self.handovers.tell,
         )
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
@@ -631,7 +640,9 @@ class ReplicatedStreams:
     @property
     def elections(self) -> Mapping[str, int]:
         """Those that this node has won, by reason."""
-        return {} if self._succession is None else self._succession.elections
+        if self._succession is None:
+            return {}
+        return {**self._succession.elections, "unclean": self.unclean.recovered}
 
     @property
     def isr_changes(self) -> dict[str, int]:

@@ -1,0 +1,61 @@
+"""What other nodes know of streams: asked of many at once, and not believed before it is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from liftlog.cluster.election import LogEnd
+from liftlog.cluster.guard import Known
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import ConnectionLost, LiftlogError
+from liftlog.protocol.client_connection import Exchange
+from liftlog.protocol.replication import Copies, CopiesAnswer
+from liftlog.server.replication.peer_link import PeerLink
+
+_ANSWER_SECONDS = 3.0
+MAX_STREAMS_ASKED = 64
+"""One question is about no more streams than this."""
+
+
+async def ask_nodes(
+    nodes: Iterable[str], message: Copies, link_to: Callable[[str], PeerLink]
+) -> dict[str, CopiesAnswer]:
+    """The answers of those that answer in time."""
+    asked = sorted(nodes)
+    answers = await asyncio.gather(*(_ask(link_to(node), message) for node in asked))
+    return {node: answer for node, answer in zip(asked, answers, strict=True) if answer is not None}
+
+
+async def _ask(link: PeerLink, message: Copies) -> CopiesAnswer | None:
+    done: asyncio.Future[CopiesAnswer | None] = asyncio.get_running_loop().create_future()
+
+    def answered(exchange: Exchange) -> None:
+        answer = exchange.answer
+        if not done.done():
+            done.set_result(answer if isinstance(answer, CopiesAnswer) else None)
+
+    exchange = Exchange(on_done=answered)
+    link.request(message, exchange)
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            return await done
+    except (TimeoutError, ConnectionLost):
+        link.give_up(exchange)
+        return None
+
+
+def known_from(copies: Mapping[str, Any]) -> dict[str, Known]:
+    """What another node sends may be anything: what cannot be read is not known there."""
+    found = {}
+    for name, told in copies.items():
+        try:
+            text, epoch, end = told
+            record = StreamRecord.from_json(text.encode())
+            log = LogEnd(epoch, end) if type(epoch) is type(end) is int else None
+        except (LiftlogError, TypeError, ValueError, AttributeError):
+            continue
+        if record.name == name:
+            found[name] = Known(record, log)
+    return found
