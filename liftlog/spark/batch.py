@@ -45,7 +45,7 @@ class RangePartition(InputPartition):
 
 def read_partition(options: ScanOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition; no rows for the placeholder that Spark creates for an empty plan."""
-    _calm_garbage_collector()
+    calm_garbage_collector()
     if isinstance(partition, RangePartition):
         yield from read(options, partition.wanted)
 
@@ -55,6 +55,7 @@ class RangeReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
+        calm_garbage_collector()
         return [RangePartition(wanted) for wanted in plan(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -118,7 +119,7 @@ def _one_subject(options: ScanOptions, subject: str) -> ScanOptions:
 
 
 @cache
-def _calm_garbage_collector() -> None:
+def calm_garbage_collector() -> None:
     """Once per worker process. Spark runs the garbage collector after every task; scanning what
     PySpark, pyarrow and numpy have loaded takes longer than a small task."""
     gc.collect()

@@ -26,6 +26,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from liftlog import errors
 from liftlog.errors import LiftlogError, StorageError
+from liftlog.spark.batch import calm_garbage_collector
 from liftlog.spark.columns import OFFSET
 from liftlog.spark.export.opening import newest, nothing_in, paths_of
 from liftlog.spark.export.store import is_url
@@ -108,6 +109,7 @@ class TasksSource(DataSource):
         return StructType([StructField(TOLD, StringType())])
 
     def reader(self, schema: StructType) -> TasksReader:
+        calm_garbage_collector()
         # Made by `pack`, on the driver of this job.
         return TasksReader(pickle.loads(b64decode(self.options["tasks"])))
 
@@ -132,6 +134,7 @@ class TasksReader(DataSourceReader):
         return self._partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        calm_garbage_collector()
         if isinstance(partition, OneTask):
             told = perform(partition.number, partition.task)
             yield pa.RecordBatch.from_pydict({TOLD: [told]}, schema=_ROWS)
