@@ -70,7 +70,7 @@ class SparsePiece:
         """Raises _Unusual, CorruptBatch."""
         entries = parts.of(first, end)
         positions, sizes, checks, values = np.array(entries, np.int64).T
-        if not sizes.all() or (values == NO_CHECKS).any():
+        if not sizes.all():
             raise _Unusual
         stops = np.append(positions[1:], piece.position + piece.length)
         begin = np.cumsum(sizes) - sizes
@@ -121,11 +121,22 @@ class SparsePiece:
         if not good:
             raise _Unusual
 
+    def marked(self, first_offset: int, stop_offset: int | None) -> Columns | None:
+        """The records in [first_offset, stop_offset), with nothing but their offsets and the marks
+        of tombstones. None if something does not match."""
+        try:
+            found = self._heads.marked()
+        except CorruptBatch:
+            return None
+        return found.between(first_offset, stop_offset)
+
     def records_on(
         self, wanted: WantedSubjects, first_offset: int, stop_offset: int | None
     ) -> Columns | None:
         """The records on these subjects in [first_offset, stop_offset). None if they are to be read
         in another way: they are many, or something does not match."""
+        if (self._first_checks == NO_CHECKS).any():
+            return None
         try:
             chosen, names, places = self._heads.on(wanted)
             left = self.value_bytes - len(chosen) * SPARSE_VALUE_BYTES

@@ -18,6 +18,9 @@ from liftlog.records.format import HEADER_SIZE, OFFSET_DELTAS, TIMESTAMP_DELTAS
 from liftlog.records.header import BatchHeader
 from liftlog.records.layout import Layout, numbers
 
+NO_SUBJECT = ((b"", False),)
+"""The subjects of records that are shown without theirs."""
+
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 Offsets = NDArray[np.int64]
@@ -179,6 +182,14 @@ class Columns:
             None if self.headers is None else self.headers.part(first, end),
             self.values.part(first, end),
         )
+
+    def between(self, first_offset: int, stop_offset: int | None) -> Columns:
+        """Views of the records in [first_offset, stop_offset); None: up to the last one."""
+        low = int(self.offsets.searchsorted(first_offset))
+        high = len(self)
+        if stop_offset is not None:
+            high = max(low, int(self.offsets.searchsorted(stop_offset)))
+        return self if high - low == len(self) else self.part(low, high)
 
     def with_own_subjects(self) -> Columns:
         """The same, without subjects that no record has if there are many: what is done for each

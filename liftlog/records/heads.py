@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftlog.errors import CorruptBatch
-from liftlog.records.column_set import BinaryColumn, Flags, gather
+from liftlog.records.column_set import NO_SUBJECT, BinaryColumn, Columns, Flags, gather
 from liftlog.records.format import (
     HEADERS,
     KEYS,
@@ -91,6 +91,12 @@ class ManyHeads(ManyBatches):
         self._hold(at, heads)
         self._bytes = heads.all
         self._words = np.frombuffer(raw, np.int32)
+
+    def marked(self) -> Columns:
+        """All records, with nothing but their offsets and the marks of tombstones."""
+        values = self._nothing(self._has_value())
+        stamps = np.zeros(len(self), np.int64)
+        return Columns(self.offsets(), stamps, NO_SUBJECT, None, None, None, values)
 
     def on(self, wanted: WantedSubjects) -> tuple[NDArray[np.intp], tuple[bytes, ...], Numbers]:
         """The records on these subjects: their numbers, the subjects, and the number of each

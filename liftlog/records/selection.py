@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from acl import subjects as patterns
 from liftlog.errors import InvalidArgument
-from liftlog.records.column_set import BinaryColumn, Bytes, Columns, Flags, Offsets
+from liftlog.records.column_set import (
+    NO_SUBJECT,
+    BinaryColumn,
+    Bytes,
+    Columns,
+    Flags,
+    Offsets,
+)
 from liftlog.records.slots import WantedSlots, slots_of
 
 OFFSET, TIMESTAMP, SUBJECT = "offset", "timestamp", "subject"
@@ -27,7 +34,6 @@ ALL_COLUMNS = frozenset((OFFSET, TIMESTAMP, SUBJECT, KEY, HEADERS, VALUE))
 _CR, _LF, _COLON = b"\r\n:"
 _BLANKS = b" \t"
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
-_NO_SUBJECT = ((b"", False),)
 
 
 class WantedHeader(NamedTuple):
@@ -123,7 +129,7 @@ class Selection:
         if TIMESTAMP in left_out:
             changes["timestamps_ns"] = np.zeros(len(records), np.int64)
         if SUBJECT in left_out:
-            changes |= {"subjects": _NO_SUBJECT, "subject_ids": None}
+            changes |= {"subjects": NO_SUBJECT, "subject_ids": None}
         if KEY in left_out:
             changes["keys"] = None
         if HEADERS in left_out:

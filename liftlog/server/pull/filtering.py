@@ -36,7 +36,7 @@ from liftlog.records.header import BatchHeader
 from liftlog.records.heads import WantedSubjects
 from liftlog.records.place import Place
 from liftlog.records.projection import project_batch
-from liftlog.records.selection import VALUE, Selection, matching_all
+from liftlog.records.selection import OFFSET, VALUE, Selection, matching_all
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.pull.pieces import Piece, SharedPieces, Stamps, chunks_from, chunks_in
 
@@ -138,7 +138,8 @@ class _Scanner:
         )
         self._is_partial = False  # the last piece was read in part
         self._wanted = _wanted_subjects(selection)  # None: there are other conditions
-        self._is_sparse = self._wanted is not None and scan.is_optional
+        self._is_marked = selection.is_projection and selection.columns == {OFFSET}
+        self._is_sparse = self._is_marked or (self._wanted is not None and scan.is_optional)
 
     def run(self) -> Scanned:
         incarnation = self._log.incarnation
@@ -241,10 +242,12 @@ class _Scanner:
         before the piece was found in it. Raises _Damaged."""
         shared, wanted = self._scan.shared, self._scan.selection.slots
         try:
-            if self._wanted is not None and (self._is_sparse or self._is_partial):
-                done = self._take_sparsely(piece, self._wanted)
+            if self._is_sparse or (self._wanted is not None and self._is_partial):
+                done = self._take_sparsely(piece)
                 if done is not None:
                     return done
+                if self._is_marked:
+                    return True  # once more, less at once
             if self._scan.is_optional:
                 return False
             self._left -= piece.length
@@ -272,18 +275,28 @@ class _Scanner:
             return _SPARSE_READ_BYTES  # of which the least is read
         return min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
 
-    def _take_sparsely(self, piece: LogSlice, wanted: WantedSubjects) -> bool | None:
+    def _take_sparsely(self, piece: LogSlice) -> bool | None:
         """The same without a step for each batch; None if it is to be taken in another way."""
+        within = self._reached, self._scan.stop_offset
         found = self._log.read_sparsely(piece)
         records = None
-        if found is not None:
-            records = found.records_on(wanted, self._reached, self._scan.stop_offset)
+        if found is not None and self._wanted is not None:
+            records = found.records_on(self._wanted, *within)
+        elif found is not None:
+            records = found.marked(*within)
         self._is_sparse = records is not None
         if found is None or records is None:
             self._wanted = None
             return None
-        self._left -= found.head_bytes + len(records) * SPARSE_VALUE_BYTES
-        if len(records) and not self._add(self._scan.selection.project(records), found.header):
+        self._left -= found.head_bytes
+        if self._wanted is not None:
+            self._left -= len(records) * SPARSE_VALUE_BYTES
+        stamps = None
+        if self._is_marked:
+            stamps = 0, 0
+        else:
+            records = self._scan.selection.project(records)
+        if len(records) and not self._add(records, found.header, stamps):
             return False
         return self._reach(piece.next_offset) and not self._is_late()
 
@@ -426,7 +439,9 @@ class _AnswerBuilder:
         of one batch, if these are between them."""
         first, count = 0, len(records)
         while first < count:
-            rest = records.part(first, count) if first else records
+            # Not all of them each time: that would take longer and longer.
+            end = min(first + _BATCH_RECORDS, count)
+            rest = records.part(first, end) if end - first < count else records
             joining = self._joining(rest, header, stamps)
             if joining:
                 self._append(rest.part(0, joining), header, stamps)

@@ -322,6 +322,40 @@ def test_a_damaged_sketch_is_read_once_until_another_is_there(
     assert counted.pieces
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_offsets_alone_take_no_step_for_each_batch(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With holes, tombstones, and a range that ends inside a batch."""
+    rng, fs = random.Random(seed), SimFileSystem()
+    log = keyed(fs)
+    for number in range(12):
+        rows = [random_row(rng, rng.choice([2, 4]), BASE_NS + number) for _ in range(150)]
+        add(log, [rows])
+    log.roll()
+    if seed % 2:
+        compact_fully(log, fs)
+    selection = parse_selection(columns=["offset"])
+    expected = read_all(log, selection)
+    assert any(one.value is None for one in expected.records)
+    sketch_segments(log, fs)
+    monkeypatch.setattr(filtering, "project_batch", None)
+    monkeypatch.setattr(filtering, "_BATCH_RECORDS", rng.choice([64, 100, 4096]))
+    assert read_all(log, selection) == expected
+    for _ in range(10):
+        start = rng.randrange(1, log.high_watermark)
+        stop = rng.randrange(start + 1, log.high_watermark + 1)
+        at, found = start, []
+        while at < stop:
+            scanned = scan_log(log, Scan(at, stop, rng.choice([1, 2000, 10**6]), selection))
+            for batch in iter_batches(scanned.body):
+                found += batch.records()
+            assert scanned.next_offset > at
+            at = scanned.next_offset
+        assert at == stop
+        assert found == [one for one in expected.records if start <= one.offset < stop]
+
+
 # --- where other records may be left out, but need not ---
 
 FEW: list[dict[str, Any]] = [
