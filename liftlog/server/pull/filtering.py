@@ -63,6 +63,7 @@ _SPARSE_READ_BYTES = 16 * MIB  # of which few values are read, without a step fo
 # Of the batches that are made for an answer:
 _BATCH_BYTES = 512 * KIB
 _BATCH_RECORDS = 4096
+_MARKED_BATCH_RECORDS = 32_768  # of records that are shown without anything
 _ENOUGH_BYTES = 64 * KIB  # more is not joined: that costs a copy
 _OVERHEAD_BYTES = 128  # of a batch: header, padding
 _MAX_RANGE = 0xFFFF_FFFF
@@ -127,18 +128,19 @@ class _Scanner:
     def __init__(self, log: Log, scan: Scan) -> None:
         self._log = log
         self._scan = scan
-        self._builder = _AnswerBuilder(scan.max_bytes)
+        selection = scan.selection
+        self._is_marked = selection.is_projection and selection.columns == {OFFSET}
+        most = _MARKED_BATCH_RECORDS if self._is_marked else _BATCH_RECORDS
+        self._builder = _AnswerBuilder(scan.max_bytes, most)
         self._reached = scan.offset  # everything below was looked at
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
-        self._others = scan.selection.without_slots
+        self._others = selection.without_slots
         self._deadline = time.thread_time() + SCAN_SECONDS
-        selection = scan.selection
         self._skips_values = selection.values is None and (
             VALUE not in selection.columns or not selection.is_projection
         )
         self._is_partial = False  # the last piece was read in part
         self._wanted = _wanted_subjects(selection)  # None: there are other conditions
-        self._is_marked = selection.is_projection and selection.columns == {OFFSET}
         self._is_sparse = self._is_marked or (self._wanted is not None and scan.is_optional)
 
     def run(self) -> Scanned:
@@ -419,10 +421,11 @@ class _AnswerBuilder:
     where the next one begins.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, most_records: int) -> None:
         self.first_offset: int | None = None  # of the first record
         self.record_count = 0
         self._max_bytes = max_bytes
+        self._most_records = most_records
         self._done: list[bytearray] = []
         self._done_bytes = 0
         self._last_base = 0  # where the last batch in `_done` begins
@@ -440,7 +443,7 @@ class _AnswerBuilder:
         first, count = 0, len(records)
         while first < count:
             # Not all of them each time: that would take longer and longer.
-            end = min(first + _BATCH_RECORDS, count)
+            end = min(first + self._most_records, count)
             rest = records.part(first, end) if end - first < count else records
             joining = self._joining(rest, header, stamps)
             if joining:
@@ -486,16 +489,16 @@ class _AnswerBuilder:
         if self._header is not None:
             if self._header.leader_epoch != header.leader_epoch or self._size >= _ENOUGH_BYTES:
                 return 0
-            if count > _BATCH_RECORDS - self._count or records.size_bytes > room:
+            if count > self._most_records - self._count or records.size_bytes > room:
                 count = min(int(records.sizes().searchsorted(room, "right")),
-                            _BATCH_RECORDS - self._count)  # fmt: skip
+                            self._most_records - self._count)  # fmt: skip
         else:
             base = int(records.offsets[0])
-            if count > _BATCH_RECORDS or records.size_bytes > room:
+            if count > self._most_records or records.size_bytes > room:
                 sizes = records.sizes()
                 # A record that is larger than a batch should be gets one of its own.
                 least = 1 if sizes[0] <= left or not self._done else 0
-                count = min(max(int(sizes.searchsorted(room, "right")), least), _BATCH_RECORDS)
+                count = min(max(int(sizes.searchsorted(room, "right")), least), self._most_records)
             if not self._reaches(base):
                 return 0
         if count and records.offsets[count - 1] >= base + _MAX_RANGE:

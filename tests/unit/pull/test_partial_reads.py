@@ -340,7 +340,7 @@ def test_offsets_alone_take_no_step_for_each_batch(
     assert any(one.value is None for one in expected.records)
     sketch_segments(log, fs)
     monkeypatch.setattr(filtering, "project_batch", None)
-    monkeypatch.setattr(filtering, "_BATCH_RECORDS", rng.choice([64, 100, 4096]))
+    monkeypatch.setattr(filtering, "_MARKED_BATCH_RECORDS", rng.choice([64, 100, 4096]))
     assert read_all(log, selection) == expected
     for _ in range(10):
         start = rng.randrange(1, log.high_watermark)

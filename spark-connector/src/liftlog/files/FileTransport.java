@@ -26,6 +26,7 @@ import liftlog.scan.Transport;
 public final class FileTransport implements Transport {
     private final FileStore store;
     private final String directory;
+    private final Manifest.Last last = new Manifest.Last();
     private final String stream;
     private final long notBeforeNs;
     private final long notAfterNs;
@@ -336,7 +337,7 @@ public final class FileTransport implements Transport {
     }
 
     private Manifest manifest() {
-        return Manifest.read(store, directory);
+        return Manifest.read(store, directory, last);
     }
 
     private long sizeOf(String path) {

@@ -6,6 +6,7 @@ import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -45,10 +46,21 @@ public record Manifest(
     public record Quarantined(
             long first, long next, String segment, long position, long end, boolean isLoss) {}
 
+    /** The last one that was read: a task asks for the manifest with each segment. */
+    static final class Last {
+        private byte[] raw = {};
+        private Manifest manifest;
+    }
+
     /** Throws Failure CORRUPT_METADATA, UNSUPPORTED_FORMAT or STORAGE_ERROR. */
     public static Manifest read(FileStore store, String directory) {
+        return read(store, directory, new Last());
+    }
+
+    /** Otherwise as above; what has not changed since {@code last} is not read apart again. */
+    static Manifest read(FileStore store, String directory, Last last) {
         try {
-            Manifest found = read(store, directory, NAME);
+            Manifest found = read(store, directory, NAME, last);
             if (found != null) {
                 return found;
             }
@@ -99,13 +111,13 @@ public record Manifest(
 
     private static Manifest readCopy(FileStore store, String directory) {
         try {
-            return read(store, directory, COPY);
+            return read(store, directory, COPY, new Last());
         } catch (Failure error) {
             return null;
         }
     }
 
-    private static Manifest read(FileStore store, String directory, String name) {
+    private static Manifest read(FileStore store, String directory, String name, Last last) {
         String path = directory + "/" + name;
         byte[] raw;
         try {
@@ -115,6 +127,9 @@ public record Manifest(
         } catch (IOException error) {
             throw new Failure(Failure.CORRUPT_METADATA,
                     name + " cannot be read: " + error.getMessage(), "", error);
+        }
+        if (last.manifest != null && Arrays.equals(raw, last.raw)) {
+            return last.manifest;
         }
         int line = 0;
         while (line < raw.length && raw[line] != '\n') {
@@ -135,7 +150,9 @@ public record Manifest(
             throw new Failure(Failure.CORRUPT_METADATA, "the checksum of " + path + " does not match");
         }
         try {
-            return parse(JSON.readTree(raw, body, raw.length - body));
+            last.manifest = parse(JSON.readTree(raw, body, raw.length - body));
+            last.raw = raw;
+            return last.manifest;
         } catch (IOException | NullPointerException error) {
             throw new Failure(Failure.CORRUPT_METADATA, path + " lacks a field", "", error);
         }

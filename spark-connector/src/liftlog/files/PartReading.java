@@ -135,7 +135,7 @@ final class PartReading {
 
     /** Whether reading these values alone takes less time than the rest of the batch. */
     private boolean areFew(Window window, RecordBatch batch, Rows rows) {
-        batch.check(batch.values);
+        rows.check(batch, batch.values);
         boolean isHere = window.holds(shownAt, batch.header().length());
         int apart = isHere ? 0 : worthReading;
         long most = batch.header().length() - parts.headBytes(shown);

@@ -8,6 +8,8 @@ import static liftlog.records.BatchHeader.SUBJECT_IDS;
 import static liftlog.records.BatchHeader.TIMESTAMP_DELTAS;
 import static liftlog.records.BatchHeader.TOMBSTONES;
 
+import java.util.Arrays;
+
 /**
  * A view of one record batch at a time; a reader uses one object for all its batches.
  *
@@ -164,24 +166,70 @@ public final class RecordBatch implements AutoCloseable {
         return header.has(SUBJECT_IDS) ? Bytes.u16(bytes, subjectIds + 2 * row) : 0;
     }
 
-    /** The first record in [{@code row}, {@code end}) with this entry; {@code end} if none has it. */
-    public int nextWithSubject(int entry, int row, int end) {
+    /**
+     * The records of [{@code from}, {@code to}) with this entry of the subject dictionary go into
+     * {@code into}; returns how many they are. Checks that the others have an entry, too.
+     */
+    public int recordsWithSubject(int entry, int from, int to, int[] into) {
+        int found = 0;
         if (!header.has(SUBJECT_IDS)) {
-            return entry == 0 ? row : end;
+            for (int record = from; entry == 0 && record < to; record++) {
+                into[found++] = record;
+            }
+            return found;
         }
         long four = entry * LOWEST;
-        int found = row;
-        int at = subjectIds + 2 * row;
-        for (; found + 4 <= end; found += 4, at += 8) {
-            long difference = Bytes.i64(bytes, at) ^ four;
+        long room = roomForIds();
+        long beyond = 0;
+        int record = from;
+        int at = subjectIds + 2 * from;
+        for (; record + 4 <= to; record += 4, at += 8) {
+            long ids = Bytes.i64(bytes, at);
+            beyond |= ids | ids + room;
+            long difference = ids ^ four;
             if ((difference - LOWEST & ~difference & HIGHEST) != 0) { // one of them is zero
-                break;
+                for (int i = record; i < record + 4; i++) {
+                    if (subjectId(i) == entry) {
+                        into[found++] = i;
+                    }
+                }
             }
         }
-        while (found < end && Bytes.u16(bytes, at) != entry) {
-            found++;
-            at += 2;
+        checkSubjectIds(from, record, beyond);
+        checkSubjectIds(record, to, HIGHEST);
+        for (; record < to; record++) {
+            if (subjectId(record) == entry) {
+                into[found++] = record;
+            }
         }
+        areIdsChecked = true; // of all that are shown
+        return found;
+    }
+
+    /** The entry of the subject dictionary with this name; -1: there is none, -2: several have it. */
+    public int subjectEntry(byte[] name) {
+        int most = Bytes.i32(bytes, subjects.ends + 4 * subjects.count);
+        int tail = name.length - 8; // most names differ at their ends
+        long last = tail < 0 ? 0 : Bytes.i64(name, tail);
+        int found = -1;
+        int before = 0;
+        boolean backwards = false;
+        for (int i = 0, at = subjects.ends + 4; i < subjects.count; i++, at += 4) {
+            int next = Bytes.i32(bytes, at);
+            backwards |= next < before;
+            if (next - before == name.length && before >= 0 && next <= most) {
+                int from = subjects.data + before;
+                if ((tail < 0 || Bytes.i64(bytes, from + tail) == last)
+                        && Arrays.equals(bytes, from, from + name.length, name, 0, name.length)) {
+                    found = found == -1 ? i : -2;
+                }
+            }
+            before = next;
+        }
+        if (backwards) {
+            throw backwards();
+        }
+        subjects.checked = true;
         return found;
     }
 
@@ -218,9 +266,24 @@ public final class RecordBatch implements AutoCloseable {
             before = next;
         }
         if (backwards) {
-            throw contradiction("the offsets of a column run backwards");
+            throw backwards();
         }
         column.checked = true;
+    }
+
+    /**
+     * Checks the ends of one item, before it is used: the column need not be checked then. {@code
+     * before} is where the last one that was checked ends, at first 0; returns where this one does.
+     */
+    public int check(Binary column, int item, int before) {
+        int at = column.ends + 4 * item;
+        int start = Bytes.i32(bytes, at);
+        int stop = Bytes.i32(bytes, at + 4);
+        int most = Bytes.i32(bytes, column.ends + 4 * column.count);
+        if (start < before || stop < start || stop > most) {
+            throw backwards();
+        }
+        return stop;
     }
 
     /** Checks once that each record's subject is in the dictionary. */
@@ -229,20 +292,28 @@ public final class RecordBatch implements AutoCloseable {
             return;
         }
         int count = header.recordCount();
-        int most = Math.min(subjects.count - 1, 0x7FFF);
-        long room = (0x7FFF - most) * LOWEST;
-        long beyond = 0; // the highest bit of a number larger than `most`
+        long room = roomForIds();
+        long beyond = 0;
         int i = 0;
-        int at = subjectIds;
-        for (; i + 4 <= count; i += 4, at += 8) {
+        for (int at = subjectIds; i + 4 <= count; i += 4, at += 8) {
             long four = Bytes.i64(bytes, at);
             beyond |= four | four + room;
         }
-        int largest = (beyond & HIGHEST) == 0 ? most : largestSubjectId(0, i);
-        if (Math.max(largest, largestSubjectId(i, count)) >= subjects.count) {
+        checkSubjectIds(0, i, beyond);
+        checkSubjectIds(i, count, HIGHEST);
+        areIdsChecked = true;
+    }
+
+    /** What leads to a highest bit when it is added to a subject id that has no entry. */
+    private long roomForIds() {
+        return (0x7FFF - Math.min(subjects.count - 1, 0x7FFF)) * LOWEST;
+    }
+
+    /** {@code beyond} has a highest bit if one of these ids may have no entry. */
+    private void checkSubjectIds(int from, int to, long beyond) {
+        if ((beyond & HIGHEST) != 0 && largestSubjectId(from, to) >= subjects.count) {
             throw contradiction("a subject id points outside the dictionary");
         }
-        areIdsChecked = true;
     }
 
     private int largestSubjectId(int from, int to) {
@@ -343,6 +414,10 @@ public final class RecordBatch implements AutoCloseable {
         if (!ascend || header.baseOffset() + before >= header.nextOffset()) {
             throw contradiction("the offset deltas do not ascend inside the batch");
         }
+    }
+
+    private static Failure backwards() {
+        return contradiction("the offsets of a column run backwards");
     }
 
     private static Failure contradiction(String message) {

@@ -22,6 +22,11 @@ public record Items(List<byte[]> whole, List<byte[]> prefixes) implements Serial
         return new Items(List.of(), List.of(bytes(prefix)));
     }
 
+    /** The one item that is allowed; null if others are, too. */
+    byte[] only() {
+        return prefixes.isEmpty() && whole.size() == 1 ? whole.get(0) : null;
+    }
+
     /** What either allows; null, which allows everything, if one of them is null. */
     static Items either(Items one, Items other) {
         if (one == null || other == null) {

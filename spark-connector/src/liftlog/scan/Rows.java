@@ -9,8 +9,11 @@ import liftlog.records.RecordBatch;
  * {@code compact} only the newest of each key.
  */
 public final class Rows {
+    private static final int FEW = 4; // a check of all items takes less for each
+
     private final byte[][] pattern;
     private final ItemSet subjects;
+    private final byte[] oneSubject; // null: perhaps several are wanted
     private final ItemSet keys;
     private NewestKeys newest;
     private boolean[] wantedSubjects = new boolean[0];
@@ -24,6 +27,7 @@ public final class Rows {
         pattern = options.subject() == null ? null : Subjects.tokens(options.subject());
         Narrowing wanted = options.narrowing();
         subjects = wanted.subjects() == null ? null : new ItemSet(wanted.subjects());
+        oneSubject = pattern != null || subjects == null ? null : wanted.subjects().only();
         keys = wanted.keys() == null ? null : new ItemSet(wanted.keys());
     }
 
@@ -76,22 +80,41 @@ public final class Rows {
         }
         int last = batch.last();
         int found = 0;
-        boolean isOne = bySubject && onlySubject >= 0;
-        for (int record = first; record < last; record++) {
-            if (isOne) {
-                record = batch.nextWithSubject(onlySubject, record, last);
-                if (record == last) {
-                    break;
+        if (bySubject && onlySubject >= 0) {
+            int some = batch.recordsWithSubject(onlySubject, first, last, chosen);
+            for (int i = 0; i < some; i++) {
+                if (isWanted(batch, chosen[i])) {
+                    chosen[found++] = chosen[i];
                 }
             }
-            if ((!bySubject || isOne || wantedSubjects[batch.subjectId(record)])
-                    && (keys == null || hasKey(batch, record))
-                    && (newest == null || newest.holds(batch, record))) {
-                chosen[found++] = record;
+        } else {
+            for (int record = first; record < last; record++) {
+                if ((!bySubject || wantedSubjects[batch.subjectId(record)])
+                        && isWanted(batch, record)) {
+                    chosen[found++] = record;
+                }
             }
         }
         count = found;
         return count;
+    }
+
+    /** Apart from its subject. */
+    private boolean isWanted(RecordBatch batch, int record) {
+        return (keys == null || hasKey(batch, record))
+                && (newest == null || newest.holds(batch, record));
+    }
+
+    /** Checks the ends of the rows' items in a column, before they are used. */
+    public void check(RecordBatch batch, RecordBatch.Binary column) {
+        if (all || FEW * count > batch.last() - first) {
+            batch.check(column);
+            return;
+        }
+        int before = 0;
+        for (int row = 0; row < count; row++) {
+            before = batch.check(column, chosen[row], before);
+        }
     }
 
     /** The record of the batch that a row is. */
@@ -104,6 +127,12 @@ public final class Rows {
     }
 
     private boolean judgeSubjects(RecordBatch batch) {
+        if (oneSubject != null) {
+            onlySubject = batch.subjectEntry(oneSubject);
+            if (onlySubject >= -1) {
+                return onlySubject >= 0;
+            }
+        }
         batch.check(batch.subjects);
         batch.checkSubjectIds();
         int entries = batch.subjectCount();

@@ -38,7 +38,7 @@ final class HeaderLists extends RecordColumn {
             Arrays.fill(ends, 0);
             return;
         }
-        shown.check(shown.headers);
+        rows.check(shown, shown.headers);
         for (int row = 0; row < rows.count(); row++) {
             int record = rows.record(row);
             int start = shown.start(shown.headers, record);

@@ -148,7 +148,7 @@ final class RecordColumns {
             super.show(shown);
             column = areKeys ? shown.keys : shown.values;
             if (column.isPresent()) {
-                shown.check(column);
+                rows.check(shown, column);
             }
         }
 
