@@ -289,9 +289,9 @@ def test_a_daemon_that_leaves_out_records_is_asked_by_fewer_tasks(
         return int(chosen._jdf.queryExecution().toRdd().getNumPartitions())
 
     whole = tasks()
-    assert whole >= 12
+    assert whole in (12, 14), "a multiple of the two that run at once"
     condition = "subject IN ('orders.0', 'orders.1', 'orders.2')"
-    assert tasks(condition) == 3
+    assert tasks(condition) == 4, "a quarter is 3, and with them one of two would end with nothing"
     assert tasks(condition, compact="true") == tasks(condition, filterInDaemon="true") == whole
     found = jar_rows(spark, condition, **where)
     assert found == python_rows(**where)

@@ -10,10 +10,14 @@ public final class Planning {
 
     private Planning() {}
 
-    /** [first, end) in ranges of about equal size, none much above {@code targetBytes}. */
-    public static List<ScanRange> split(StreamState state, long first, long end, long targetBytes) {
+    /**
+     * [first, end) in ranges of about equal size, none much above {@code targetBytes}; as a rule so
+     * many that {@code slots} tasks at once have all something to do up to the end.
+     */
+    public static List<ScanRange> split(
+            StreamState state, long first, long end, long targetBytes, int slots) {
         List<ScanRange> ranges = new ArrayList<>();
-        for (Extent part : cut(state, first, end, targetBytes)) {
+        for (Extent part : cut(state, first, end, targetBytes, slots)) {
             ranges.add(range(state, part.first(), part.next(), List.of(part)));
         }
         return ranges;
@@ -24,10 +28,11 @@ public final class Planning {
      * would be skipped between two others. What no extent covers is read.
      */
     public static List<ScanRange> select(
-            StreamState found, long first, long end, long targetBytes, long worthReading) {
+            StreamState found, long first, long end, long targetBytes, int slots,
+            long worthReading) {
         StreamState state = found.withExtents(tiled(found.extents(), first, end));
         List<ScanRange> ranges = new ArrayList<>();
-        for (Extent part : cut(state, first, end, targetBytes)) {
+        for (Extent part : cut(state, first, end, targetBytes, slots)) {
             List<Extent> pieces = new ArrayList<>();
             for (Extent one : clip(state.extents(), part.first(), part.next())) {
                 if (one.sizeBytes() > 0) {
@@ -76,14 +81,16 @@ public final class Planning {
                 first, end, pieces, ScanRange.Guard.NONE);
     }
 
-    private static List<Extent> cut(StreamState state, long first, long end, long targetBytes) {
+    private static List<Extent> cut(
+            StreamState state, long first, long end, long targetBytes, int slots) {
         List<Extent> ranges = new ArrayList<>();
         if (first >= end) {
             return ranges;
         }
         List<Extent> parts = clip(state.extents(), first, end);
         long total = sizeOf(parts);
-        long count = Math.min(Math.max(-Math.floorDiv(-total, targetBytes), 1), end - first);
+        long least = Math.max(-Math.floorDiv(-total, targetBytes), 1);
+        long count = Math.min(inWaves(least, slots), end - first);
         TreeSet<Long> borders = new TreeSet<>(List.of(first, end));
         for (long i = 1; i < count; i++) {
             long cut = offsetAfter(parts, scaled(total, i, count));
@@ -99,6 +106,12 @@ public final class Planning {
             before = border;
         }
         return ranges;
+    }
+
+    /** A multiple of {@code slots}; as few as needed for one task, and where it were twice as many. */
+    private static long inWaves(long count, int slots) {
+        long whole = -Math.floorDiv(-count, slots) * slots;
+        return count == 1 || whole > 2 * count ? count : whole;
     }
 
     /** How finely to measure a stream that is divided into parts of that size. */

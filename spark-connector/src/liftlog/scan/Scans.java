@@ -7,8 +7,8 @@ import liftlog.records.Failure;
 public final class Scans {
     private Scans() {}
 
-    /** The ranges of a batch read, for the stream as it is now. */
-    public static List<ScanRange> plan(Transport transport, ScanOptions options) {
+    /** The ranges of a batch read, for the stream as it is now, and for so many tasks at once. */
+    public static List<ScanRange> plan(Transport transport, ScanOptions options, int slots) {
         StreamState state = transport.state();
         long first = firstOffset(transport, state, options);
         boolean held = false;
@@ -47,10 +47,10 @@ public final class Scans {
                     !options.compact() && (wanted.subjects() != null || wanted.keys() != null);
             state = transport.find(state, first, end, step, wanted, inParts);
             return transport.held(
-                    Planning.select(state, first, end, target, transport.worthReading()));
+                    Planning.select(state, first, end, target, slots, transport.worthReading()));
         }
         state = transport.measure(state, first, end, step);
-        return transport.held(Planning.split(state, first, end, target));
+        return transport.held(Planning.split(state, first, end, target, slots));
     }
 
     /** Where the read begins, between the log start and the end. */

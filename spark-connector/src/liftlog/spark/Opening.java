@@ -7,6 +7,7 @@ import liftlog.scan.ScanOptions;
 import liftlog.scan.Transport;
 import liftlog.wire.DaemonTransport;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.spark.SparkContext;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.util.SerializableConfiguration;
 
@@ -22,6 +23,11 @@ record Opening(SerializableConfiguration hadoop) implements Serializable {
         }
         return new Opening(new SerializableConfiguration(
                 SparkSession.active().sparkContext().hadoopConfiguration()));
+    }
+
+    /** How many tasks Spark runs at once, as far as it knows; for the driver. */
+    static int slots() {
+        return Math.max(1, SparkContext.getOrCreate().defaultParallelism());
     }
 
     Transport forPlanning(ScanOptions options) {

@@ -169,7 +169,8 @@ final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow
         }
         long size = options.targetPartitionBytes();
         StreamState measured = transport.measure(state, first, stop, Planning.stepOf(size));
-        List<ScanRange> ranges = Planning.split(measured, first, stop, size);
+        List<ScanRange> ranges = Planning.split(
+                measured, first, stop, size, Opening.slots());
         return ranges.stream().map(RangePartition::new).toArray(InputPartition[]::new);
     }
 

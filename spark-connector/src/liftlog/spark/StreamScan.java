@@ -72,7 +72,7 @@ final class StreamScan implements Scan, Batch {
             ScanOptions options = StreamScanBuilder.batchOptions(given, narrowing);
             Opening opening = Opening.of(options);
             try (Transport transport = opening.forPlanning(options)) {
-                List<ScanRange> ranges = Scans.plan(transport, options);
+                List<ScanRange> ranges = Scans.plan(transport, options, Opening.slots());
                 planned = ranges.stream().map(RangePartition::new).toArray(InputPartition[]::new);
             }
         }
