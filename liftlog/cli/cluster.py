@@ -249,9 +249,10 @@ def elect(stream: str, node: str | None, lost: list[str], assume_yes: bool) -> E
     fails, the stream is led as before. Leaders hand streams back to the first replica by
     themselves, after `cluster.balance_interval`.
 
-    If the disks of all nodes that had a complete copy are lost, no node takes over by itself. Name
-    them with --lost, and the node with the best copy that is left. It is refused while a node leads
-    or a complete copy is left on another one.
+    If the disks of all nodes that had a complete copy are lost, no node takes over by itself,
+    unless `cluster.unclean` is balanced and all replicas are up and can be read. Name them with
+    --lost, and the node with the best copy that is left. It is refused while a node leads or a
+    complete copy is left on another one.
 
     \b
     Examples:

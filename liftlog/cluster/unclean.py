@@ -21,15 +21,20 @@ def best_copy(record: StreamRecord, told: Mapping[str, Known | None]) -> str | N
     equal ones the first replica's.
 
     None while a complete copy may come back, and until every replica has told where its log ends
-    and that it acts by this very record. So what one of them has cannot be overlooked, and no log
-    grows any more by what was decided before.
+    and that it acts by this very record. So what one of them has cannot be overlooked. Where a
+    disk is slow a log may still grow by what was decided before: ask twice.
     """
     if not has_no_complete_copy(record) or not record.last_eligible:
         return None
     ends = {}
     for node in record.replicas:
         known = told.get(node)
-        if known is None or known.log is None or known.record != record:
+        if known is None or known.log is None or not tells_of(record, known):
             return None
         ends[node] = known.log
     return max(record.replicas, key=lambda node: ends[node])
+
+
+def tells_of(record: StreamRecord, known: Known | None) -> bool:
+    """Whether a node has told where its copy ends, and that it acts by this very record."""
+    return known is not None and known.log is not None and known.record == record

@@ -579,11 +579,12 @@ class Log:
         at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
         return at >= 0 and bool(segments[at].sealed) and offset < segments[at].next_offset
 
-    def read_sparsely(self, piece: LogSlice) -> SparsePiece | None:
-        """The heads of the batches of a slice, for who wants few of its records; None if there is
-        no good sketch with checksums of all that such a reader needs, or if anything in the heads
-        is unusual. Keep the slice until it is no longer used. Raises StorageError."""
-        return read_sparsely(self._state, piece)
+    def read_sparsely(self, piece: LogSlice, *, values: bool) -> SparsePiece | None:
+        """The heads of the batches of a slice, for who wants few of its records, or with `values`
+        False no values; None if there is no good sketch with checksums of all that such a reader
+        needs, or if anything in the heads is unusual. Keep the slice until it is no longer used.
+        Raises StorageError."""
+        return read_sparsely(self._state, piece, values=values)
 
     def epoch_end(self, epoch: int) -> int:
         """The first offset after that leader epoch: where the next known one begins.

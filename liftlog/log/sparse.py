@@ -41,7 +41,7 @@ _MAGIC = int.from_bytes(MAGIC, "little")
 _UNUSUAL = 0xFFFF & ~KNOWN_ATTRIBUTES | CODEC_MASK | ESCAPED_SUBJECTS
 
 
-def read_sparsely(state: LogState, piece: LogSlice) -> SparsePiece | None:
+def read_sparsely(state: LogState, piece: LogSlice, *, values: bool) -> SparsePiece | None:
     """See `Log.read_sparsely`."""
     view = state.view
     at = bisect_right(view.segments, piece.first_offset, key=lambda one: one.base_offset) - 1
@@ -54,7 +54,7 @@ def read_sparsely(state: LogState, piece: LogSlice) -> SparsePiece | None:
         if parts is None or numbers is None:
             return None
     try:
-        return SparsePiece(piece, parts, *numbers)
+        return SparsePiece(piece, parts, *numbers, values=values)
     except (_Unusual, CorruptBatch):
         return None
 
@@ -66,16 +66,18 @@ class _Unusual(Exception):
 class SparsePiece:
     """The heads of a piece, which were checked."""
 
-    def __init__(self, piece: LogSlice, parts: SegmentParts, first: int, end: int) -> None:
-        """Raises _Unusual, CorruptBatch."""
+    def __init__(
+        self, piece: LogSlice, parts: SegmentParts, first: int, end: int, *, values: bool
+    ) -> None:
+        """`values`: `records_on` will be asked. Raises _Unusual, CorruptBatch."""
         entries = parts.of(first, end)
-        positions, sizes, checks, values = np.array(entries, np.int64).T
-        if not sizes.all():
+        positions, sizes, checks, value_checks = np.array(entries, np.int64).T
+        if not sizes.all() or (values and (value_checks == NO_CHECKS).any()):
             raise _Unusual
         stops = np.append(positions[1:], piece.position + piece.length)
         begin = np.cumsum(sizes) - sizes
         self._piece, self._parts = piece, parts
-        self._first_checks = values
+        self._first_checks = value_checks
         self._values_at = positions + sizes
         raw = memoryview(self._read(positions.tolist(), sizes.tolist(), checks.tolist()))
         self.head_bytes = len(raw)
@@ -135,8 +137,6 @@ class SparsePiece:
     ) -> Columns | None:
         """The records on these subjects in [first_offset, stop_offset). None if they are to be read
         in another way: they are many, or something does not match."""
-        if (self._first_checks == NO_CHECKS).any():
-            return None
         try:
             chosen, names, places = self._heads.on(wanted)
             left = self.value_bytes - len(chosen) * SPARSE_VALUE_BYTES

@@ -272,7 +272,8 @@ class ClusterStream(Described):
 
     @property
     def has_whole_copy(self) -> bool:
-        """Whether a replica is known that has all that was acked; if not, none takes the lead."""
+        """Whether a replica is known that has all that was acked; if not, none takes the
+        lead by an election."""
         return bool(self.isr or self.eligible)
 
     @property

@@ -135,9 +135,10 @@ class ManyHeads(ManyBatches):
 
     def _with_one(self, some: NDArray[np.intp], firsts: Numbers) -> NDArray[np.intp] | None:
         """The records of which the subject is one of these entries of the dictionaries, in fewer
-        steps; None if a batch has several."""
+        steps; None if a batch has several, or one that no id can name."""
         batches = firsts.searchsorted(some, "right") - 1
-        if (batches[1:] == batches[:-1]).any():
+        places = some - firsts[batches]
+        if (batches[1:] == batches[:-1]).any() or (places > 0xFFFF).any():
             return None
         entries = self._layout.entries
         ids = self._octets.stretches(np.uint16, self._layout.ids, self._counts, None)
@@ -145,7 +146,7 @@ class ManyHeads(ManyBatches):
         if (ids > np.repeat(largest, self._counts)).any():
             raise CorruptBatch("a subject id points outside the dictionary")
         wanted = np.zeros(len(entries), np.uint16)
-        wanted[batches] = some - firsts[batches]
+        wanted[batches] = places
         found = ids == np.repeat(wanted, self._counts)
         if len(batches) < len(entries):
             has = np.zeros(len(entries), np.bool_)

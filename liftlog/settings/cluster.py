@@ -136,8 +136,8 @@ class ClusterSettings(SettingsModel):
         description="What becomes of a stream when no replica is left that has all that was acked: "
         "the nodes with one have lost their disks. `manual`: it has no leader until an operator "
         "names one, with `liftlog cluster elect --lost`. `balanced`: as soon as all its replicas "
-        "are up, the one with the longest log leads, and acked messages that it lacks are lost. "
-        "The same on all nodes.",
+        "are up, the one with the longest log leads, and acked messages that it lacks are "
+        "lost: also when a node was only started without its disk. The same on all nodes.",
     )
     web: Annotated[str, AfterValidator(_url)] = Field(
         default="",

@@ -141,7 +141,8 @@ class _Scanner:
         )
         self._is_partial = False  # the last piece was read in part
         self._wanted = _wanted_subjects(selection)  # None: there are other conditions
-        self._is_sparse = self._is_marked or (self._wanted is not None and scan.is_optional)
+        self._is_sparse = self._wanted is not None and scan.is_optional
+        self._may_try_marks = self._is_marked
 
     def run(self) -> Scanned:
         incarnation = self._log.incarnation
@@ -167,6 +168,8 @@ class _Scanner:
                 return False
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
+                if self._wants_more_marks():
+                    self._is_sparse = True
                 # What is shared has the same borders for all.
                 own = self._read_bytes()
                 most = own if scan.shared is None else _SHARED_READ_BYTES
@@ -272,7 +275,22 @@ class _Scanner:
                 return self._take_known(known)
         return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
 
+    def _wants_more_marks(self) -> bool:
+        """Whether only offsets are wanted, and more of them than a first, small piece had. To be
+        asked until it is so: then it has been tried."""
+        if not self._may_try_marks or self._reached == self._scan.offset:
+            return False
+        stop = self._scan.stop_offset
+        self._may_try_marks = False
+        has_room = 2 * self._builder.size_bytes < self._scan.max_bytes
+        return has_room and (stop is None or stop - self._reached > _MARKED_BATCH_RECORDS)
+
     def _read_bytes(self) -> int:
+        if self._is_marked and self._is_sparse:
+            # No more than the answer has room for, by what it took up to here.
+            made = max(self._builder.size_bytes, 1)
+            room = max(self._scan.max_bytes - made, 0) * (SCAN_BYTES - self._left) // made
+            return min(max(room, _READ_BYTES), _SPARSE_READ_BYTES)
         if self._is_sparse:
             return _SPARSE_READ_BYTES  # of which the least is read
         return min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
@@ -280,7 +298,7 @@ class _Scanner:
     def _take_sparsely(self, piece: LogSlice) -> bool | None:
         """The same without a step for each batch; None if it is to be taken in another way."""
         within = self._reached, self._scan.stop_offset
-        found = self._log.read_sparsely(piece)
+        found = self._log.read_sparsely(piece, values=self._wanted is not None)
         records = None
         if found is not None and self._wanted is not None:
             records = found.records_on(self._wanted, *within)
@@ -471,6 +489,11 @@ class _AnswerBuilder:
         self.record_count += header.record_count
         self._keep(made, header.base_offset, header.next_offset)
         return True
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what the answer has up to now, about."""
+        return self._done_bytes + self._size
 
     def finish(self, end_offset: int) -> int:
         """Let the last batch reach to `end_offset`, or as far as a batch can; returns where."""

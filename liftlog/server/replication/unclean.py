@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from liftlog.cluster import transitions
+from liftlog.cluster.guard import Known
 from liftlog.cluster.record import StreamRecord
-from liftlog.cluster.unclean import best_copy, has_no_complete_copy
+from liftlog.cluster.unclean import best_copy, has_no_complete_copy, tells_of
 from liftlog.errors import LiftlogError
 from liftlog.protocol.replication import Copies, CopiesAnswer
 from liftlog.server.replication.asking import MAX_STREAMS_ASKED, ask_nodes, known_from
@@ -23,15 +25,19 @@ logger = logging.getLogger("liftlog.server.replication")
 
 _LOOK_SECONDS = 1.0
 
+Told: TypeAlias = Mapping[str, Known | None]
+"""What each replica has told of its copy."""
+
 
 class UncleanRecovery:
-    """Belongs to one event loop. `answer` tells what this node, `node`, knows of streams;
-    `may_lead` whether it can take the lead of one now."""
+    """Belongs to one event loop. `answer` tells what this node, `node` in the life that began with
+    `start`, knows of streams; `may_lead` whether it can take the lead of one now."""
 
     def __init__(
         self,
         mirror: Mirror,
         node: str,
+        start: int,
         *,
         link_to: Callable[[str], PeerLink],
         answer: Callable[[list[str]], CopiesAnswer],
@@ -39,14 +45,16 @@ class UncleanRecovery:
         on_recovered: Callable[[StreamRecord], None],
     ) -> None:
         self._mirror = mirror
-        self._node = node
+        self._node, self._start = node, start
         self._link_to = link_to
         self._answer = answer
         self._may_lead = may_lead
         self._on_recovered = on_recovered
         self._warn = RareWarnings(logger).warn
+        self._ends: dict[str, tuple[StreamRecord, Told]] = {}
+        """What was told of each stream a moment ago."""
         self.recovered = 0
-        """The streams that this node leads, or has led, by this."""
+        """So many times this node has become the leader of a stream by this."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -56,43 +64,66 @@ class UncleanRecovery:
 
     async def look(self) -> None:
         """Take the lead of the streams that no node can lead, and of which this one has the best
-        copy. Does not raise."""
-        mirror = self._mirror
-        records = [
-            record
-            for name, record in mirror.records.items()
-            if has_no_complete_copy(record)
-            and self._node in record.replicas
-            and mirror.directory.live.issuperset(record.replicas)
-            and name not in mirror.regressed
-        ]
+        copy: if no copy has changed since the last look. Does not raise."""
+        directory, told = self._mirror.directory, dict[str, tuple[StreamRecord, Told]]()
+        records = [one for one in self._mirror.records.values() if self._concerns(one)]
+        silent: set[str] = set()
         for first in range(0, len(records), MAX_STREAMS_ASKED):
-            await self._look_at(records[first : first + MAX_STREAMS_ASKED])
+            some = [
+                one
+                for one in records[first : first + MAX_STREAMS_ASKED]
+                if directory.live - silent >= {*one.replicas}
+            ]
+            silent |= await self._ask(some, told)
+        due = []
+        for name, (record, copies) in told.items():
+            best = best_copy(record, copies)
+            if best is None:
+                waits_for = [one for one, known in copies.items() if not tells_of(record, known)]
+                self._warn("not-recovered stream=%s waits_for=%s", name, ",".join(waits_for))
+            elif best == self._node and self._ends.get(name) == (record, copies):
+                due.append(record)
+        self._ends = told
+        await asyncio.gather(*(self._recover(one) for one in due if self._may_lead(one.name)))
 
-    async def _look_at(self, records: list[StreamRecord]) -> None:
+    def _concerns(self, record: StreamRecord) -> bool:
+        return (
+            has_no_complete_copy(record)
+            and self._node in record.replicas
+            and record.starts.get(self._node) == self._start
+            and record.name not in self._mirror.regressed
+        )
+
+    async def _ask(
+        self, records: list[StreamRecord], into: dict[str, tuple[StreamRecord, Told]]
+    ) -> set[str]:
+        """Returns the nodes that have not answered."""
         names = [record.name for record in records]
         others = {node for record in records for node in record.replicas} - {self._node}
-        answers = await ask_nodes(others, Copies(names), self._link_to)
+        answers = await ask_nodes(others, Copies(names), self._link_to) if names else {}
+        silent = others - answers.keys()
         answers[self._node] = self._answer(names)
-        told = {node: known_from(answer.copies) for node, answer in answers.items()}
+        known = {node: known_from(answer.copies) for node, answer in answers.items()}
         for record in records:
-            name = record.name
-            best = best_copy(record, {node: known.get(name) for node, known in told.items()})
-            if best == self._node and self._may_lead(name):
-                await self._recover(record)
+            copies = {node: found.get(record.name) for node, found in known.items()}
+            into[record.name] = record, {node: copies.get(node) for node in record.replicas}
+        return silent
 
     async def _recover(self, record: StreamRecord) -> None:
         """Unless the record has changed since the copies were compared."""
+        made: StreamRecord | None = None
 
         def step(present: StreamRecord) -> StreamRecord | None:
-            return transitions.recover(present, self._node) if present == record else None
+            nonlocal made
+            made = transitions.recover(present, self._node) if present == record else None
+            return made
 
         try:
             after = await self._mirror.change(record.name, step)
         except LiftlogError as error:
             self._warn("not-recovered stream=%s error=%s", record.name, error)
             return
-        if after is not None and after.leads(self._node, record.starts[self._node]):
+        if after is not None and after == made:
             logger.warning(
                 "unclean-recovery stream=%s node=%s epoch=%d unclean=balanced",
                 record.name,

@@ -143,6 +143,11 @@ class Replica:
             return None
         return LogEnd(last_epoch(log.epochs, log.log_end_offset), log.log_end_offset)
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the copy is to be dropped: it was written by metadata that were given up."""
+        return self._log is not None and self._log.incomplete == copies.GIVEN_UP
+
     def stop_leading(self, reason: str) -> None:
         """Take no more messages in this epoch, whatever the record says."""
         host = self._node.hosts.hosts.get(self.name)
@@ -395,6 +400,7 @@ class Replica:
     async def _lead(self, record: StreamRecord) -> None:
         log = await self._log_between_roles(record)
         epoch = record.leader_epoch
+        before = max([begun for begun, _ in log.epochs], default=0)
 
         def begin() -> None:
             if log.log_end_offset < record.log_start:
@@ -428,7 +434,10 @@ class Replica:
         host.commit_up_to(leader.local(log.durable_end_offset))
         has_all = await self._node.hosts.attach_replica(host)
         self._node.handovers.leads(self.name)
-        if record.unclean_epoch == epoch:
+        # Who was elected so may have ended before it led.
+        if record.unclean_epoch == epoch or (
+            before < record.unclean_epoch and record.isr == (self._me,)
+        ):
             self._node.hosts.note_possible_loss(
                 host, f"complete copies were given up: in epoch {epoch} what acks promised may lack"
             )

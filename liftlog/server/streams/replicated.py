@@ -127,9 +127,10 @@ class ReplicatedStreams:
         self.unclean = UncleanRecovery(
             self.mirror,
             member.name,
+            member.start,
             link_to=link_to,
             answer=self.guard.answer,
-            may_lead=lambda name: not self._is_stopping and self.prepare_to_lead(name),
+            may_lead=self._may_recover,
             on_recovered=self.handovers.tell,
         )
         self._succession: Succession | None = None
@@ -382,10 +383,19 @@ class ReplicatedStreams:
 
     def prepare_to_lead(self, name: str) -> bool:
         """See `Copies`."""
-        host = self._node.hosts.hosts.get(name)
-        if self._streams[name].waits_for_disk_seconds >= _BUSY_SECONDS:
+        host, replica = self._node.hosts.hosts.get(name), self._streams.get(name)
+        if replica is None or replica.waits_for_disk_seconds >= _BUSY_SECONDS:
             return False
         return host is None or host.is_leading or self.ids.prepare(host)
+
+    def _may_recover(self, name: str) -> bool:
+        """Whether this node can lead a stream of which no complete copy is left. A copy that is to
+        be dropped holds what was given up before."""
+        replica = self._streams.get(name)
+        is_stopping = self._is_stopping or self.handovers.is_stopping
+        if is_stopping or replica is None or replica.is_given_up:
+            return False
+        return self.prepare_to_lead(name)
 
     def stop_leading(self, name: str, reason: str) -> None:
         """See `Copies`."""

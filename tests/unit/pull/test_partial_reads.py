@@ -339,9 +339,17 @@ def test_offsets_alone_take_no_step_for_each_batch(
     expected = read_all(log, selection)
     assert any(one.value is None for one in expected.records)
     sketch_segments(log, fs)
-    monkeypatch.setattr(filtering, "project_batch", None)
-    monkeypatch.setattr(filtering, "_MARKED_BATCH_RECORDS", rng.choice([64, 100, 4096]))
+    steps: list[int] = []
+    real = filtering.project_batch
+
+    def counting(batch: Any, columns: Any) -> bytearray:
+        steps.append(len(batch))
+        return real(batch, columns)
+
+    monkeypatch.setattr(filtering, "project_batch", counting)
+    monkeypatch.setattr(filtering, "_MARKED_BATCH_RECORDS", rng.choice([64, 100]))
     assert read_all(log, selection) == expected
+    assert sum(steps) < len(expected.records) / 2, "only of the first, small piece of each answer"
     for _ in range(10):
         start = rng.randrange(1, log.high_watermark)
         stop = rng.randrange(start + 1, log.high_watermark + 1)
@@ -511,6 +519,35 @@ def test_a_few_bytes_are_read_where_few_records_are_wanted(monkeypatch: pytest.M
     assert made
     assert read.count(300) == 2
     assert sum(read) < sum(one.size_bytes for one in log.segments) / 3
+
+
+@pytest.mark.parametrize("more", [{"max_bytes": 1}, {"stop_offset": 2}])
+def test_little_is_read_where_few_offsets_are_wanted(
+    more: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, log = small_log()
+    sparsely: list[LogSlice] = []
+    monkeypatch.setattr(Log, "read_sparsely", lambda log, piece, **_: sparsely.append(piece))
+    scan = {"stop_offset": None, "max_bytes": 1 << 20, **more}
+    selection = parse_selection(columns=["offset"])
+    assert scan_log(log, Scan(1, selection=selection, **scan)).record_count >= 1
+    assert not sparsely
+
+
+def test_without_checks_of_values_no_heads_are_read_for_few_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sketches have none where values are smaller than 64 bytes on average."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    for _ in range(5):
+        add(log, [[row(b"k%d" % i, b"%05d" % i * 8) for i in range(300)]])
+    log.roll()
+    sketch_segments(log, fs)
+    assert parts_of(fs, log)
+    monkeypatch.setattr(LogSlice, "read_many", None)
+    selection = parse_selection(subjects=["orders.new"])
+    assert scan_log(log, Scan(1, None, 1 << 20, selection, is_optional=True)).is_refused
 
 
 async def test_what_need_not_be_sent_is_left_out_where_that_is_little_work(

@@ -217,7 +217,7 @@ public final class RecordBatch implements AutoCloseable {
         for (int i = 0, at = subjects.ends + 4; i < subjects.count; i++, at += 4) {
             int next = Bytes.i32(bytes, at);
             backwards |= next < before;
-            if (next - before == name.length && before >= 0 && next <= most) {
+            if (next - before == name.length && 0 <= before && before <= next && next <= most) {
                 int from = subjects.data + before;
                 if ((tail < 0 || Bytes.i64(bytes, from + tail) == last)
                         && Arrays.equals(bytes, from, from + name.length, name, 0, name.length)) {
