@@ -134,6 +134,7 @@ class _Scanner:
         self._builder = _AnswerBuilder(scan.max_bytes, most)
         self._reached = scan.offset  # everything below was looked at
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
+        self._passed_bytes = 0  # of the log, whether they were read or not
         self._others = selection.without_slots
         self._deadline = time.thread_time() + SCAN_SECONDS
         self._skips_values = selection.values is None and (
@@ -256,6 +257,7 @@ class _Scanner:
             if self._scan.is_optional:
                 return False
             self._left -= piece.length
+            self._passed_bytes += piece.length
             partial = self._read_partially(piece)
             self._is_partial = partial is not None
             if partial is not None:
@@ -289,7 +291,7 @@ class _Scanner:
         if self._is_marked and self._is_sparse:
             # No more than the answer has room for, by what it took up to here.
             made = max(self._builder.size_bytes, 1)
-            room = max(self._scan.max_bytes - made, 0) * (SCAN_BYTES - self._left) // made
+            room = max(self._scan.max_bytes - made, 0) * self._passed_bytes // made
             return min(max(room, _READ_BYTES), _SPARSE_READ_BYTES)
         if self._is_sparse:
             return _SPARSE_READ_BYTES  # of which the least is read
@@ -309,6 +311,7 @@ class _Scanner:
             self._wanted = None
             return None
         self._left -= found.head_bytes
+        self._passed_bytes += piece.length
         if self._wanted is not None:
             self._left -= len(records) * SPARSE_VALUE_BYTES
         stamps = None
