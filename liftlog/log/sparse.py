@@ -123,14 +123,13 @@ class SparsePiece:
         if not good:
             raise _Unusual
 
-    def marked(self, first_offset: int, stop_offset: int | None) -> Columns | None:
-        """The records in [first_offset, stop_offset), with nothing but their offsets and the marks
-        of tombstones. None if something does not match."""
+    def marked(self) -> Columns | None:
+        """All records, with nothing but their offsets and the marks of tombstones. None if
+        something does not match."""
         try:
-            found = self._heads.marked()
+            return self._heads.marked()
         except CorruptBatch:
             return None
-        return found.between(first_offset, stop_offset)
 
     def records_on(
         self, wanted: WantedSubjects, first_offset: int, stop_offset: int | None

@@ -183,14 +183,6 @@ class Columns:
             self.values.part(first, end),
         )
 
-    def between(self, first_offset: int, stop_offset: int | None) -> Columns:
-        """Views of the records in [first_offset, stop_offset); None: up to the last one."""
-        low = int(self.offsets.searchsorted(first_offset))
-        high = len(self)
-        if stop_offset is not None:
-            high = max(low, int(self.offsets.searchsorted(stop_offset)))
-        return self if high - low == len(self) else self.part(low, high)
-
     def with_own_subjects(self) -> Columns:
         """The same, without subjects that no record has if there are many: what is done for each
         subject then takes no longer than what is done for each record."""

@@ -169,8 +169,7 @@ class _Scanner:
                 return False
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
-                if self._wants_more_marks():
-                    self._is_sparse = True
+                self._try_marks()
                 # What is shared has the same borders for all.
                 own = self._read_bytes()
                 most = own if scan.shared is None else _SHARED_READ_BYTES
@@ -277,15 +276,15 @@ class _Scanner:
                 return self._take_known(known)
         return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
 
-    def _wants_more_marks(self) -> bool:
-        """Whether only offsets are wanted, and more of them than a first, small piece had. To be
-        asked until it is so: then it has been tried."""
-        if not self._may_try_marks or self._reached == self._scan.offset:
-            return False
-        stop = self._scan.stop_offset
-        self._may_try_marks = False
-        has_room = 2 * self._builder.size_bytes < self._scan.max_bytes
-        return has_room and (stop is None or stop - self._reached > _MARKED_BATCH_RECORDS)
+    def _try_marks(self) -> None:
+        """Once, if only offsets are wanted, and more of them than a first, small piece had: look at
+        the heads of a large piece in common steps."""
+        if self._may_try_marks and self._reached > self._scan.offset:
+            self._may_try_marks = False
+            stop = self._scan.stop_offset
+            has_room = 2 * self._builder.size_bytes < self._scan.max_bytes
+            goes_on = stop is None or stop - self._reached > _MARKED_BATCH_RECORDS
+            self._is_sparse = has_room and goes_on
 
     def _read_bytes(self) -> int:
         if self._is_marked and self._is_sparse:
@@ -299,13 +298,12 @@ class _Scanner:
 
     def _take_sparsely(self, piece: LogSlice) -> bool | None:
         """The same without a step for each batch; None if it is to be taken in another way."""
-        within = self._reached, self._scan.stop_offset
         found = self._log.read_sparsely(piece, values=self._wanted is not None)
         records = None
         if found is not None and self._wanted is not None:
-            records = found.records_on(self._wanted, *within)
+            records = found.records_on(self._wanted, self._reached, self._scan.stop_offset)
         elif found is not None:
-            records = found.marked(*within)
+            records = found.marked()
         self._is_sparse = records is not None
         if found is None or records is None:
             self._wanted = None
@@ -317,6 +315,7 @@ class _Scanner:
         stamps = None
         if self._is_marked:
             stamps = 0, 0
+            _, records = self._within(records)
         else:
             records = self._scan.selection.project(records)
         if len(records) and not self._add(records, found.header, stamps):

@@ -105,8 +105,8 @@ class UncleanRecovery:
         answers[self._node] = self._answer(names)
         known = {node: known_from(answer.copies) for node, answer in answers.items()}
         for record in records:
-            copies = {node: found.get(record.name) for node, found in known.items()}
-            into[record.name] = record, {node: copies.get(node) for node in record.replicas}
+            name = record.name
+            into[name] = record, {one: known.get(one, {}).get(name) for one in record.replicas}
         return silent
 
     async def _recover(self, record: StreamRecord) -> None:

@@ -135,18 +135,20 @@ class Replica:
     @property
     def log_end(self) -> LogEnd | None:
         """Where the copy ends; None when it cannot be served."""
-        host = self._node.hosts.hosts.get(self.name)
-        if host is not None and host.failure:
-            return None
-        log = self._log if host is None else host.log
-        if log is None:
+        host, log = self._node.hosts.hosts.get(self.name), self._copy
+        if log is None or (host is not None and host.failure):
             return None
         return LogEnd(last_epoch(log.epochs, log.log_end_offset), log.log_end_offset)
 
     @property
     def is_given_up(self) -> bool:
         """Whether the copy is to be dropped: it was written by metadata that were given up."""
-        return self._log is not None and self._log.incomplete == copies.GIVEN_UP
+        return self._copy is not None and self._copy.incomplete == copies.GIVEN_UP
+
+    @property
+    def _copy(self) -> Log | None:
+        host = self._node.hosts.hosts.get(self.name)
+        return self._log if host is None else host.log
 
     def stop_leading(self, reason: str) -> None:
         """Take no more messages in this epoch, whatever the record says."""

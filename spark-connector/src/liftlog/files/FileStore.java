@@ -59,13 +59,11 @@ public interface FileStore {
 
     /** Without Hadoop, which would look for a checksum file beside each file. */
     final class Local implements FileStore {
-        private final ByteBuffer between = ByteBuffer.allocateDirect(LocalFile.SMALL);
-
         @Override
         public Opened open(String path) throws IOException {
             try {
                 FileChannel channel = FileChannel.open(Paths.get(path), StandardOpenOption.READ);
-                return new LocalFile(channel, between);
+                return new LocalFile(channel);
             } catch (NoSuchFileException error) {
                 throw (IOException) new FileNotFoundException(path).initCause(error);
             }
@@ -82,14 +80,8 @@ public interface FileStore {
         }
     }
 
-    /**
-     * Read with positions, never mapped: a mapped file that is cut kills the JVM, and it is no faster.
-     * Small pieces go through {@code between}, which all files of a store share: the channel would
-     * look for a buffer of the thread with each. A store belongs to one thread.
-     */
-    record LocalFile(FileChannel channel, ByteBuffer between) implements Opened {
-        static final int SMALL = 32 << 10;
-
+    /** Read with positions, never mapped: that is no faster, and a mapped file that is cut kills the JVM. */
+    record LocalFile(FileChannel channel) implements Opened {
         /** They stay in the cache of the processor until they are checked and decoded. */
         @Override
         public int bestRead() {
@@ -109,13 +101,6 @@ public interface FileStore {
 
         @Override
         public int read(long position, byte[] into, int at, int length) throws IOException {
-            if (length <= SMALL) {
-                between.clear().limit(length);
-                if (channel.read(between, position) == length) {
-                    between.get(0, into, at, length);
-                    return length;
-                }
-            }
             ByteBuffer target = ByteBuffer.wrap(into, at, length);
             while (target.hasRemaining()) {
                 int count = channel.read(target, position + (target.position() - at));
