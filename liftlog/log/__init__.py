@@ -12,7 +12,10 @@ One stream's log; `log` is what others see of it. Read its parts in this order:
     segment, index       a file of batches and how places in it are found
     sketch               which blocks of a segment can hold records of a subject, key or time
     parts                checksums in the sketch: of what precedes a batch's values, and of values
-    sketched, partial    reading only parts of batches
+    subject_index        where the records on each subject of a segment lie
+    derived              what these files beside a segment have in common
+    sketched, partial, sparse   reading only parts of batches
+    by_subject           reading the records on few subjects
     measuring            bytes between offsets; the n-th record of a segment
     manifest, leases, slot   what else lies in a stream's directory
 

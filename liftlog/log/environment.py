@@ -1,5 +1,5 @@
 """What a log is given: its limits, and what all logs of a daemon share (the clock, open files, the
-indexes of sealed segments, and what sketches say of their batches).
+indexes of sealed segments, and what was read of their sketches and subject indexes).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from liftlog.log.derived import DerivedFiles, sketch_path, subject_index_path
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.index import IndexEntry, SparseIndex, index_path, read_index, write_index
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, walk_batches
-from liftlog.log.sketched import PartsCache
+from liftlog.log.sketched import SegmentParts, read_parts
+from liftlog.log.subject_index import SubjectIndex, read_subject_index
 
 logger = logging.getLogger("liftlog.log")
 
@@ -209,7 +211,8 @@ class LogEnvironment:
     clock: Clock
     pool: FilePool
     indexes: IndexCache
-    parts: PartsCache
+    parts: DerivedFiles[SegmentParts]
+    subject_indexes: DerivedFiles[SubjectIndex]
     synced: Callable[[float], None]
     """Called by the thread of an fdatasync of a segment file, with the seconds that it took."""
 
@@ -224,4 +227,6 @@ class LogEnvironment:
         synced: Callable[[float], None] = lambda seconds: None,
     ) -> LogEnvironment:
         pool, indexes = FilePool(fs, max_open_files), IndexCache(fs, cached_indexes)
-        return cls(fs, clock, pool, indexes, PartsCache(fs), synced)
+        parts = DerivedFiles(fs, sketch_path, read_parts)
+        subjects = DerivedFiles(fs, subject_index_path, read_subject_index)
+        return cls(fs, clock, pool, indexes, parts, subjects, synced)

@@ -24,7 +24,8 @@ from liftlog.log.unreadable import read_zeroed
 
 logger = logging.getLogger("liftlog.log")
 
-_BESIDE = (".index", ".sketch")
+_DERIVED = (".sketch", ".subjects")
+_BESIDE = (".index", *_DERIVED)
 """What lies beside a segment."""
 BROKEN_SUFFIX = ".broken"
 UNLISTED_SUFFIX = ".unlisted"
@@ -122,7 +123,7 @@ class Inventory:
         # In the order of their offsets: what shows that the manifest is outdated goes last, so a
         # start that is interrupted here comes to the same result.
         for name in unlisted:
-            if outdated and not name.endswith((".sketch", ".tmp")):
+            if outdated and not name.endswith((*_DERIVED, ".tmp")):
                 self._keep_aside(name)
             elif self.fs.exists(self.directory / name):
                 self.fs.unlink(self.directory / name)

@@ -16,6 +16,7 @@ from liftlog.errors import DiskFull, StorageError
 from liftlog.log import reading, structure, truncation
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.arrivals import Arrivals
+from liftlog.log.by_subject import SubjectRuns, index_at, read_by_subject
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import Buffer, storage_errors
 from liftlog.log.leases import Leases
@@ -35,8 +36,10 @@ from liftlog.log.slices import LogSlice
 from liftlog.log.slot import AckedSlot
 from liftlog.log.sparse import SparsePiece, read_sparsely
 from liftlog.log.state import LogState, ReadView
+from liftlog.log.subject_index import SubjectIndex
 from liftlog.log.walk import is_covered
 from liftlog.log.writing import LogWriter
+from liftlog.records.heads import WantedSubjects
 
 logger = logging.getLogger("liftlog.log")
 
@@ -578,6 +581,28 @@ class Log:
         segments = self._state.view.segments
         at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
         return at >= 0 and bool(segments[at].sealed) and offset < segments[at].next_offset
+
+    def subject_index(self, offset: int) -> SubjectIndex | None:
+        """That of the sealed segment which holds `offset`, for `read_by_subject`; None if there is
+        no good one. Raises StorageError."""
+        return index_at(self._state, offset)
+
+    def read_by_subject(
+        self,
+        index: SubjectIndex,
+        piece: LogSlice,
+        wanted: WantedSubjects,
+        within: tuple[int, int],
+        max_bytes: int,
+        *,
+        values: bool,
+    ) -> SubjectRuns | None:
+        """The records of a slice on the subjects that are wanted, in these offsets, about
+        `max_bytes` of them, in batches of one subject each; without `values` all bytes of these are
+        zeros. Some records before and behind can be with them. None if the subjects or their
+        records are many, if the offsets are few, or if not all is as the index says. Raises
+        StorageError."""
+        return read_by_subject(self._state, index, piece, wanted, within, max_bytes, values=values)
 
     def read_sparsely(self, piece: LogSlice, *, values: bool) -> SparsePiece | None:
         """The heads of the batches of a slice, for who wants few of its records, or with `values`

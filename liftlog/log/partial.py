@@ -8,7 +8,6 @@ checksums decide, as they do for who reads everything.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,10 +33,10 @@ it has more than this for each."""
 def read_partially(state: LogState, piece: LogSlice, *, load: bool) -> PartialPiece | None:
     """See `Log.read_partially`."""
     view = state.view
-    at = bisect_right(view.segments, piece.first_offset, key=lambda one: one.base_offset) - 1
-    segment, end_position = view.segments[max(at, 0)], piece.position + piece.length
-    if not segment.sealed or segment.path != piece.path or view.damaged(segment):
+    segment = view.sealed_segment_of(piece)
+    if segment is None:
         return None
+    end_position = piece.position + piece.length
     with storage_errors(f"reading {state.name}"):
         parts = state.environment.parts.get(segment, view.manifest.lineage, load=load)
         numbers = None if parts is None else parts.between(piece.position, end_position)

@@ -44,8 +44,8 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from liftlog.log.filesystem import File, FileSystem, write_all
-from liftlog.log.index import index_path
+from liftlog.log.derived import is_named, names_segment, sketch_path, write_derived
+from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.parts import PART, PartsBuilder
 from liftlog.log.unreadable import is_unreadable
@@ -73,15 +73,6 @@ _ENTRY = np.dtype(
 _SUBJECT, _KEY = crc32c(b"s"), crc32c(b"k")
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _STEPS = np.arange(PROBES, dtype=np.uint64)
-
-
-def sketch_path(log_path: Path) -> Path:
-    return log_path.with_suffix(".sketch")
-
-
-def files_of(log_path: Path) -> tuple[Path, Path, Path]:
-    """A segment and what lies beside it: its index and its sketch."""
-    return log_path, index_path(log_path), sketch_path(log_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,39 +231,12 @@ def _filter_of(items: Iterable[int], block_bytes: int) -> bytes:
 
 def write_sketch(fs: FileSystem, log_path: Path, content: bytes) -> None:
     """Write the sketch beside its segment. Raises OSError."""
-    file = fs.open(sketch_path(log_path), create=True)
-    try:
-        file.truncate(0)
-        write_all(file, [content], 0)
-    finally:
-        file.close()
+    write_derived(fs, sketch_path(log_path), [content])
 
 
 def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
     """Whether there is a sketch that names this segment. Reads the head only. Raises OSError."""
-    path = sketch_path(log_path)
-    if not fs.exists(path):
-        return False
-    file = fs.open(path, writable=False)
-    try:
-        return _names(file.pread(_HEAD.size, 0), segment, lineage)
-    finally:
-        file.close()
-
-
-def sketch_state(fs: FileSystem, log_path: Path) -> tuple[bytes, int] | None:
-    """The head and the size of the file, which tell it from one that is written later. None when it
-    is missing or its head cannot be read. Raises OSError."""
-    path = sketch_path(log_path)
-    try:
-        if not fs.exists(path):
-            return None
-        with closing(fs.open(path, writable=False)) as file:
-            return file.pread(_HEAD.size, 0), file.size()
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or is_unreadable(error):
-            return None
-        raise
+    return names_segment(fs, sketch_path(log_path), (_MAGIC, _VERSION), segment, lineage)
 
 
 def read_sketch(
@@ -295,7 +259,7 @@ def read_sketch(
 
 def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
     raw = file.pread(_HEAD.size, 0)
-    if not _names(raw, segment, lineage):
+    if len(raw) < _HEAD.size or not is_named(raw, (_MAGIC, _VERSION), segment, lineage):
         return None
     fields = _HEAD.unpack(raw)
     count, filters_check, part_count, value_check, check = fields[2], *fields[6:]
@@ -329,16 +293,3 @@ def read_value_checks(
             return None
         raise
     return None if len(raw) % 4 or crc32c(raw) != place.check else np.frombuffer(raw, "<u4")
-
-
-def _names(raw: bytes, segment: SegmentEntry, lineage: str) -> bool:
-    if len(raw) < _HEAD.size:
-        return False
-    magic, version, _, of_lineage, size, following, *_ = _HEAD.unpack(raw)
-    return (magic, version, of_lineage, size, following) == (
-        _MAGIC,
-        _VERSION,
-        crc32c(lineage.encode()),
-        segment.size_bytes,
-        segment.next_offset,
-    )

@@ -1,25 +1,17 @@
-"""The sketches of the segments that were read last, as far as they tell of parts of batches."""
+"""A sketch as far as it tells of parts of batches: what stays in memory of it."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from liftlog.log.derived import CACHED_BYTES
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.manifest import SegmentEntry
-from liftlog.log.segment import Segment
-from liftlog.log.sketch import ValueChecks, read_sketch, read_value_checks, sketch_state
-
-_CACHED_BYTES = 64 * 1024 * 1024
-"""Of all segments, and of one: value checks are a fiftieth of values of 200 bytes."""
-
-_USELESS = 1000
-"""Of so many sketches that cannot be used it is known; others are read again."""
+from liftlog.log.sketch import ValueChecks, read_sketch, read_value_checks
 
 
 class SegmentParts:
@@ -37,7 +29,7 @@ class SegmentParts:
         """The state of the segment, and the lineage of its log."""
         self.positions: NDArray[np.int64] = parts["position"].astype(np.int64)
         self.size_bytes = parts.nbytes + self.positions.nbytes
-        if place.size_bytes <= _CACHED_BYTES:
+        if place.size_bytes <= CACHED_BYTES:
             self.size_bytes += place.size_bytes
         self._parts = parts.copy()
         self._fs, self._path = fs, path
@@ -81,48 +73,16 @@ class SegmentParts:
     def _load_checks(self) -> None:
         place = self._place
         if place is not None:
-            if place.size_bytes <= _CACHED_BYTES:
+            if place.size_bytes <= CACHED_BYTES:
                 self._checks = read_value_checks(self._fs, self._path, place)
             self._place = None
 
 
-class PartsCache:
-    """Those of the segments that were used last, up to _CACHED_BYTES. Thread-safe."""
-
-    def __init__(self, fs: FileSystem) -> None:
-        self._fs = fs
-        self._lock = threading.Lock()
-        self._found: OrderedDict[Path, SegmentParts] = OrderedDict()
-        self._size = 0
-        self._useless: OrderedDict[Path, object] = OrderedDict()
-
-    def get(self, segment: Segment, lineage: str, *, load: bool) -> SegmentParts | None:
-        """None without a good sketch that has parts, and if it is not in memory unless `load`.
-        Raises OSError."""
-        path, about = segment.path, (segment.entry(), lineage)
-        with self._lock:
-            found = self._found.get(path)
-            if found is not None and found.about == about:
-                self._found.move_to_end(path)
-                return found
-        if not load:
-            return None
-        state = sketch_state(self._fs, path)
-        if state is None or self._useless.get(path) == (about, state):
-            return None
-        sketch = read_sketch(self._fs, path, *about)
-        if sketch is None or not len(sketch.parts):
-            with self._lock:
-                self._useless[path] = about, state
-                while len(self._useless) > _USELESS:
-                    self._useless.popitem(last=False)
-            return None
-        found = SegmentParts(self._fs, path, about, sketch.parts, sketch.value_checks)
-        with self._lock:
-            replaced = self._found.pop(path, None)
-            self._size += found.size_bytes - (replaced.size_bytes if replaced else 0)
-            self._found[path] = found
-            while self._size > _CACHED_BYTES and len(self._found) > 1:
-                _, unused = self._found.popitem(last=False)
-                self._size -= unused.size_bytes
-        return found
+def read_parts(
+    fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
+) -> SegmentParts | None:
+    """None without a good sketch that has parts. Raises OSError."""
+    sketch = read_sketch(fs, log_path, segment, lineage)
+    if sketch is None or not len(sketch.parts):
+        return None
+    return SegmentParts(fs, log_path, (segment, lineage), sketch.parts, sketch.value_checks)

@@ -8,8 +8,6 @@ checksum that does not match, a page that the disk does not give) it gives up, a
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
@@ -44,10 +42,10 @@ _UNUSUAL = 0xFFFF & ~KNOWN_ATTRIBUTES | CODEC_MASK | ESCAPED_SUBJECTS
 def read_sparsely(state: LogState, piece: LogSlice, *, values: bool) -> SparsePiece | None:
     """See `Log.read_sparsely`."""
     view = state.view
-    at = bisect_right(view.segments, piece.first_offset, key=lambda one: one.base_offset) - 1
-    segment, end_position = view.segments[max(at, 0)], piece.position + piece.length
-    if not segment.sealed or segment.path != piece.path or view.damaged(segment):
+    segment = view.sealed_segment_of(piece)
+    if segment is None:
         return None
+    end_position = piece.position + piece.length
     with storage_errors(f"reading {state.name}"):
         parts = state.environment.parts.get(segment, view.manifest.lineage, load=True)
         numbers = None if parts is None else parts.between(piece.position, end_position)

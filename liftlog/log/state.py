@@ -18,19 +18,22 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from liftlog.errors import StorageError
 from liftlog.log.active_segment import ActiveSegment, LogEnd
+from liftlog.log.derived import files_of
 from liftlog.log.environment import IndexCache, LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex
 from liftlog.log.manifest import RESERVE_STEP, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.segment import Segment
-from liftlog.log.sketch import files_of
+
+if TYPE_CHECKING:
+    from liftlog.log.slices import LogSlice
 
 logger = logging.getLogger("liftlog.log")
 
@@ -57,6 +60,19 @@ class ReadView(NamedTuple):
         if segment.base_offset == committed.segment_base:
             return IndexEntry(committed.offset, committed.position)
         return IndexEntry(segment.base_offset, 0)  # it begins at or after the high watermark
+
+    def sealed_segment_at(self, offset: int) -> Segment | None:
+        """The sealed segment that holds `offset`, if no damage of it is known."""
+        at = bisect_right(self.segments, offset, key=lambda one: one.base_offset) - 1
+        segment = self.segments[at]
+        if at < 0 or not segment.sealed or segment.next_offset <= offset or self.damaged(segment):
+            return None
+        return segment
+
+    def sealed_segment_of(self, piece: LogSlice) -> Segment | None:
+        """The same for the one that a slice was cut from, if the file is still the same."""
+        segment = self.sealed_segment_at(piece.first_offset)
+        return segment if segment is not None and segment.path == piece.path else None
 
     def damaged(self, segment: Segment) -> list[QuarantinedRange]:
         return self.manifest.quarantined_in(segment.path.name)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from liftlog.errors import SegmentsChanged
+from liftlog.log.derived import files_of
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, epochs_from
 from liftlog.log.segment import Segment
-from liftlog.log.sketch import files_of
 from liftlog.log.state import LogState, lies_behind
 
 logger = logging.getLogger("liftlog.log")

@@ -39,6 +39,12 @@ class WantedSubjects(NamedTuple):
     literals: tuple[bytes, ...] | None
     matches: Callable[[bytes], bool] | None
 
+    def hold(self, name: bytes) -> bool:
+        """Whether this one is wanted."""
+        if self.literals is not None and name not in self.literals:
+            return False
+        return self.matches is None or self.matches(name)
+
 
 class Some(NamedTuple):
     """Chosen records, by column; `batches` and `rows` say where each is. `values` are the places of
@@ -173,7 +179,7 @@ class ManyHeads(ManyBatches):
             name = bytes(raw[start:stop])
             place = known.get(name)
             if place is None:
-                place = known[name] = len(names) if _is_wanted(name, wanted) else -1
+                place = known[name] = len(names) if wanted.hold(name) else -1
                 if place >= 0:
                     names[name] = place
             number[i] = place
@@ -277,9 +283,3 @@ class ManyHeads(ManyBatches):
         octets = self._bytes[column.bitmap[batches[has]] + (rows[has] >> 3)]
         found[has] = octets >> (rows[has] & 7).astype(np.uint8) & 1 != 0
         return found
-
-
-def _is_wanted(name: bytes, wanted: WantedSubjects) -> bool:
-    if wanted.literals is not None and name not in wanted.literals:
-        return False
-    return wanted.matches is None or wanted.matches(name)

@@ -391,6 +391,13 @@ class CleanerSettings(SettingsModel):
         "hundredths of its size, with which reads of few records (one key, subject, time) or few "
         "columns skip the rest.",
     )
+    subject_indexes: bool = Field(
+        default=True,
+        description="Make a subject index with each sketch, with which a daemon reads one subject "
+        "of many in less than half the time. It takes about 18 bytes for each record (a tenth of "
+        "200 bytes), none more than a fifth of its segment; none is made while less than a tenth "
+        "of the disk is free. Needs `sketches`.",
+    )
     scrub_interval_seconds: PositiveDuration | None = Field(
         default=7 * 86_400.0,
         alias="scrub_interval",

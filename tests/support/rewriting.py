@@ -220,11 +220,12 @@ def rebatch_file(
     return result
 
 
-def sketch_segments(log: Log, fs: Any) -> list[SketchResult]:
-    """The sketches of all sealed segments."""
+def sketch_segments(log: Log, fs: Any, *, with_subjects: bool = False) -> list[SketchResult]:
+    """The sketches of all sealed segments, and their subject indexes if need be."""
     found = []
     for segment in log.segments[:-1]:
-        job = SketchJob(str(log.directory), segment.entry(), log.lineage, log.epochs)
+        entry = segment.entry()
+        job = SketchJob(str(log.directory), entry, log.lineage, log.epochs, with_subjects)
         assert SketchJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
         found.append(make_sketch(job, fs))
         assert SketchResult.from_dict(json.loads(json.dumps(found[-1].to_dict()))) == found[-1]

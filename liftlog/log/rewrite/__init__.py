@@ -4,7 +4,8 @@
     compact    keeps the newest record of each key
     rebatch    joins small batches
     scrub      verifies a segment
-    sketching  makes the sketch of a segment, for selective reads
+    sketching  makes the sketch and the subject index of a segment, for selective reads
+    subject_indexing  what the index consists of
     mend       puts what another replica has in the place of what is damaged
     batches    what is handled in one step; the records that stay, in new batches
     segments   reads sealed segments, every checksum verified; writes new ones

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, Self
 from pydantic import TypeAdapter
 
 from compaction import CompactionPlan
+from liftlog.log.derived import files_of
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.log import Log
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry
-from liftlog.log.sketch import files_of
 
 TARGET_BATCH_BYTES = 64 * 1024
 """What small batches are put together to."""
@@ -122,17 +122,19 @@ class ScrubJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class SketchJob(_CrossesProcesses):
-    """Make the sketch of one sealed, undamaged segment; `lineage` is the log's."""
+    """Make the sketch of one sealed, undamaged segment, and its subject index; `lineage` is the
+    log's."""
 
     directory: str
     source: SegmentEntry
     lineage: str
     epochs: Epochs = ()
+    with_subjects: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SketchResult(_CrossesProcesses):
-    """`size_bytes` is 0 if there is no sketch: the segment is damaged."""
+    """`size_bytes`, of what was written, is 0 if the segment is damaged, or nothing was missing."""
 
     file: str
     size_bytes: int

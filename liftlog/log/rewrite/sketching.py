@@ -1,9 +1,11 @@
-"""Making the sketch of a sealed segment, for reads that want few of its records."""
+"""Making the sketch and the subject index of a sealed segment, for reads that want few of its
+records."""
 
 from __future__ import annotations
 
 from contextlib import closing, suppress
 
+from liftlog.log.derived import sketch_path, subject_index_path, write_derived
 from liftlog.log.filesystem import FileSystem
 from liftlog.log.index import read_index
 from liftlog.log.rewrite.job import (
@@ -17,7 +19,9 @@ from liftlog.log.rewrite.job import (
     path_of,
 )
 from liftlog.log.rewrite.segments import WINDOW_BYTES
-from liftlog.log.sketch import SketchBuilder, sketch_path, write_sketch
+from liftlog.log.rewrite.subject_indexing import SubjectIndexBuilder
+from liftlog.log.sketch import SketchBuilder, is_sketched, write_sketch
+from liftlog.log.subject_index import is_indexed
 from liftlog.log.walk import Missing, walk
 
 
@@ -27,15 +31,20 @@ def make_sketch(
     progress: OnProgress = no_progress,
     throttle: Throttle = no_throttle,
 ) -> SketchResult:
-    """Write the sketch of `job.source`; none for a segment in which anything is missing, since a
-    reader has to come across that.
+    """Write the sketch of `job.source`, and its subject index if the job says so, unless they are
+    there. None for a segment in which anything is missing, since a reader has to come across that.
 
     Raises OSError; UnsupportedFormat for what a newer liftlog wrote.
     """
     entry = job.source
     path = path_of(job.directory, entry)
     index = read_index(fs, path, entry.base_offset)
-    builder = SketchBuilder(entry.base_offset)
+    sketch: SketchBuilder | None = None
+    subjects: SubjectIndexBuilder | None = None
+    if not is_sketched(fs, path, entry, job.lineage):
+        sketch = SketchBuilder(entry.base_offset)
+    if job.with_subjects and not is_indexed(fs, path, entry, job.lineage):
+        subjects = SubjectIndexBuilder(entry.base_offset)
     paid = 0
     with closing(fs.open(path, writable=False)) as file:
         size = min(file.size(), entry.size_bytes)
@@ -44,17 +53,29 @@ def make_sketch(
             file, entry.base_offset, size, size, index, end_offset=end_offset, epochs=job.epochs
         )
         for item in items:
+            if sketch is None and (subjects is None or not subjects.is_useful):
+                break  # nothing more can come of it
             if isinstance(item, Missing) or size < entry.size_bytes:
                 return SketchResult(entry.file_name, 0)
-            builder.add(item.position, item.batch)
+            if sketch is not None:
+                sketch.add(item.position, item.batch)
+            if subjects is not None:
+                subjects.add(item.position, item.batch)
             if item.position - paid >= WINDOW_BYTES:
                 throttle(item.position - paid)
                 paid = item.position
                 progress(Progress("sketch", paid, entry.size_bytes))
-    content = builder.to_bytes(entry, job.lineage)
-    write_sketch(fs, path, content)
+    written = 0
+    if sketch is not None:
+        content = sketch.to_bytes(entry, job.lineage)
+        write_sketch(fs, path, content)
+        written += len(content)
+    if subjects is not None:
+        parts = subjects.parts(entry, job.lineage)
+        written += write_derived(fs, subject_index_path(path), parts)
     if not fs.exists(path):
-        # Retention was quicker, and removed the segment before this file was there.
-        with suppress(FileNotFoundError):
-            fs.unlink(sketch_path(path))
-    return SketchResult(entry.file_name, len(content))
+        # Retention was quicker, and removed the segment before these files were there.
+        for beside in (sketch_path(path), subject_index_path(path)):
+            with suppress(FileNotFoundError):
+                fs.unlink(beside)
+    return SketchResult(entry.file_name, written)

@@ -394,7 +394,9 @@ class Cleaner:
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
             while self._may_work_on(host):
-                unsketched = self._unsketched.setdefault(host, Unsketched())
+                unsketched = self._unsketched.setdefault(
+                    host, Unsketched(with_subjects=self._settings.subject_indexes)
+                )
                 candidates = unsketched.candidates(host.log)
                 if not candidates:
                     break

@@ -1,4 +1,5 @@
-"""Which sealed segment is re-batched next, which gets its sketch, and which is verified next.
+"""Which sealed segment is re-batched next, which gets its sketch and its subject index, and which
+is verified next.
 
 Re-batching looks at each segment once: does it consist of small batches?
 
@@ -22,12 +23,13 @@ from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_f
 from liftlog.log.rewrite import RebatchJob, ScrubJob, SketchJob, needs_rebatch
 from liftlog.log.segment import Segment
 from liftlog.log.sketch import is_sketched
+from liftlog.log.subject_index import is_indexed
 from liftlog.server.cleaning.compaction import compaction_of, damaged_files
 from liftlog.settings import StreamSettings
 
 _LOOK_AT_ONCE = 64
 SKETCHED_BYTES = 1024 * 1024
-"""Smaller segments get no sketch: reading one whole costs little."""
+"""Smaller segments get neither: reading one whole costs little."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -91,9 +93,12 @@ class SmallBatches:
 
 
 class Unsketched:
-    """Finds the segments of a stream that have no sketch; it looks at each once."""
+    """Finds the segments of a stream that have no sketch, or no subject index; it looks at each
+    once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_subjects: bool = True) -> None:
+        """Without `with_subjects`, subject indexes are not looked for, and not made."""
+        self._with_subjects = with_subjects
         self._judged: set[tuple[str, str]] = set()
         self._all_judged: tuple[Segment, ...] = ()
 
@@ -123,14 +128,15 @@ class Unsketched:
         return found
 
     def find(self, log: Log, candidates: Sequence[Segment]) -> SketchJob | None:
-        """A job for the first of them without a sketch. Reads the head of each sketch: call it in a
+        """A job for the first of them that lacks one. Reads the beginning of each: call it in a
         thread. Raises OSError."""
-        lineage = log.lineage
+        fs, lineage, with_subjects = log.environment.fs, log.lineage, self._with_subjects
         for segment in candidates:
             self._judged.add((segment.path.name, lineage))
             entry = segment.entry()
-            if not is_sketched(log.environment.fs, segment.path, entry, lineage):
-                return SketchJob(str(log.directory), entry, lineage, log.epochs)
+            about = fs, segment.path, entry, lineage
+            if not is_sketched(*about) or (with_subjects and not is_indexed(*about)):
+                return SketchJob(str(log.directory), entry, lineage, log.epochs, with_subjects)
         return None
 
     def look_again(self, file_name: str) -> None:

@@ -19,6 +19,7 @@ walking          the wanted records of a log, a bounded step at a time, forwards
 send_queue       what waits to be sent on a connection: frames and slices of log files
 tailing          the consumers that wait at the end of a stream: woken together
 filtering        the answer to a fetch with a filter or a choice of columns
+answer_builder   the batches of such an answer
 pieces           what filters read of the log; the members of a group share it
 shares           the slots that the members ask for, and what is kept together because of it
 

@@ -3,7 +3,8 @@ encoded in new batches.
 
 Runs in a thread, looks at a bounded amount of the log, and checks every byte that it uses: the
 answer ends before damage, and the next fetch is answered with CORRUPT_RANGE. Where a sketch has
-checksums of parts, values that are not wanted are not read, and damage in them is not found.
+checksums of parts, or a subject index says where the wanted records lie, others are not read, and
+damage in them is not found.
 """
 
 from __future__ import annotations
@@ -23,21 +24,23 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log, LogSlice
+from liftlog.log.by_subject import SubjectRuns
 from liftlog.log.manifest import Manifest
 from liftlog.log.partial import PartialPiece
 from liftlog.log.rewrite.batches import Chunk
 from liftlog.log.sparse import SPARSE_VALUE_BYTES
+from liftlog.log.subject_index import RUN_BYTES
 from liftlog.protocol.limits import KIB, MIB
-from liftlog.records.column_set import Columns, Offsets, concat
-from liftlog.records.columns import can_share_batch, encode_columns
-from liftlog.records.encode import extend_batch
-from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
+from liftlog.records.column_set import Columns, concat
+from liftlog.records.columns import decode_columns
+from liftlog.records.decode import RecordBatch
 from liftlog.records.header import BatchHeader
 from liftlog.records.heads import WantedSubjects
 from liftlog.records.place import Place
 from liftlog.records.projection import project_batch
-from liftlog.records.selection import OFFSET, VALUE, Selection, matching_all
+from liftlog.records.selection import ALL_COLUMNS, OFFSET, VALUE, Selection, matching_all
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
+from liftlog.server.pull.answer_builder import BATCH_BYTES, AnswerBuilder
 from liftlog.server.pull.pieces import Piece, SharedPieces, Stamps, chunks_from, chunks_in
 
 SCAN_BYTES = 16 * MIB
@@ -55,18 +58,21 @@ _DIVIDED_BYTES = 16 * MIB
 """Read for one answer to a member of a group: what the members read in turn stays in memory
 meanwhile (`pieces`)."""
 
+_SEGMENT_BYTES = 2**32
+"""All that is left of a segment: by its subject index the records are found anywhere."""
+
+_INDEX_BYTES = 64 * KIB  # counted for each, at least: its file is opened, and perhaps read
+_LEAST_BY_SUBJECT = 4 * RUN_BYTES
+"""Wanted of an answer, at least: of what the index finds, a whole run is read for one record."""
+
 _READ_BYTES = 512 * KIB
 _SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
 _PARTIAL_READ_BYTES = 4 * MIB  # of which a part is read: then finding a piece takes the longest
 _SPARSE_READ_BYTES = 16 * MIB  # of which few values are read, without a step for each batch
 
-# Of the batches that are made for an answer:
-_BATCH_BYTES = 512 * KIB
 _BATCH_RECORDS = 4096
 _MARKED_BATCH_RECORDS = 32_768  # of records that are shown without anything
-_ENOUGH_BYTES = 64 * KIB  # more is not joined: that costs a copy
-_OVERHEAD_BYTES = 128  # of a batch: header, padding
-_MAX_RANGE = 0xFFFF_FFFF
+_LARGE_BYTES = 16 * KIB  # a batch that is not put together with others
 
 
 class Scan(NamedTuple):
@@ -131,7 +137,7 @@ class _Scanner:
         selection = scan.selection
         self._is_marked = selection.is_projection and selection.columns == {OFFSET}
         most = _MARKED_BATCH_RECORDS if self._is_marked else _BATCH_RECORDS
-        self._builder = _AnswerBuilder(scan.max_bytes, most)
+        self._builder = AnswerBuilder(scan.max_bytes, most)
         self._reached = scan.offset  # everything below was looked at
         self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
         self._passed_bytes = 0  # of the log, whether they were read or not
@@ -141,7 +147,11 @@ class _Scanner:
             VALUE not in selection.columns or not selection.is_projection
         )
         self._is_partial = False  # the last piece was read in part
-        self._wanted = _wanted_subjects(selection)  # None: there are other conditions
+        # None: there are other conditions, or the subject indexes are of no use.
+        self._subjects = _wanted_subjects(selection)
+        self._wanted = self._subjects if VALUE in selection.columns else None
+        if scan.max_bytes < _LEAST_BY_SUBJECT:
+            self._subjects = None
         self._is_sparse = self._wanted is not None and scan.is_optional
         self._may_try_marks = self._is_marked
 
@@ -169,6 +179,11 @@ class _Scanner:
                 return False
             high_watermark = log.high_watermark  # before reading: what is not found is not there
             try:
+                done = self._take_by_subject()
+                if done is not None:
+                    if not done:
+                        return False
+                    continue
                 self._try_marks()
                 # What is shared has the same borders for all.
                 own = self._read_bytes()
@@ -275,6 +290,61 @@ class _Scanner:
                 self._left += known.length
                 return self._take_known(known)
         return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
+
+    def _take_by_subject(self) -> bool | None:
+        """The records on the wanted subjects by the subject index of the segment; None if they are
+        to be taken in another way, False when the answer is full, or late."""
+        wanted, stop, taken = self._subjects, self._scan.stop_offset, self._builder.size_bytes
+        index = None if wanted is None else self._log.subject_index(self._reached)
+        if wanted is None or index is None:
+            self._subjects = None
+            return None
+        room = max(self._scan.max_bytes - taken, 0)
+        if taken and room < RUN_BYTES:
+            return False
+        piece, found = self._log.read(self._reached, _SEGMENT_BYTES), None
+        if piece is not None:
+            reads_values = VALUE in self._scan.selection.columns
+            within = self._reached, piece.next_offset if stop is None else stop
+            try:
+                found = self._log.read_by_subject(
+                    index, piece, wanted, within, room, values=reads_values
+                )
+            finally:
+                piece.release()
+        self._left -= max(index.size_bytes, _INDEX_BYTES)
+        if found is None:
+            self._subjects = None
+            return None
+        self._left -= found.read_bytes
+        self._passed_bytes += found.read_bytes
+        if found.overlap and found.batches:
+            goes_on = self._take_several(found)
+        else:
+            goes_on = all(self._take_run(batch) for batch in found.batches)
+        return goes_on and self._reach(found.next_offset) and not self._is_late()
+
+    def _take_run(self, batch: RecordBatch) -> bool:
+        """A batch with nothing but wanted records; False when the answer is full."""
+        header, columns = batch.header, self._scan.selection.columns
+        if len(batch.raw) < _LARGE_BYTES or not self._is_within(header):
+            _, records = self._within(decode_columns(batch))
+            return not len(records) or self._add(self._scan.selection.project(records), header)
+        if columns == ALL_COLUMNS:
+            made = bytearray(batch.raw)
+        else:
+            made = project_batch(batch, columns)
+        self._reached = header.base_offset
+        return self._builder.add_batch(made, header)
+
+    def _take_several(self, found: SubjectRuns) -> bool:
+        """The same for batches of several subjects, which overlap."""
+        records = concat([decode_columns(batch) for batch in found.batches])
+        records = records.at(np.argsort(records.offsets))
+        end = int(records.offsets.searchsorted(found.next_offset))
+        _, records = self._within(records.part(0, end))
+        records = self._scan.selection.project(records)
+        return not len(records) or self._add(records, found.batches[0].header)
 
     def _try_marks(self) -> None:
         """Once, if only offsets are wanted, and more of them than a first, small piece had: look at
@@ -409,7 +479,7 @@ class _Scanner:
 def _wanted_subjects(selection: Selection) -> WantedSubjects | None:
     """The only conditions, if they are all about subjects."""
     more = (selection.keys, selection.headers, selection.values, selection.slots)
-    if any(one is not None for one in more) or VALUE not in selection.columns:
+    if any(one is not None for one in more):
         return None
     subjects, readable = selection.subjects, selection.readable
     if subjects is None:
@@ -431,166 +501,4 @@ def _projected(chunk: Chunk, selection: Selection) -> bytearray | None:
     if not chunk.is_one_batch:
         return None  # of small batches, those of an answer become few
     made = project_batch(chunk.batches[0], selection.columns)
-    return made if len(made) <= _BATCH_BYTES else None
-
-
-class _AnswerBuilder:
-    """Encodes records, taken in the order of their offsets, up to `max_bytes` or one record.
-
-    Where records are left out the batches have holes, as after compaction; each batch reaches to
-    where the next one begins.
-    """
-
-    def __init__(self, max_bytes: int, most_records: int) -> None:
-        self.first_offset: int | None = None  # of the first record
-        self.record_count = 0
-        self._max_bytes = max_bytes
-        self._most_records = most_records
-        self._done: list[bytearray] = []
-        self._done_bytes = 0
-        self._last_base = 0  # where the last batch in `_done` begins
-        self._end = 0  # where it ends
-        self._parts: list[Columns] = []  # what will be the next batch
-        self._size = 0
-        self._count = 0
-        self._base = 0  # offset of its first record
-        self._header: BatchHeader | None = None  # of the batch that this one came from
-        self._stamps = (0, 0)  # oldest and newest, or such that all lie between
-
-    def add(self, records: Columns, header: BatchHeader, stamps: Stamps | None = None) -> int:
-        """Returns how many of these records were taken: not all when the answer is full. `stamps`
-        of one batch, if these are between them."""
-        first, count = 0, len(records)
-        while first < count:
-            # Not all of them each time: that would take longer and longer.
-            end = min(first + self._most_records, count)
-            rest = records.part(first, end) if end - first < count else records
-            joining = self._joining(rest, header, stamps)
-            if joining:
-                self._append(rest.part(0, joining), header, stamps)
-                first += joining
-            elif not self._parts:
-                return first
-            else:
-                offset = int(rest.offsets[0])
-                self._flush(offset)
-                if self._end < offset:
-                    return first  # so far away that no batch reaches there
-        return count
-
-    def add_batch(self, made: bytearray, header: BatchHeader) -> bool:
-        """Add a whole batch with this range; False when the answer is full."""
-        if self._parts:
-            self._flush(header.base_offset)
-        if not self._reaches(header.base_offset) or (
-            self._done and self._done_bytes + len(made) > self._max_bytes
-        ):
-            return False
-        if self.first_offset is None:
-            self.first_offset = header.base_offset
-        self.record_count += header.record_count
-        self._keep(made, header.base_offset, header.next_offset)
-        return True
-
-    @property
-    def size_bytes(self) -> int:
-        """Of what the answer has up to now, about."""
-        return self._done_bytes + self._size
-
-    def finish(self, end_offset: int) -> int:
-        """Let the last batch reach to `end_offset`, or as far as a batch can; returns where."""
-        if self._parts:
-            self._flush(end_offset)
-        self._reaches(end_offset)
-        return self._end if self._done else end_offset
-
-    def batches(self) -> tuple[bytearray, ...]:
-        return tuple(self._done)
-
-    def _joining(self, records: Columns, header: BatchHeader, stamps: Stamps | None) -> int:
-        """How many of these may join the batch under way, or begin one."""
-        left = self._max_bytes - self._done_bytes - self._size - _OVERHEAD_BYTES
-        room, base, count = min(_BATCH_BYTES - self._size, left), self._base, len(records)
-        if self._header is not None:
-            if self._header.leader_epoch != header.leader_epoch or self._size >= _ENOUGH_BYTES:
-                return 0
-            if count > self._most_records - self._count or records.size_bytes > room:
-                count = min(int(records.sizes().searchsorted(room, "right")),
-                            self._most_records - self._count)  # fmt: skip
-        else:
-            base = int(records.offsets[0])
-            if count > self._most_records or records.size_bytes > room:
-                sizes = records.sizes()
-                # A record that is larger than a batch should be gets one of its own.
-                least = 1 if sizes[0] <= left or not self._done else 0
-                count = min(max(int(sizes.searchsorted(room, "right")), least), self._most_records)
-            if not self._reaches(base):
-                return 0
-        if count and records.offsets[count - 1] >= base + _MAX_RANGE:
-            count = int(records.offsets[:count].searchsorted(base + _MAX_RANGE))
-        if stamps is not None and (not self._parts or can_share_batch(self._stamps, stamps)):
-            return count
-        return self._with_fitting_stamps(records.timestamps_ns[:count])
-
-    def _with_fitting_stamps(self, timestamps_ns: Offsets) -> int:
-        """How many of these stamps fit exactly into one batch with those of the batch under way."""
-        if not len(timestamps_ns):
-            return 0
-        oldest, newest = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2
-        since = timestamps_ns - oldest
-        lowest = np.minimum(np.minimum.accumulate(since), 0)
-        highest = np.maximum(np.maximum.accumulate(since), newest - oldest)
-        fits = (since % 1000 == 0) & (highest - lowest <= 1000 * MAX_TIMESTAMP_DELTA_US)
-        return len(fits) if fits.all() else int(fits.argmin())
-
-    def _append(self, records: Columns, header: BatchHeader, stamps: Stamps | None) -> None:
-        if self._header is None:
-            self._header = header
-            self._base = int(records.offsets[0])
-            if self.first_offset is None:
-                self.first_offset = self._base
-        if stamps is None:
-            stamps = int(records.timestamps_ns.min()), int(records.timestamps_ns.max())
-        if self._parts:
-            stamps = min(stamps[0], self._stamps[0]), max(stamps[1], self._stamps[1])
-        self._stamps = stamps
-        self._parts.append(records)
-        self._size += records.size_bytes + _subjects_size(records)
-        self._count += len(records)
-        self.record_count += len(records)
-
-    def _flush(self, end_offset: int) -> None:
-        assert self._header is not None
-        end = min(end_offset, self._base + _MAX_RANGE)
-        encoded = encode_columns(
-            concat(self._parts),
-            base_offset=self._base,
-            last_offset=end - 1,
-            leader_epoch=self._header.leader_epoch,
-            commit_group=self._header.commit_group,
-        )
-        self._keep(encoded, self._base, end)
-        self._header = None
-        self._parts, self._size, self._count = [], 0, 0
-
-    def _keep(self, encoded: bytearray, base_offset: int, end: int) -> None:
-        self._done.append(encoded)
-        self._done_bytes += len(encoded)
-        self._last_base, self._end = base_offset, end
-
-    def _reaches(self, offset: int) -> bool:
-        """Let the last batch that is done reach to `offset`; False if no batch reaches so far."""
-        if self._done and self._end < offset:
-            self._end = min(offset, self._last_base + _MAX_RANGE)
-            extend_batch(self._done[-1], self._end - 1)
-        return not self._done or self._end >= offset
-
-
-def _subjects_size(records: Columns) -> int:
-    """An upper bound of the size of the dictionary entries that these records need."""
-    if records.subject_ids is None:
-        return len(records.subjects[0][0]) if records.subjects else 0
-    if len(records.subjects) <= len(records):
-        return sum([len(name) for name, _ in records.subjects])
-    used = np.bincount(records.subject_ids, minlength=len(records.subjects))
-    return sum([len(records.subjects[i][0]) for i in np.flatnonzero(used).tolist()])
+    return made if len(made) <= BATCH_BYTES else None

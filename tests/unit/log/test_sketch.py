@@ -16,6 +16,7 @@ from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import SyncFailed
 from liftlog.log import Log
+from liftlog.log.derived import sketch_path
 from liftlog.log.parts import NO_CHECKS
 from liftlog.log.rewrite import make_sketch
 from liftlog.log.sketch import (
@@ -23,7 +24,6 @@ from liftlog.log.sketch import (
     is_sketched,
     read_sketch,
     read_value_checks,
-    sketch_path,
     write_sketch,
 )
 from liftlog.records import iter_batches

@@ -17,10 +17,11 @@ from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log, LogSlice, partial, sketched, sparse
+from liftlog.log.derived import sketch_path
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.partial import PartialPiece
 from liftlog.log.segment import Segment
-from liftlog.log.sketch import Probe, read_sketch, read_value_checks, sketch_path, write_sketch
+from liftlog.log.sketch import Probe, read_sketch, read_value_checks, write_sketch
 from liftlog.records import Record, iter_batches
 from liftlog.records.selection import Selection, parse_selection
 from liftlog.server.pull import filtering
