@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.logs import create
 from support.logs import flip as sim_flip
 from support.rewriting import (
     DIRECTORY,
@@ -23,7 +24,9 @@ from support.simfs import SimFileSystem
 from support.spark_jar import ALL_COLUMNS, jar_rows, python_rows
 from support.stored_logs import batch_positions, flip
 
-from liftlog.records import decode_batch, iter_batches
+from liftlog.log import EncodedBatch, LogConfig
+from liftlog.log.rewrite import subject_indexing
+from liftlog.records import decode_batch, encode_batch, iter_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,16 +38,24 @@ BLOCK = b"NATS/1.0\r\nTrace: 0123456789abcdef\r\n\r\n"
 SUBJECTS = [f"sensor.{number}" for number in range(40)]
 RARE = "sensor.rare"
 HEAD = 64
+FEW = ("offset", "subject", "key")
 
 
-def sketched_log(rng: random.Random, target: Path, *, codecs: tuple[str, ...] = ("none",)) -> Path:
+def sketched_log(
+    rng: random.Random,
+    target: Path,
+    *,
+    codecs: tuple[str, ...] = ("none",),
+    batches: int = 7,
+    with_subjects: bool = False,
+) -> Path:
     """Segments of batches with values of all sizes, in most of which one subject is rare."""
     fs = SimFileSystem()
     log = keyed(fs)
     stamp = NS
     for _ in range(rng.randrange(1, 4)):
         sizes = rng.choice([(0, 40), (0, 300), (200, 900), (3000, 9000)])
-        for _ in range(rng.randrange(2, 7)):
+        for _ in range(rng.randrange(batches // 3, batches)):
             with_keys, with_headers, with_none = (rng.random() < 0.7 for _ in range(3))
             rows = []
             for _ in range(rng.choice([1, 3, 40, 150])):
@@ -64,7 +75,7 @@ def sketched_log(rng: random.Random, target: Path, *, codecs: tuple[str, ...] = 
             compact_once(log, fs, compression=rng.choice(codecs))
         elif rng.random() < 0.3:
             rebatch_file(log, fs, 0, compression=rng.choice(codecs))
-    sketch_segments(log, fs)
+    sketch_segments(log, fs, with_subjects=with_subjects)
     target.mkdir(parents=True)
     for name in fs.list_directory(DIRECTORY):
         (target / name).write_bytes(fs.read(DIRECTORY / name))
@@ -72,7 +83,12 @@ def sketched_log(rng: random.Random, target: Path, *, codecs: tuple[str, ...] = 
 
 
 def one_segment(
-    target: Path, *, records: int = 200, batches: int = 5, quarantined: int | None = None
+    target: Path,
+    *,
+    records: int = 200,
+    batches: int = 5,
+    quarantined: int | None = None,
+    with_subjects: bool = False,
 ) -> Path:
     """Batches in which every fiftieth record is of the rare subject; values of 300 bytes. Damage in
     the batch with the number `quarantined` was found after the sketch was made."""
@@ -91,7 +107,7 @@ def one_segment(
         ]
         add(log, [rows])
     log.roll()
-    sketch_segments(log, fs)
+    sketch_segments(log, fs, with_subjects=with_subjects)
     if quarantined is not None:
         first, path = 1 + records * quarantined, log.segments[0].path
         sim_flip(fs, path, place_of_batch(fs.read(path), quarantined) + 20_000)
@@ -156,6 +172,189 @@ def test_random_histories_give_the_same_rows(spark: SparkSession, tmp_path: Path
         ):
             assert jar_rows(spark, **where, **options) == python_rows(**where, **options), options
     assert selected > 10
+
+
+@pytest.fixture
+def any_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subject indexes of small segments, too, with short runs."""
+    monkeypatch.setattr(subject_indexing, "MOST_PART", 1)
+    monkeypatch.setattr(subject_indexing, "_LEAST_BATCH_BYTES", 0)
+    monkeypatch.setattr(subject_indexing, "_LEAST_RECORDS", 0)
+    monkeypatch.setattr(subject_indexing, "RUN_BYTES", 4096)
+
+
+@pytest.mark.usefixtures("any_index")
+def test_the_subject_index_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    selected = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        codecs = ("none",) if seed % 2 else ("none", "none", "none", "none", "lz4")
+        target = tmp_path / f"s{seed}"
+        directory = sketched_log(rng, target, codecs=codecs, batches=40, with_subjects=True)
+        where = {"path": str(directory)}
+        size = {"targetPartitionBytes": rng.choice(["1MiB", "20000"])}
+        rows = python_rows(**where, columns=ALL_COLUMNS)
+        middle = len(rows) // 3 + 1
+        for subject in (RARE, SUBJECTS[3], "sensor.none"):
+            for more in ("", "key = X'6B37'", f"offset > {middle} AND offset < {2 * middle}"):
+                condition = f"subject = '{subject}'" + (f" AND {more}" if more else "")
+                expected = [
+                    row
+                    for row in rows
+                    if row["subject"] == subject
+                    and (not more.startswith("key") or row["key"] == b"k7")
+                    and (not more.startswith("offset") or middle < row["offset"] < 2 * middle)
+                ]
+                found = jar_rows(spark, condition, **where, **size, columns=ALL_COLUMNS)
+                assert found == expected, (seed, condition)
+                few = [{name: row[name] for name in FEW} for row in expected]
+                columns = ",".join(FEW)
+                assert jar_rows(spark, condition, **where, **size, columns=columns) == few
+                frame = spark.read.format("liftlog").options(**where, **size).load()
+                assert frame.where(condition).count() == len(expected)
+                selected += len(expected)
+        for options in (
+            {"subject": RARE},
+            {"compact": "true", "subject": SUBJECTS[3], "columns": "offset,key"},
+            {"startingOffset": middle, "endingOffset": 2 * middle, "subject": RARE},
+        ):
+            assert jar_rows(spark, **where, **options) == python_rows(**where, **options), options
+    assert selected > 50
+
+
+@pytest.mark.usefixtures("any_index")
+def test_with_the_subject_index_only_the_wanted_values_are_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = one_segment(tmp_path / "orders", with_subjects=True)
+    path = first_segment(directory)
+    where: dict[str, Any] = {"path": str(directory)}
+    rows = [row for row in python_rows(**where) if row["subject"] == RARE]
+    batch = [position for position, _ in batch_positions(path)][2]
+    whole, condition = path.read_bytes(), f"subject = '{RARE}'"
+    for position in (place_of_value(whole, batch, 100), batch + HEAD + 20, batch + 9):
+        path.write_bytes(whole)
+        flip(path, position)
+        assert jar_rows(spark, condition, **where) == rows
+        with pytest.raises(Exception, match=r"CORRUPT_RANGE.*\[401, 601\)"):
+            jar_rows(spark, **where)
+    path.write_bytes(whole)
+    flip(path, place_of_value(whole, batch, 57))
+    with pytest.raises(Exception, match=r"CORRUPT_RANGE.*\[401, 601\)"):
+        jar_rows(spark, condition, **where)
+    assert jar_rows(spark, condition, **where, columns=",".join(FEW)) == [
+        {name: row[name] for name in FEW} for row in rows
+    ]
+    skipped = jar_rows(spark, condition, **where, failOnDataLoss="false")
+    assert skipped == [row for row in rows if not 401 <= row["offset"] < 601]
+
+
+@pytest.mark.usefixtures("any_index")
+def test_the_subject_index_is_not_used_for_few_blocks_of_a_segment(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """With a key, too, the sketch leaves two blocks; all records on the subject would be more."""
+    fs = SimFileSystem()
+    log = create(fs, config=LogConfig(segment_max_bytes=1 << 28, segment_max_age_ns=None))
+    for number in range(80):
+        rows = [
+            Row(
+                NS + number,
+                RARE if i % 50 == 7 else SUBJECTS[i % 39],
+                b"needle" if number in (3, 70) and i == 57 else b"k%d.%d" % (number, i),
+                b"%d.%d." % (number, i) + b"v" * 300,
+                b"",
+            )
+            for i in range(200)
+        ]
+        add(log, [rows])
+    log.roll()
+    assert len(log.segments) == 2
+    sketch_segments(log, fs, with_subjects=True)
+    directory = tmp_path / "orders"
+    directory.mkdir()
+    for name in fs.list_directory(DIRECTORY):
+        (directory / name).write_bytes(fs.read(DIRECTORY / name))
+    where, path = {"path": str(directory)}, first_segment(directory)
+    condition = f"subject = '{RARE}'"
+    found = jar_rows(spark, f"{condition} AND key = X'6E6565646C65'", **where)
+    assert [row["offset"] for row in found] == [658, 14_058]
+    batch = batch_positions(path)[40][0]
+    flip(path, place_of_value(path.read_bytes(), batch, 107))
+    assert jar_rows(spark, f"{condition} AND key = X'6E6565646C65'", **where) == found
+    with pytest.raises(Exception, match=r"CORRUPT_RANGE.*\[8001, 8201\)"):
+        jar_rows(spark, condition, **where)
+    rows = jar_rows(spark, condition, **where, failOnDataLoss="false")
+    assert [row["offset"] for row in rows] == [
+        offset for offset in range(1, 16_001) if offset % 50 == 8 and not 8001 <= offset < 8201
+    ]
+
+
+@pytest.mark.usefixtures("any_index")
+def test_a_damaged_or_wrong_subject_index_changes_no_row(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    directory = one_segment(tmp_path / "orders", with_subjects=True)
+    where: dict[str, Any] = {"path": str(directory)}
+    rows = [row for row in python_rows(**where) if row["subject"] == RARE]
+    [index] = directory.glob("*.subjects")
+    good, condition = index.read_bytes(), f"subject = '{RARE}'"
+    rng = random.Random(5)
+    places = [1, 5, 9, 13, 17, 25, 33, 37, 41, 45, *rng.sample(range(48, len(good)), 12)]
+    contents = [good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :] for at in places]
+    contents += [good[:47], good[:100], good[:-3], b""]
+    for field in range(2, 8):
+        contents += [with_run_field(good, field, wrong) for wrong in (0, 64, 1 << 30, 0xFFFF_FFFF)]
+    for raw in contents:
+        index.write_bytes(raw)
+        assert jar_rows(spark, condition, **where) == rows
+    index.unlink()
+    assert jar_rows(spark, condition, **where) == rows
+
+
+def with_run_field(raw: bytes, field: int, value: int) -> bytes:
+    """The index with another number in the entries of all runs."""
+    from crc32c import crc32c
+
+    subjects, runs, names = (struct.unpack_from("<I", raw, at)[0] for at in (8, 32, 36))
+    made = bytearray(raw)
+    for run in range(runs):
+        struct.pack_into("<I", made, 48 + 16 * subjects + 32 * run + 4 * field, value)
+    end = 48 + 16 * subjects + 32 * runs + names
+    struct.pack_into("<I", made, 44, crc32c(bytes(made[48:end]), crc32c(bytes(made[:44]))))
+    return bytes(made)
+
+
+@pytest.mark.usefixtures("any_index")
+def test_subjects_that_look_alike_are_told_apart_by_reading_all(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One is not UTF-8, and stored with an escape; the other has the text of that as its name."""
+    fs = SimFileSystem()
+    log = keyed(fs)
+    names = [b"odd.\xff", rb"odd.\xff", b"sensor.1", b"sensor.2"]
+    base = log.log_end_offset
+    subjects = [*names, *[b"sensor.%d" % (i % 5) for i in range(196)]] * 5
+    raw = encode_batch(
+        base_offset=base,
+        leader_epoch=log.leader_epoch,
+        commit_group=log.commit_group,
+        stamps=[(NS, len(subjects))],
+        subjects=subjects,
+        values=[b"%d" % i * 100 for i in range(len(subjects))],
+    )
+    log.append([EncodedBatch(raw, base, base + len(subjects), len(subjects), NS, NS)])
+    log.sync()
+    log.roll()
+    sketch_segments(log, fs, with_subjects=True)
+    directory = tmp_path / "orders"
+    directory.mkdir()
+    for name in fs.list_directory(DIRECTORY):
+        (directory / name).write_bytes(fs.read(DIRECTORY / name))
+    where = {"path": str(directory)}
+    found = jar_rows(spark, r"subject = 'odd.\\xff'", **where)
+    assert len(found) == 10
+    assert found == [row for row in python_rows(**where) if row["subject"] == "odd.\\xff"]
 
 
 def test_another_file_system(spark: SparkSession, tmp_path: Path) -> None:

@@ -405,10 +405,10 @@ def await_sketches(directory: Path) -> None:
         for path in directory.glob("*.log")
         if path != newest
         and path.stat().st_size >= SKETCHED_BYTES
-        and not path.with_suffix(".sketch").exists()
+        and not path.with_suffix(".subjects").exists()
     ]:
         if time.monotonic() > deadline:
-            raise WorkerFailed(f"the daemon made no sketch of {missing}")
+            raise WorkerFailed(f"the daemon made no sketch or no subject index of {missing}")
         time.sleep(0.1)
 
 

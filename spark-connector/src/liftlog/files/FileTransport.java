@@ -30,14 +30,18 @@ public final class FileTransport implements Transport {
     private final String stream;
     private final long notBeforeNs;
     private final long notAfterNs;
+    private final byte[] subject; // null: several
 
-    /** Batches with no record of [notBeforeNs, notAfterNs] are left out. */
-    public FileTransport(
-            FileStore store, String path, String stream, long notBeforeNs, long notAfterNs) {
+    /**
+     * Batches with no record of [notBeforeNs, notAfterNs] are left out, and perhaps records that are
+     * not on the only subject of {@code wanted}.
+     */
+    public FileTransport(FileStore store, String path, String stream, Narrowing wanted) {
         this.store = store;
         this.stream = stream;
-        this.notBeforeNs = notBeforeNs;
-        this.notAfterNs = notAfterNs;
+        this.notBeforeNs = wanted.notBeforeNs();
+        this.notAfterNs = wanted.notAfterNs();
+        this.subject = wanted.subjects() == null ? null : wanted.subjects().only();
         this.directory = find(store, path, stream);
     }
 
@@ -196,7 +200,9 @@ public final class FileTransport implements Transport {
         private int piece;
         private SegmentReader open;
         private long reached;
+        private long until; // how far the open segment is read
         private String missing = "";
+        private String notIndexed = ""; // a segment of which the subject index is of no use
 
         Source(ScanRange range, Losses losses, PartReading.Need need) {
             this.range = range;
@@ -242,15 +248,19 @@ public final class FileTransport implements Transport {
 
         /** What is wanted of the open segment was read: perhaps the next piece begins in it. */
         private void leave() {
-            reached = Math.min(open.segment().nextOffset(), Math.max(end(), reached));
-            Extent following = piece + 1 < range.pieces().size()
-                    ? range.pieces().get(piece + 1)
-                    : null;
-            if (reached == end() && following != null
-                    && following.first() < open.segment().nextOffset()) {
+            reached = Math.min(open.segment().nextOffset(), Math.max(until, reached));
+            if (open.isIndexBad()) { // the other way finds out what is wrong, from there on
+                reached = open.reached();
+                notIndexed = open.segment().file();
+            }
+            boolean isDone = reached >= end() && !open.isIndexBad();
+            while (reached >= end() && piece + 1 < range.pieces().size()) {
                 piece++;
-                reached = following.first();
-                open.seekOn(reached, end());
+                reached = Math.max(reached, range.pieces().get(piece).first());
+            }
+            if (isDone && reached < Math.min(end(), open.segment().nextOffset())) {
+                until = end();
+                open.seekOn(reached, until);
             } else {
                 close();
             }
@@ -286,14 +296,55 @@ public final class FileTransport implements Transport {
                 return;
             }
             SegmentReader.reportGap(manifest, reached, Math.min(segment.baseOffset(), end), losses);
-            BatchParts parts = need == PartReading.Need.ALL || manifest.isDamaged(segment)
+            boolean inRuns = goesBySubject(manifest);
+            until = inRuns ? range.end() : end;
+            BatchParts parts = inRuns || need == PartReading.Need.ALL || manifest.isDamaged(segment)
                     ? null
                     : Sketch.parts(store, directory, segment, manifest.lineage(),
                             need == PartReading.Need.SOME_VALUES);
             if (parts != null) {
                 open.readParts(parts, need);
             }
-            open.seek(manifest, reached, end, losses, this::isWanted);
+            open.seek(manifest, reached, until, losses, this::isWanted);
+        }
+
+        /** Whether the open segment is read by its subject index, up to the end of the range. */
+        private boolean goesBySubject(Manifest manifest) throws IOException {
+            Manifest.Segment segment = open.segment();
+            if (subject == null || manifest.isDamaged(segment) || notIndexed.equals(segment.file())) {
+                return false;
+            }
+            FileStore.Opened file = null;
+            try {
+                file = SubjectIndex.open(store, directory, segment);
+                SubjectIndex index = SubjectIndex.read(file, segment, manifest.lineage());
+                SubjectIndex.Runs runs = index == null ? null : index.runsOf(subject);
+                if (runs != null) {
+                    FileStore.Opened used = file;
+                    file = null; // closed with the runs
+                    return open.readRuns(index, runs, used, left(),
+                            need != PartReading.Need.HEADS);
+                }
+            } catch (FileNotFoundException error) {
+                return false;
+            } catch (IOException error) {
+                if (!Disk.isUnreadable(error)) {
+                    throw error;
+                }
+            } finally {
+                if (file != null) {
+                    SegmentReader.close(file);
+                }
+            }
+            return false;
+        }
+
+        /** The pieces that are still to be read; the first one from {@code reached} on. */
+        private List<Extent> left() {
+            List<Extent> found = new ArrayList<>(
+                    range.pieces().subList(piece, range.pieces().size()));
+            found.set(0, new Extent(reached, end(), 0));
+            return found;
         }
 
         private boolean isWanted(BatchHeader header) {

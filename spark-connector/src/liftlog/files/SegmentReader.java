@@ -6,7 +6,9 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.function.Predicate;
 import liftlog.records.BatchHeader;
+import liftlog.records.CorruptBatch;
 import liftlog.records.RecordBatch;
+import liftlog.scan.Extent;
 import liftlog.scan.Losses;
 import liftlog.scan.Rows;
 
@@ -24,6 +26,8 @@ final class SegmentReader implements AutoCloseable {
     private final List<Stretch> stretches = new ArrayList<>();
     private final Window window;
     private PartReading parts;
+    private SubjectRuns runs; // null: batch after batch is read
+    private boolean isIndexBad;
     private Manifest manifest;
     private Losses losses;
     private Predicate<BatchHeader> wanted;
@@ -55,6 +59,35 @@ final class SegmentReader implements AutoCloseable {
     /** From now on reads parts of batches, with these checksums. */
     void readParts(BatchParts checks, PartReading.Need need) {
         parts = new PartReading(checks, need, file.worthReading());
+    }
+
+    /**
+     * From now on shows nothing but the records of a subject, by runs with records in one of these
+     * pieces, if that takes less time than reading the pieces; says whether it does. Closes the index.
+     */
+    boolean readRuns(SubjectIndex entries, SubjectIndex.Runs ofSubject, FileStore.Opened indexFile,
+            List<Extent> pieces, boolean withValues) throws IOException {
+        runs = new SubjectRuns(entries, ofSubject, indexFile, file, segment.baseOffset(), pieces,
+                withValues);
+        double offsets = 0;
+        for (Extent one : pieces) {
+            offsets += Math.max(0, Math.min(one.next(), segment.nextOffset())
+                    - Math.max(one.first(), segment.baseOffset()));
+        }
+        double part = offsets / (segment.nextOffset() - segment.baseOffset());
+        if (!runs.isWorthIt((long) (part * segment.sizeBytes()))) {
+            closeRuns();
+        }
+        return runs != null;
+    }
+
+    /** Whether a run was not as the index says: all before {@code reached} was shown. */
+    boolean isIndexBad() {
+        return isIndexBad;
+    }
+
+    long reached() {
+        return reached;
     }
 
     /** Begins at an offset. Batches that are not wanted are passed over, but are no gap. */
@@ -95,6 +128,9 @@ final class SegmentReader implements AutoCloseable {
 
     /** Shows the next batch with records in the range; false at its end. */
     boolean next(RecordBatch into) throws IOException {
+        if (runs != null) {
+            return nextOfRuns(into);
+        }
         while (reached < Math.min(end, segment.nextOffset())) {
             if (walk == null) {
                 if (following == stretches.size()) {
@@ -118,9 +154,27 @@ final class SegmentReader implements AutoCloseable {
         return false;
     }
 
+    private boolean nextOfRuns(RecordBatch into) throws IOException {
+        try {
+            while (runs.next(into)) {
+                boolean isWanted = wanted.test(into.header());
+                long from = reached;
+                reached = Math.max(from, Math.min(into.header().nextOffset(), end));
+                into.trim(from, end);
+                if (isWanted && into.first() < into.last()) {
+                    return true;
+                }
+            }
+            reached = Math.min(end, segment.nextOffset());
+        } catch (CorruptBatch error) {
+            isIndexBad = true;
+        }
+        return false;
+    }
+
     /** As {@code BatchSource.complete}. */
     boolean complete(RecordBatch shown, Rows rows) throws IOException {
-        boolean isComplete = walk.complete(shown, rows);
+        boolean isComplete = runs != null || walk.complete(shown, rows);
         if (!isComplete) {
             reached = before;
         }
@@ -161,8 +215,23 @@ final class SegmentReader implements AutoCloseable {
         }
     }
 
+    private void closeRuns() {
+        if (runs != null) {
+            runs.close();
+            runs = null;
+        }
+    }
+
     @Override
     public void close() {
+        try {
+            closeRuns();
+        } finally {
+            close(file);
+        }
+    }
+
+    static void close(FileStore.Opened file) {
         try {
             file.close();
         } catch (IOException error) {

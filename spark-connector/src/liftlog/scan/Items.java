@@ -23,7 +23,7 @@ public record Items(List<byte[]> whole, List<byte[]> prefixes) implements Serial
     }
 
     /** The one item that is allowed; null if others are, too. */
-    byte[] only() {
+    public byte[] only() {
         return prefixes.isEmpty() && whole.size() == 1 ? whole.get(0) : null;
     }
 

@@ -46,6 +46,6 @@ record Opening(SerializableConfiguration hadoop) implements Serializable {
         Configuration settings = hadoop == null ? null : hadoop.value();
         String place = path.startsWith("file:") ? path.substring("file:".length()) : path;
         return new FileTransport(FileStore.of(place, settings), place, options.stream(),
-                options.narrowing().notBeforeNs(), options.narrowing().notAfterNs());
+                options.wanted());
     }
 }
