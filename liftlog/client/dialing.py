@@ -25,7 +25,8 @@ cache, smaller ones cost a turn of Python each."""
 _HANDSHAKE_BYTES = 64 * 1024
 
 _UNKNOWN_CA = (
-    "give the CA that signed the daemon's certificate as tls= (on the command line --tls-ca)"
+    "give the CA that signed the daemon's certificate as tls= (on the command line --tls-ca, for "
+    "Spark tlsCaFile)"
 )
 _OTHER_NAME = "connect by a name or address that the daemon's certificate is for"
 _NOT_ACCEPTED = {  # by OpenSSL's X509_V_ERR_...

@@ -61,6 +61,11 @@ DEFAULT_LEASE_SECONDS = 120
 MAX_LEASE_SECONDS = 3600
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ISO = re.compile(
+    r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])?)?"
+)
+"""Of a time; the jar has the same one, and no library between the two languages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> ScanO
             f"server and path={path!r} exclude each other",
             hint="name the stream with the option stream, and do not pass it to load()",
         )
+    if "tokenFile" in values and "nkeyFile" in values:
+        raise InvalidArgument("tokenFile and nkeyFile exclude each other")
     compact = _flag(values, "compact", default=False)
     pushdown = _flag(values, "pushdown", default=False)
     if compact and pushdown:
@@ -237,8 +244,10 @@ def _position(
 def _time(name: str, text: str) -> datetime:
     stripped = text.strip()
     try:
-        if re.fullmatch(r"\d{9,}", stripped):
+        if re.fullmatch(r"[0-9]{9,15}", stripped):
             return _EPOCH + timedelta(milliseconds=int(stripped))
+        if not _ISO.fullmatch(stripped):
+            raise ValueError  # some of what follows accepts more than the jar does
         found = datetime.fromisoformat(stripped)
     except (ValueError, OverflowError):
         raise InvalidArgument(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from crc32c import crc32c
+from pyspark.errors import IllegalArgumentException
 from support.repository import REPOSITORY
 from support.rewriting import (
     DIRECTORY,
@@ -345,6 +346,37 @@ def test_metrics_of_a_read(spark: SparkSession, tmp_path: Path) -> None:
     assert found["liftlogLostOffsets"] == 0
 
 
+TIMES = (
+    "2023-11-14",
+    "2023-11-14T22:13",
+    "2023-11-14 22:13:21",
+    "2023-11-14T22:13:21.5Z",
+    " 2023-11-14T22:13:20.123456789+00:00 ",
+    "2023-11-15T15:13:20+17:00",
+    "1700000000123",
+    "0001-01-01",
+    "9999-12-31T23:59:59Z",
+)
+NO_TIMES = (
+    "yesterday",
+    "20260131",
+    "2026-01-31T12",
+    "2026-01-31T12:00:00+0100",
+    "2026-01-31T12:00:00,5",
+    "2026-01-31 12:00:00 Z",
+    "2026-W05-6",
+    "2026-02-03_23:59:06",
+    "2026-01-31T12:00:00+20:00",
+    "2026-01-31t12:00:00z",
+    "2026-02-30",
+    "2026-01-31T24:00:00",
+    "0000-01-01",
+    "+10000-01-01T00:00:00Z",
+    "999999999999999",
+    "\u0661" * 10,
+)
+
+
 def test_mistakes_are_told_as_by_python(spark: SparkSession, tmp_path: Path) -> None:
     directory = str(random_log(random.Random(3), tmp_path / "orders"))
     for options in (
@@ -359,7 +391,8 @@ def test_mistakes_are_told_as_by_python(spark: SparkSession, tmp_path: Path) -> 
         {"path": directory, "startingOffset": "first"},
         {"path": directory, "endingOffset": "earliest"},
         {"path": directory, "startingOffset": "1", "startTimestamp": "2026-01-01"},
-        {"path": directory, "startTimestamp": "yesterday"},
+        *({"path": directory, "startTimestamp": one} for one in NO_TIMES),
+        {"stream": "s", "tokenFile": "a", "nkeyFile": "b"},
         {"path": directory, "subject": "a..b"},
         {"path": directory, "subject": "a*"},
         {"path": directory, "rowsPerBatch": "0"},
@@ -380,5 +413,13 @@ def test_mistakes_are_told_as_by_python(spark: SparkSession, tmp_path: Path) -> 
         said = str(raised.value)
         assert expected.value.message.replace("pickled into", "part of") in said
         assert expected.value.hint in said
+    # One line, as PySpark has it for what is wrong with a query, and without the JVM's stack.
+    with pytest.raises(IllegalArgumentException, match=r"^INVALID_ARGUMENT: path='/' holds"):
+        jar_rows(spark, path="/")
+    for one in TIMES:
+        some = {"path": directory, "startTimestamp": one}
+        assert jar_rows(spark, **some) == python_rows(**some), one
+    with pytest.raises(Exception, match="Spark does not write to streams"):
+        spark.range(3).write.format("liftlog").option("path", directory).mode("append").save()
     with pytest.raises(Exception, match=r"\.schema\(\.\.\.\) cannot change it"):
         spark.read.format("liftlog").schema("offset int").option("path", directory).load().count()

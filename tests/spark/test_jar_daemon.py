@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import IllegalArgumentException
 from support.certificates import Authority
 from support.cluster import Cluster, lasting_ports
 from support.cutting_proxy import CuttingProxy, cutting_proxy
@@ -346,6 +351,62 @@ def test_refusals_and_logins(spark: SparkSession, tmp_path: Path) -> None:
             if tls:
                 with pytest.raises(Exception, match=r"CONNECTION_LOST: cannot connect to tls://"):
                     jar_rows(spark, **{**where, "tlsCaFile": str(Authority(tmp_path, "other").ca)})
+
+
+def test_a_wrong_address_is_told_with_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
+    """Of another protocol, of a host that is not there, with TLS and without, and of another CA."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("daemon")
+    ca = {"tlsCaFile": str(authority.ca)}
+    with (
+        ServedLogs(tmp_path / "plain", listen="tcp://127.0.0.1:0") as plain,
+        ServedLogs(
+            tmp_path / "tls",
+            listen="tls://127.0.0.1:0",
+            tls=server_context(pair.cert, pair.key),
+        ) as secure,
+        ServedLogs(
+            tmp_path / "other",
+            listen="tls://127.0.0.2:0",
+            tls=server_context(pair.cert, pair.key),
+        ) as other,
+        NatsServer(tmp_path / "nats") as nats,
+        answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as http,
+    ):
+        port = secure.address.rpartition(":")[2]
+        for server, more, name, hint in (
+            (f"127.0.0.1:{nats.port}", {}, "PROTOCOL_VIOLATION", "not of the NATS server"),
+            (f"127.0.0.1:{http}", {}, "PROTOCOL_VIOLATION", "not of http.listen"),
+            (f"127.0.0.1:{port}", {}, "PROTOCOL_VIOLATION", "use tls://"),
+            (plain.address.replace("tcp:", "tls:"), ca, "CONNECTION_LOST", "try tcp://"),
+            (secure.address, {}, "CONNECTION_LOST", "certificate as tlsCaFile"),
+            (other.address, ca, "CONNECTION_LOST", "connect by a name or address"),
+            (secure.address, {"tlsCaFile": "/none.pem"}, "INVALID_ARGUMENT", "no such file"),
+            ("nowhere.invalid:9292", {}, "CONNECTION_LOST", "check the name"),
+        ):
+            with pytest.raises(IllegalArgumentException) as raised:
+                jar_rows(spark, server=server, stream="orders", **more)
+            said = str(raised.value)
+            assert said.startswith(f"{name}: "), (server, said)
+            assert hint in said, (server, said)
+            assert "\n" not in said
+
+
+@contextmanager
+def answering(what: bytes) -> Iterator[int]:
+    """A server that answers every connection so; gives its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    one, _ = listening.accept()
+                    with one:
+                        one.recv(100)
+                        one.sendall(what)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
 
 
 def test_a_read_survives_lost_connections(spark: SparkSession, logs: ServedLogs) -> None:

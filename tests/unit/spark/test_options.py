@@ -38,7 +38,6 @@ def test_names_count_without_regard_to_case() -> None:
             "maxoffsetspertrigger": "12",
             "failondataloss": "false",
             "tokenfile": "/t",
-            "nkeyfile": "/n",
             "tlscafile": "/ca",
             "subject": "orders.*",
         }
@@ -48,7 +47,8 @@ def test_names_count_without_regard_to_case() -> None:
     assert (found.rows_per_batch, found.target_partition_bytes) == (5, 2 << 20)
     assert (found.max_offsets_per_trigger, found.max_bytes_per_trigger) == (12, 4096)
     assert (found.fail_on_data_loss, found.tls_ca_file) == (False, "/ca")
-    assert (found.token_file, found.nkey_file) == ("/t", "/n")
+    assert found.token_file == "/t"
+    assert parse(server="db:9", nkeyFile="/n").nkey_file == "/n"
     assert found.subject == "orders.*"
 
 

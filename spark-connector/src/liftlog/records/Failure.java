@@ -4,8 +4,11 @@ import java.util.Set;
 
 /**
  * An error of liftlog: the name says its kind, as in docs/reference/errors.md, the hint what to do.
+ *
+ * <p>PySpark shows an {@code IllegalArgumentException} by its message alone, and most others with the
+ * whole stack of the JVM.
  */
-public class Failure extends RuntimeException {
+public class Failure extends IllegalArgumentException {
     private static final long serialVersionUID = 1L;
 
     public static final String CONNECTION_LOST = "CONNECTION_LOST";

@@ -8,6 +8,7 @@ import java.time.OffsetDateTime;
 import java.time.ZoneOffset;
 import java.time.format.DateTimeParseException;
 import java.util.Locale;
+import java.util.regex.Pattern;
 import liftlog.records.Failure;
 
 /**
@@ -20,6 +21,10 @@ public record Position(Kind kind, long number) implements Serializable {
 
     public static final Position EARLIEST = new Position(Kind.EARLIEST, 0);
     public static final Position LATEST = new Position(Kind.LATEST, 0);
+
+    private static final long LATEST_MS = 253_402_300_799_999L; // the end of the year 9999
+    private static final Pattern ISO = Pattern.compile("(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
+            + "([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,9})?)?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])?)?");
 
     public boolean is(Kind one) {
         return kind == one;
@@ -49,15 +54,19 @@ public record Position(Kind kind, long number) implements Serializable {
     static Position parseTime(String name, String given) {
         String text = given.strip();
         try {
-            if (text.matches("[0-9]{9,}")) {
-                return new Position(Kind.TIME, Math.multiplyExact(Long.parseLong(text), 1000L));
+            if (text.matches("[0-9]{9,15}")) {
+                long milliseconds = Long.parseLong(text);
+                if (milliseconds <= LATEST_MS) {
+                    return new Position(Kind.TIME, milliseconds * 1000);
+                }
+            } else if (ISO.matcher(text).matches()) {
+                return new Position(Kind.TIME, microseconds(parse(text.replace(' ', 'T'))));
             }
-            return new Position(Kind.TIME,
-                    microseconds(parse(text.replace(' ', 'T'))));
-        } catch (DateTimeParseException | ArithmeticException | NumberFormatException error) {
-            throw Failure.invalid(name + "='" + given + "' is not a time",
-                    "use ISO 8601 such as 2026-01-31T12:00:00Z, or milliseconds since 1970");
+        } catch (DateTimeParseException error) {
+            // A day that is not in the month, or the like.
         }
+        throw Failure.invalid(name + "='" + given + "' is not a time",
+                "use ISO 8601 such as 2026-01-31T12:00:00Z, or milliseconds since 1970");
     }
 
     /** Since 1970; the nearest possible number for a time that is further away. */

@@ -62,6 +62,9 @@ public record ScanOptions(
             throw Failure.invalid("server and path='" + path + "' exclude each other",
                     "name the stream with the option stream, and do not pass it to load()");
         }
+        if (values.containsKey("tokenFile") && values.containsKey("nkeyFile")) {
+            throw Failure.invalid("tokenFile and nkeyFile exclude each other");
+        }
         boolean compact = flag(values, "compact", false);
         boolean pushdown = flag(values, "pushdown", !compact);
         if (compact && pushdown) {

@@ -42,8 +42,9 @@ public final class LiftlogSource implements TableProvider, DataSourceRegister {
     public Table getTable(
             StructType schema, Transform[] partitioning, Map<String, String> properties) {
         if (!schema.equals(RecordColumns.schema(ScanOptions.columnsOf(properties)))) {
-            throw Failure.invalid("the schema of a stream is fixed; .schema(...) cannot change it",
-                    "choose the columns with the option columns");
+            throw Failure.invalid("the schema of a stream is fixed; .schema(...) cannot change it,"
+                    + " and Spark does not write to streams",
+                    "choose the columns with the option columns; to write, publish to NATS");
         }
         return new StreamTable(schema, properties);
     }

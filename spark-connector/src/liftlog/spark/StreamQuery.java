@@ -42,6 +42,12 @@ final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow
         this.opening = Opening.of(options);
     }
 
+    /** What the progress of the query shows. */
+    @Override
+    public String toString() {
+        return "liftlog " + (options.path() == null ? "" : options.path() + " ") + options.stream();
+    }
+
     // --- positions ---
 
     @Override

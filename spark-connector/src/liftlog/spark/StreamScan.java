@@ -20,12 +20,15 @@ final class StreamScan implements Scan, Batch {
     private final StructType schema;
     private final Map<String, String> given;
     private final Narrowing narrowing;
+    private final String conditions; // for people
     private InputPartition[] planned;
 
-    StreamScan(StructType schema, Map<String, String> given, Narrowing narrowing) {
+    StreamScan(StructType schema, Map<String, String> given, Narrowing narrowing,
+            String conditions) {
         this.schema = schema;
         this.given = given;
         this.narrowing = narrowing;
+        this.conditions = conditions;
     }
 
     @Override
@@ -42,7 +45,8 @@ final class StreamScan implements Scan, Batch {
                 .sorted()
                 .reduce((a, b) -> a + " " + b)
                 .orElse("");
-        return "liftlog " + from + " columns=" + String.join(",", schema.fieldNames());
+        return "liftlog " + from + " columns=" + String.join(",", schema.fieldNames())
+                + (conditions.isEmpty() ? "" : " pushed=" + conditions);
     }
 
     @Override

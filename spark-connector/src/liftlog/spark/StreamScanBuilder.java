@@ -1,5 +1,8 @@
 package liftlog.spark;
 
+import static java.util.stream.Collectors.joining;
+
+import java.util.Arrays;
 import java.util.Map;
 import liftlog.scan.Narrowing;
 import liftlog.scan.ScanOptions;
@@ -44,7 +47,8 @@ final class StreamScanBuilder implements SupportsPushDownFilters, SupportsPushDo
 
     @Override
     public Scan build() {
-        return new StreamScan(schema, given, narrowing);
+        String conditions = Arrays.stream(used).map(Filter::toString).collect(joining(" and "));
+        return new StreamScan(schema, given, narrowing, conditions);
     }
 
     /** The options, narrowed if a batch read is to follow conditions. */

@@ -15,7 +15,9 @@ import java.nio.ByteBuffer;
 import java.nio.channels.SelectionKey;
 import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
+import java.nio.file.AccessDeniedException;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.security.GeneralSecurityException;
 import java.security.KeyStore;
@@ -83,6 +85,10 @@ final class Dialing {
             trust.init(caFile == null ? null : store(caFile));
             context.init(null, trust.getTrustManagers(), null);
             return context;
+        } catch (NoSuchFileException | AccessDeniedException error) {
+            throw Failure.invalid("tlsCaFile='" + caFile + "' cannot be read: "
+                    + (error instanceof NoSuchFileException ? "no such file" : "no permission"),
+                    "every host needs it");
         } catch (GeneralSecurityException | IOException error) {
             throw Failure.invalid(
                     caFile + " holds no CA certificate as PEM: " + error.getMessage());

@@ -18,7 +18,6 @@ import org.slf4j.LoggerFactory;
  */
 final class PullClient implements Closeable {
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
-    private static final long REQUEST_MS = 30_000;
     private static final int MOST_KNOWN = 64;
 
     private final List<Address> known;
@@ -109,7 +108,7 @@ final class PullClient implements Closeable {
 
     /** The answer to a request that can be repeated without harm. */
     PullConnection.Answer call(String kind, Map<String, Object> request, String answer) {
-        Backoff backoff = new Backoff(REQUEST_MS);
+        Backoff backoff = new Backoff(patienceMs);
         while (true) {
             try {
                 return callOnce(kind, request, answer);
@@ -124,7 +123,7 @@ final class PullClient implements Closeable {
 
     /** The answer to a request that is repeated only if another node has refused it. */
     PullConnection.Answer callOnce(String kind, Map<String, Object> request, String answer) {
-        Backoff backoff = new Backoff(REQUEST_MS);
+        Backoff backoff = new Backoff(patienceMs);
         while (true) {
             try {
                 PullConnection open = connection();
@@ -143,7 +142,7 @@ final class PullClient implements Closeable {
 
     /** The answer to a fetch of which only the head counts. */
     PullConnection.Answer look(Map<String, Object> fetch) {
-        Backoff backoff = new Backoff(REQUEST_MS);
+        Backoff backoff = new Backoff(patienceMs);
         while (true) {
             try {
                 PullConnection open = connection();

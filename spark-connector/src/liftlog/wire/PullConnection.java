@@ -44,6 +44,7 @@ final class PullConnection implements Closeable {
     private final InputStream in;
     private final byte[] prefix = new byte[4];
     private byte[] map = new byte[4096];
+    private boolean hasAnswered;
     private long lastId;
     private Answer kept;
     private byte[] keptBody;
@@ -60,9 +61,7 @@ final class PullConnection implements Closeable {
         try {
             line = Dialing.dial(address, tls, CONNECT_MS, READ_MS);
         } catch (IOException error) {
-            throw new Failure(Failure.CONNECTION_LOST,
-                    "cannot connect to " + address.text() + ": " + reason(error),
-                    "check that the daemon runs and listens there", error);
+            throw Mistakes.unreachable(address, error);
         }
         PullConnection connection = new PullConnection(address, line);
         try {
@@ -159,6 +158,10 @@ final class PullConnection implements Closeable {
 
     private Answer readFrame() {
         readFully(prefix, prefix.length);
+        if (!hasAnswered) {
+            Mistakes.checkProtocol(prefix);
+            hasAnswered = true;
+        }
         int length = ByteBuffer.wrap(prefix).order(ByteOrder.LITTLE_ENDIAN).getInt();
         if (length < 0 || length > MOST_MAP) {
             throw new Failure(Failure.PROTOCOL_VIOLATION, "the server sent a frame that is too long");
@@ -192,12 +195,8 @@ final class PullConnection implements Closeable {
 
     private Failure lost(IOException error) {
         return new Failure(Failure.CONNECTION_LOST,
-                "the connection to " + address.text() + " is lost: " + reason(error),
+                "the connection to " + address.text() + " is lost: " + Mistakes.reason(error),
                 "check that a liftlog daemon listens there", error);
-    }
-
-    private static String reason(IOException error) {
-        return error.getMessage() == null ? error.getClass().getSimpleName() : error.getMessage();
     }
 
     private static Answer checked(Answer answer, String kind) {
