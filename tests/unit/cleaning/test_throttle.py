@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.logs import create
+from support.rewriting import ROLL_ON_DEMAND, add, row
 
-from liftlog.server.cleaning.worker import FreeRoom, IdleGrant, RateLimit
+from liftlog.log import OsFileSystem
+from liftlog.log.derived import sketch_path, subject_index_path
+from liftlog.log.rewrite import SketchJob
+from liftlog.server.cleaning.worker import SKETCH, FreeRoom, IdleGrant, RateLimit, perform
 
 
 class Time:
@@ -138,3 +143,22 @@ def test_the_disk_is_not_asked_for_every_byte(
     for _ in range(64):
         room(256 * 1024)
     assert 4 <= len(asked) <= 6
+
+
+@pytest.mark.parametrize("free", [2 * 10**8, 10**7])
+def test_no_subject_index_while_less_than_a_tenth_is_free(
+    free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sketch is made: it is small."""
+    log = create(OsFileSystem(), config=ROLL_ON_DEMAND, directory=tmp_path / "orders")
+    for _ in range(20):
+        add(log, [[row(b"k", b"v" * 500, subject=f"orders.{n % 2}") for n in range(20)]])
+    log.roll()
+    segment = log.segments[0]
+    job = SketchJob(str(log.directory), segment.entry(), log.lineage, log.epochs)
+    order = {"kind": SKETCH, "job": job.to_dict(), "max_rate_bytes": 1e9, "idle_rate_bytes": None}
+    monkeypatch.setattr(os, "statvfs", lambda path: Room(10**9, free))
+    assert perform(order, lambda line: None)["result"]["size_bytes"] > 0
+    assert sketch_path(segment.path).exists()
+    assert subject_index_path(segment.path).exists() is (free > 10**8)
+    log.close()
