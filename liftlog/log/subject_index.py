@@ -205,9 +205,13 @@ def read_subject_index(
         raise
     if crc32c(tables, crc32c(head[:-4])) != check:
         return None
+    subjects = np.frombuffer(tables, SUBJECT, subject_count)
+    firsts = subjects["run"]
+    if firsts[-1] > run_count or (firsts[1:] < firsts[:-1]).any():
+        return None  # a checksum does not prove that the writer was correct
     return SubjectIndex(
         (segment, lineage),
-        np.frombuffer(tables, SUBJECT, subject_count),
+        subjects,
         np.frombuffer(tables, RUN, run_count, ends[0]),
         memoryview(tables)[ends[1] :],
     )

@@ -258,18 +258,22 @@ def test_entries_that_contradict_the_runs_are_not_believed(found: list[bool]) ->
     good = fs.read(path)
     subjects, runs, names = (struct.unpack_from("<I", good, at)[0] for at in (8, 32, 36))
     tables_end = 48 + 16 * subjects + 32 * runs + names
-    for field in range(2, 8):
+    in_subjects = [(48 + 4 * field, 16, subjects) for field in range(4)]
+    in_runs = [(48 + 16 * subjects + 4 * field, 32, runs) for field in range(8)]
+    for field, (first, step, count) in enumerate([*in_subjects, *in_runs]):
         for wrong in (0, 1, 64, 1 << 20, 0xFFFF_FFFF):
             made = bytearray(good)
-            for run in range(runs):
-                struct.pack_into("<I", made, 48 + 16 * subjects + 32 * run + 4 * field, wrong)
+            for entry in range(count):
+                struct.pack_into("<I", made, first + step * entry, wrong)
             check = crc32c(bytes(made[48:tables_end]), crc32c(bytes(made[:44])))
             struct.pack_into("<I", made, 44, check)
             write_derived(fs, path, [bytes(made)])
             log.environment.subject_indexes._found.clear()
             found.clear()
-            assert read_all(log, asked) == expected, (field, wrong)
-            assert False in found
+            records = read_all(log, asked)
+            if field >= 6:  # others say which runs there are
+                assert records == expected, (field, wrong)
+                assert False in found
 
 
 @pytest.mark.parametrize("seed", range(8))

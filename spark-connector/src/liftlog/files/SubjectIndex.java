@@ -66,7 +66,22 @@ final class SubjectIndex {
         if (length < size || (int) check.getValue() != Bytes.i32(head, HEAD - 4)) {
             return null;
         }
-        return new SubjectIndex(tables, (int) subjects, (int) runs);
+        SubjectIndex found = new SubjectIndex(tables, (int) subjects, (int) runs);
+        return found.isConsistent() ? found : null;
+    }
+
+    /** A checksum does not prove that the writer was correct. */
+    private boolean isConsistent() {
+        long names = tables.length - (long) subjects * SUBJECT - (long) runs * RUN;
+        long before = 0;
+        boolean isGood = true;
+        for (int i = 0; i < subjects; i++) {
+            long end = Bytes.u32(tables, i * SUBJECT) + Bytes.u32(tables, i * SUBJECT + 4);
+            long run = Bytes.u32(tables, i * SUBJECT + 8);
+            isGood &= end <= names && before <= run && run <= runs;
+            before = run;
+        }
+        return isGood;
     }
 
     /** Those of a subject, none if it has no records; null if two subjects look like that. */
@@ -113,6 +128,7 @@ final class SubjectIndex {
                 && word(run, 12) < MOST_BYTES
                 && word(run, 16) >= BatchHeader.SIZE
                 && word(run, 16) <= word(run, 24)
+                && word(run, 20) > 0
                 && word(run, 20) <= MOST_RECORDS
                 && word(run, 24) <= Integer.MAX_VALUE - 8;
     }

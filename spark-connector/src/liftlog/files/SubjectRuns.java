@@ -8,6 +8,7 @@ import java.util.zip.Inflater;
 import liftlog.records.BatchHeader;
 import liftlog.records.Bytes;
 import liftlog.records.CorruptBatch;
+import liftlog.records.Failure;
 import liftlog.records.RecordBatch;
 import liftlog.scan.Extent;
 
@@ -116,10 +117,14 @@ final class SubjectRuns implements AutoCloseable {
         System.arraycopy(head, 0, bytes, 0, headBytes);
         into.loadHead(bytes, 0, header, headBytes);
         if (withValues) {
-            into.check(into.values);
-            readValues(into, headBytes);
-            header.checkBody(bytes, 0, header.length());
-            into.load(bytes, 0, header);
+            try {
+                into.check(into.values);
+                readValues(into, headBytes);
+                header.checkBody(bytes, 0, header.length());
+                into.load(bytes, 0, header);
+            } catch (Failure error) {
+                throw new CorruptBatch(error.getMessage());
+            }
         }
         return true;
     }
