@@ -2,6 +2,7 @@
 # Pin the base image in releases of your own: --build-arg BASE=python:3.13-slim@sha256:...
 ARG BASE=python:3.13-slim
 FROM ${BASE} AS build
+# Without the jar for Spark, which the daemon does not use; config/spark/Dockerfile builds it.
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE pyspark_liftlog.py ./
 COPY liftlog liftlog

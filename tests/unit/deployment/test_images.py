@@ -96,6 +96,24 @@ def test_spark_finds_itself_in_its_image() -> None:
     assert f"python:{python}-slim" in (REPOSITORY / "Dockerfile").read_text()
 
 
+def test_the_image_for_spark_has_the_jar() -> None:
+    """Compiled by a JDK of the stage that builds, against the Spark of the image, and installed."""
+    found = instructions("config/spark/Dockerfile")
+    last = max(n for n, (name, _) in enumerate(found) if name == "FROM")
+    building = " ".join(rest for name, rest in found[:last] if name == "RUN")
+    steps = [
+        building.find(one)
+        for one in ("jdk", "install --no-cache-dir '.[spark", "tools.spark_jar", "force-reinstall")
+    ]
+    assert -1 not in steps
+    assert steps == sorted(steps)
+    assert "jdk" not in " ".join(rest for _, rest in found[last:])
+    sources = copied("config/spark/Dockerfile")
+    for needed in ("spark-connector", "tools"):
+        assert needed in sources
+        assert not is_ignored(needed)
+
+
 class Entrypoint:
     """The script with programs that only tell how they were called."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -64,3 +65,36 @@ def requirements(project: dict[str, Any]) -> set[str]:
 def test_spark_reads_compressed_streams_with_its_own_extra() -> None:
     extras = PROJECT["optional-dependencies"]
     assert {*extras["compression"], *extras["arrow"]} <= set(extras["spark"])
+
+
+def test_the_jar_is_built_before_the_wheel() -> None:
+    """A wheel that is built without it has no connector in Java, and says nothing about that."""
+    whole = INSTALL.read_text().split("## Only to read or publish")[0]
+    made, built = (whole.find(one) for one in ("\nmake jar", "\npip wheel"))
+    assert 0 < made < built
+    assert "JDK 17" in whole
+    for name in ("README.md", "docs/how-to/spark.md", "docs/how-to/spark-cluster.md"):
+        assert "`make jar`" in (ROOT / name).read_text(), name
+
+
+def test_nothing_is_submitted_where_there_is_no_jar() -> None:
+    """`spark-submit --jars "$(...)"` goes on with an empty name when the inner command fails."""
+    for page in sorted((ROOT / "docs/how-to").glob("*.md")):
+        assert '--jars "$(' not in page.read_text(), page
+    script = (ROOT / "docs/how-to/spark-cluster.md").read_text().split("```")[1]
+    assert '--jars "$JAR"' in script
+    trial = 'python() { return 1; }; spark-submit() { echo "submitted $2"; }\n'
+    run = subprocess.run(["bash", "-c", trial + script], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (1, "")
+    trial = trial.replace("return 1", "echo /there.jar")
+    run = subprocess.run(["bash", "-c", trial + script], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, "submitted /there.jar\n")
+
+
+def test_who_uses_the_jar_needs_no_python_on_executors() -> None:
+    """What a job needs with the jar stands first, and the Python source has its own heading."""
+    with_jar, _ = (ROOT / "docs/how-to/spark-cluster.md").read_text().split("## Without the jar", 1)
+    assert "--jars" in with_jar
+    table = [line for line in with_jar.splitlines() if line.startswith("|")]
+    assert len(table) > 3
+    assert not [line for line in table if "Python" in line or "pyarrow" in line]
