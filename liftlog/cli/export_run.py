@@ -13,7 +13,7 @@ import click
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import DEFAULT_SERVER, shared_value
 from liftlog.cli.output import print_pairs
-from liftlog.cli.problems import Problem, warn
+from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.progress import ProgressBar
 from liftlog.cli.text import plural, printable, show_size
 from liftlog.errors import InvalidArgument, LeaseGone
@@ -26,7 +26,14 @@ from liftlog.spark.options import parse_options
 
 
 def run(request: ExportRequest, master: str | None, token_file: str | None) -> Summary:
+    try:
+        return _run(request, master, token_file)
+    except KeyboardInterrupt:
+        note("The table is whole. Run the export again to continue.")
+        raise
 
+
+def _run(request: ExportRequest, master: str | None, token_file: str | None) -> Summary:
     options = {
         "stream": request.stream,
         "server": str(shared_value("server", "LIFTLOG_SERVER") or DEFAULT_SERVER),

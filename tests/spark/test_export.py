@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from support.exporting import ExportedStreams, Put, table
+from support.processes import group_of
 from support.spark import patiently, spark_environment
 
-from liftlog.errors import CorruptRange
+from liftlog.errors import CorruptRange, StorageError
 from liftlog.server.vitals.child_processes import tied_to_parent
 from liftlog.spark.columns import schema_of
 from liftlog.spark.export import newest, query, read
@@ -296,6 +298,96 @@ def test_kill_9_of_the_command(
     whole = str(tmp_path / "whole")
     export(spark, streams, whole)
     assert table(lake) == table(whole)
+
+
+class Interrupted:
+    """A real export of many tasks, with its own group of processes."""
+
+    def __init__(self, streams: ExportedStreams, directory: Path) -> None:
+        self.lake = directory / "lake"
+        self.errors = directory / "errors"
+        fill(streams, 0)
+        arguments = ["in", "--to", str(self.lake), "--server", f"tcp://{streams.server}"]
+        with self.errors.open("wb") as errors:  # a pipe would wait for a JVM that stays
+            self.process = subprocess.Popen(
+                command(*arguments, "--master", "local[1]", "--partition-size", "1KiB"),
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def interrupt(self, number: int = signal.SIGINT) -> int:
+        """As a terminal does. Returns the exit code when no process of the group is left."""
+        try:
+            os.killpg(self.process.pid, number)
+            code = self.process.wait(60)
+            deadline = time.monotonic() + 30
+            while left := group_of(self.process.pid):
+                assert time.monotonic() < deadline, left
+                time.sleep(0.05)
+            return code
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seconds", [0, 0.3, 0.8, 2])
+def test_a_jvm_that_starts_does_not_stay(
+    streams: ExportedStreams, tmp_path: Path, seconds: float, number: signal.Signals
+) -> None:
+    run = Interrupted(streams, tmp_path)
+    run.wait_until(lambda: "java" in group_of(run.process.pid).values())
+    time.sleep(seconds)  # the moments of its start that are tried
+    assert run.interrupt(number) == (130 if number == signal.SIGINT else -signal.SIGTERM)
+    assert "Traceback" not in run.errors.read_text()
+    assert newest(str(run.lake)) is None
+
+
+def test_ctrl_c_while_a_job_runs(streams: ExportedStreams, tmp_path: Path) -> None:
+    run = Interrupted(streams, tmp_path)
+    run.wait_until(lambda: list(run.lake.glob("_runs/*/staged/*.arrow")))
+    said = run.errors.read_text()
+    assert run.interrupt() == 130
+    told = run.errors.read_text().removeprefix(said)
+    assert told == "The table is whole. Run the export again to continue.\n"
+    assert newest(str(run.lake)) is None
+    assert os.listdir(run.lake / "_runs") == []
+
+
+def test_a_job_is_cancelled_from_another_thread(
+    spark: SparkSession, streams: ExportedStreams, tmp_path: Path
+) -> None:
+    """As when the lease is gone: the session knows tags by thread."""
+    from liftlog.spark.export.engine import SparkEngine
+
+    engine = SparkEngine(spark)
+    lake = tmp_path / "lake"
+    fill(streams, 0)
+    request = ExportRequest("in", str(lake), partition_bytes=64)
+    options = parse_options({"stream": "in", "server": streams.server})
+
+    def cancel() -> None:
+        while not list(lake.glob("_runs/*/staged/*.arrow")):
+            time.sleep(0.005)
+        engine.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(StorageError, match=r"(?i)cancel"):
+        ExportJob(request, options, lambda: engine).run()
+    thread.join()
+    assert newest(str(lake)) is None
 
 
 def test_the_command(streams: ExportedStreams, tmp_path: Path) -> None:

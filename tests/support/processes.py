@@ -43,6 +43,20 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def group_of(leader: int) -> dict[int, str]:
+    """The names of the living processes of a group, by process id."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            stat = path.read_text()
+        except OSError:  # it has just ended
+            continue
+        state, _, group = stat.rpartition(")")[2].split()[:3]
+        if int(group) == leader and state != "Z":
+            found[int(path.parent.name)] = stat[stat.index("(") + 1 : stat.rindex(")")]
+    return found
+
+
 def wrapped_pid(pid: int, wrapper: object) -> int:
     """The program's own process when `pid` may be a wrapper (strace) that runs it."""
     children = children_of(pid) if wrapper else []

@@ -334,13 +334,13 @@ async def publish(nc: NatsClient, changes: Sequence[Change], last_offset: int) -
 
 
 def _interrupt_at_once() -> None:
-    """From now on signals interrupt blocking calls. For SIGINT, Spark does that itself."""
+    """From now on signals interrupt blocking calls."""
     logging.getLogger().addHandler(logging.NullHandler())  # py4j would log where it happened
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
 
 

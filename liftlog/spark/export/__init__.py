@@ -16,6 +16,7 @@
     buckets                which keys belong to which merge task
     engine                 runs the tasks on Spark: the only module that imports pyspark at its top
     session                a Spark session, or an error that names what is not installed
+    interrupts             Ctrl-C while Spark starts and while it works
     job                    a whole run, step by step
 
 A run changes no existing file: it adds files that no snapshot names yet, and then commits them in

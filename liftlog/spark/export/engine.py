@@ -28,6 +28,7 @@ from liftlog import errors
 from liftlog.errors import LiftlogError, StorageError
 from liftlog.spark.batch import calm_garbage_collector
 from liftlog.spark.columns import OFFSET
+from liftlog.spark.export import interrupts
 from liftlog.spark.export.opening import newest, nothing_in, paths_of
 from liftlog.spark.export.store import is_url
 from liftlog.spark.export.tasks import Task, TaskResult, Tell, perform, results
@@ -49,7 +50,7 @@ _FAILURES = (PySparkException, Py4JError, ConnectionError)
 
 
 class SparkEngine:
-    """Runs on the session's executors; one job at a time."""
+    """Runs on the session's executors; one job at a time. Ctrl-C cancels it."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -57,6 +58,9 @@ class SparkEngine:
         self._registered = False
 
     def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
+        return interrupts.run(lambda: self._run(phase, tasks, tell), self.cancel)
+
+    def _run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
         with self._watched(phase, tell):
             if not self._registered:  # once: Spark starts Python processes for it
                 self._spark.dataSource.register(TasksSource)
@@ -66,8 +70,13 @@ class SparkEngine:
         return results(tasks, [row[0] for row in rows])
 
     def cancel(self) -> None:
+        """From any thread. A job that begins after this call goes on."""
+        context = _context_of(self._spark)
         with suppress(*_FAILURES):  # then the job fails by itself
-            self._spark.interruptTag(self._tag)
+            if context is None:
+                self._spark.interruptTag(self._tag)
+            else:  # there, the session knows only the tags of the calling thread
+                context.cancelJobsWithTag(self._tag)
 
     @contextmanager
     def _watched(self, phase: str, tell: Tell) -> Iterator[None]:
@@ -80,7 +89,7 @@ class SparkEngine:
             # Spark looks data sources up in the session of the calling thread, which is not set in
             # a thread other than the one that created the session. This call sets it.
             self._spark.createDataFrame([], "nothing int")
-            self._spark.addTag(self._tag)
+            self._add_tag()
             watch.start()
             try:
                 yield
@@ -88,9 +97,25 @@ class SparkEngine:
                 over.set()
                 watch.join()
                 with suppress(*_FAILURES):  # the JVM has ended; the cause is reported already
-                    self._spark.removeTag(self._tag)
+                    self._remove_tag()
         except _FAILURES as error:
             raise as_liftlog_error(error) from error
+
+    def _add_tag(self) -> None:
+        context = _context_of(self._spark)
+        if context is None:
+            self._spark.addTag(self._tag)
+        else:
+            context.addJobTag(self._tag)
+            context.setInterruptOnCancel(True)  # a task writes nothing more when it is cancelled
+
+    def _remove_tag(self) -> None:
+        context = _context_of(self._spark)
+        if context is None:
+            self._spark.removeTag(self._tag)
+        else:
+            context.removeJobTag(self._tag)
+            context.setInterruptOnCancel(False)
 
 
 def pack(tasks: Sequence[Task]) -> str:
@@ -219,11 +244,19 @@ def _tell_progress(spark: Any, phase: str, tell: Tell, over: threading.Event) ->
             tell(phase, done, total)
 
 
-def _task_counter(spark: Any) -> Callable[[], tuple[int, int]] | None:
+def _context_of(spark: Any) -> Any:
+    """None over Connect, which has none."""
     try:
-        tracker = spark.sparkContext.statusTracker()
+        return spark.sparkContext
     except (PySparkException, AttributeError):
         return None
+
+
+def _task_counter(spark: Any) -> Callable[[], tuple[int, int]] | None:
+    context = _context_of(spark)
+    if context is None:
+        return None
+    tracker = context.statusTracker()
 
     def count() -> tuple[int, int]:
         done = total = 0

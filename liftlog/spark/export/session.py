@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from liftlog.errors import MissingDependency
+from liftlog.spark.export import interrupts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +67,7 @@ def open_session(master: str | None) -> SparkSession:
     """The session of spark-submit if it runs under it; otherwise a new one.
 
     Local sessions listen on loopback only and log little. `master` None: the master of spark-submit
-    or spark-defaults.conf; otherwise all cores of this host.
+    or spark-defaults.conf; otherwise all cores of this host. Ctrl-C meanwhile leaves no JVM behind.
     """
     from pyspark.sql import SparkSession
 
@@ -85,9 +86,16 @@ def open_session(master: str | None) -> SparkSession:
                 builder = builder.config(name, value)
     elif master is not None:
         builder = builder.master(master)
-    spark = builder.getOrCreate()
+    spark = interrupts.start(builder.getOrCreate, _has_gateway)
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     return spark
+
+
+def _has_gateway() -> bool:
+    """Whether PySpark knows its JVM, which then ends with this process."""
+    from pyspark import SparkContext
+
+    return getattr(SparkContext, "_gateway", None) is not None
 
 
 def is_local(master: str | None) -> bool:

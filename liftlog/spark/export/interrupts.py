@@ -1,0 +1,112 @@
+"""Ctrl-C around calls of Spark. They run in threads of their own, and this one only waits.
+
+A call into the JVM cannot be interrupted where it stands. PySpark tells its JVM where to report its
+port, and a JVM that can no longer report it stays for ever, without a parent. py4j logs tracebacks
+for a call that an exception ends, and PySpark's own handler of SIGINT, which it sets in the main
+thread only, makes another call in the middle of that one.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LOOK_SECONDS = 0.05
+_LONGEST_START_SECONDS = 60.0
+"""A signal waits at most so long for the JVM."""
+_CANCEL_SECONDS = 0.5
+_CANCELS = 20
+
+
+class _Call(Generic[T]):
+    """A call in a thread that does not outlive the process."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self.is_over = threading.Event()
+
+    def begin(self) -> None:
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._call())
+        except BaseException as error:  # noqa: BLE001  # `result` raises it in the waiting thread
+            self._error = error
+        finally:
+            self.is_over.set()
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def start(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
+    """What `create` returns. A signal that arrives before `is_connected` is held back until then:
+    from then on the JVM ends with this process.
+
+    Only signals that have a handler of Python. Raises what `create` and the handlers raise.
+    """
+    if not _is_main_thread():
+        return create()
+    with _held_back() as arrived:
+        call = _Call(create)
+        call.begin()
+        latest = float("inf")
+        while not call.is_over.wait(_LOOK_SECONDS):
+            if not arrived:
+                continue
+            latest = min(latest, time.monotonic() + _LONGEST_START_SECONDS)
+            if is_connected() or time.monotonic() > latest:
+                break
+    for number in arrived[:1]:
+        signal.raise_signal(number)
+    call.is_over.wait()  # the handler has not raised
+    return call.result()
+
+
+def run(call: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """What `call` returns. If this thread is interrupted meanwhile, `cancel` makes `call` end, and
+    the exception goes on when it has ended, or after ten seconds."""
+    if not _is_main_thread():
+        return call()
+    made = _Call(call)
+    try:
+        made.begin()
+        made.is_over.wait()
+    except BaseException:
+        for _ in range(_CANCELS):  # what it cancels may begin only after it
+            _Call(cancel).begin()
+            if made.is_over.wait(_CANCEL_SECONDS):
+                break
+        raise
+    return made.result()
+
+
+@contextmanager
+def _held_back() -> Iterator[list[int]]:
+    """Yields the signals that have arrived, which nobody has handled."""
+    arrived: list[int] = []
+    handlers: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in held:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield arrived
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
