@@ -24,19 +24,20 @@ from liftlog.cli.text import plural, printable, show_size
 @click.option(
     "--keep-snapshots",
     type=click.IntRange(min=2),
-    default=2,
     metavar="N",
-    help="Keep the newest N whatever their age, at least 2. Not for Delta tables. Default: 2.",
+    help="Keep the newest N whatever their age, at least 2. Refused for Delta tables. Default: 2.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
 @output_option
 @debug_option
-def export_vacuum(table: str, keep: str, keep_snapshots: int, dry_run: bool) -> None:
+def export_vacuum(table: str, keep: str, keep_snapshots: int | None, dry_run: bool) -> None:
     """Remove old snapshots of an exported table.
 
-    Also called `liftlog export vacuum PATH`; with --to, that exports a stream `vacuum` instead. It
-    removes files that only removed snapshots need, and what stopped runs have left, and tells how
-    many bytes that freed. It needs neither the daemon nor Spark, and does not disturb an export
+    `liftlog export vacuum` and `liftlog export-vacuum` are the same; with --to, the first one
+    exports a stream of that name instead.
+
+    It removes files that only removed snapshots need, and what stopped runs have left, and tells
+    how many bytes that freed. It needs neither the daemon nor Spark, and does not disturb an export
     that runs meanwhile. Each export does the same with its own --keep.
 
     \b

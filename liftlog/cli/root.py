@@ -19,7 +19,7 @@ from liftlog.cli.options import (
     server_options,
 )
 from liftlog.cli.problems import Problem, report, silence_closed_output
-from liftlog.cli.suggestions import suggest_stream
+from liftlog.cli.suggestions import closest, suggest_stream
 
 _SECTIONS = {
     "Streams and records": {
@@ -126,6 +126,7 @@ ALIASES = {
     "status": "info",
 }
 """What users of other tools type."""
+HELP_OPTIONS = {"-h", "--help"}
 _EPILOG = "\b\nExit codes:\n" + "\n".join(table_lines())
 
 
@@ -153,10 +154,19 @@ class Root(Commands):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[:2] == ["export", "vacuum"] and any(
-            one == "--to" or one.startswith("--to=") for one in args
-        ):  # the export of a stream of that name
-            return click.Group.resolve_command(self, ctx, args)
+        if args[:1] == ["export"] and len(args) > 1:
+            if any(one == "--to" or one.startswith("--to=") for one in args):
+                # The export of a stream, whatever its name.
+                return click.Group.resolve_command(self, ctx, args)
+            if args[1] == "vacuum":
+                _, command, rest = super().resolve_command(ctx, args)
+                return " ".join(args[:2]), command, rest  # as it was typed
+            if not HELP_OPTIONS & set(args) and closest(args[1], ["vacuum"]):
+                raise click.UsageError(
+                    f"Did you mean 'liftlog export vacuum'? To export the stream {args[1]!r}, say "
+                    "where: --to DIR.",
+                    ctx,
+                )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -196,7 +206,7 @@ def _reported(
     listed=COMMANDS,
     aliases=ALIASES,
     epilog=_EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": sorted(HELP_OPTIONS)},
 )
 @click.version_option(liftlog.__version__, message="%(prog)s %(version)s")
 @server_options

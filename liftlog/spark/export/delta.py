@@ -193,7 +193,18 @@ class DeltaLakeTable:
             return path in tracked or (run in committed and path.endswith(".parquet"))
 
         left = left_by_runs(self.store, _RUNS, newest, is_needed, oldest)
+        left += self._emptied([path for path in gone if not _is_below(path, left)])
         return left + [path for path in gone if not _is_below(path, left)]
+
+    def _emptied(self, gone: Sequence[str]) -> list[str]:
+        """The directories that hold nothing else than files of `gone`."""
+        directories = sorted({path.rpartition("/")[0] for path in gone})
+        wanted = set(gone)
+        return [
+            directory
+            for directory in directories
+            if wanted.issuperset(join(directory, name) for name in self.store.names(directory))
+        ]
 
     # --- inner ---
 

@@ -45,14 +45,27 @@ def newest(directory: str) -> Snapshot | None:
     """The newest snapshot of the table in `directory`; None before the first export.
 
     Its files stay for an hour after the next snapshot (`--keep`), those of a Delta table as
-    long as that table says. Raises CorruptMetadata.
+    long as that table says. Raises InvalidArgument, CorruptMetadata.
     """
-    store = open_store(directory)
+    store = _store_of(directory)
     if not isinstance(store, LocalStore) or store.names(DELTA_LOG):
         from liftlog.spark.export.delta import newest_in
 
         return newest_in(directory, store)
     return ManifestTable(directory, store).newest()
+
+
+def _store_of(directory: str) -> Store:
+    """Raises InvalidArgument for a file, and for a path below one."""
+    store = open_store(directory)
+    if isinstance(store, LocalStore) and any(
+        one.exists() and not one.is_dir() for one in (store.root, *store.root.parents)
+    ):
+        raise InvalidArgument(
+            f"{directory} is not the directory of an export, but a file, or below one",
+            hint="give the directory that `liftlog export STREAM --to DIR` has written",
+        )
+    return store
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +81,18 @@ def vacuum(
     directory: str,
     *,
     keep_seconds: float,
-    keep_snapshots: int = LEAST_SNAPSHOTS,
+    keep_snapshots: int | None = None,
     dry_run: bool = False,
     now_ns: int | None = None,
 ) -> Vacuumed:
     """Remove superseded snapshots and what stopped runs have left.
 
     A snapshot goes `keep_seconds` after the next one, unless it is among the newest
-    `keep_snapshots`, of which the newest two always stay. A Delta table has no such number, and
-    keeps whole hours. Runs in progress keep their files. Raises StreamNotFound, CorruptMetadata,
-    StorageError.
+    `keep_snapshots` (None: two), of which the newest two always stay. A Delta table does not count
+    them, and keeps whole hours. Runs in progress keep their files. Raises StreamNotFound,
+    InvalidArgument, CorruptMetadata, StorageError.
     """
-    store, snapshot = open_store(directory), newest(directory)
+    store, snapshot = _store_of(directory), newest(directory)
     if snapshot is None:
         raise nothing_in(directory)
     opened: Table
@@ -88,9 +101,14 @@ def vacuum(
     else:
         from liftlog.spark.export.delta import DeltaLakeTable
 
+        if keep_snapshots is not None:
+            raise InvalidArgument(
+                f"{directory} is a Delta table, whose snapshots are kept by age alone",
+                hint="leave out --keep-snapshots, and give --keep",
+            )
         opened = DeltaLakeTable(directory, store, snapshot.stream, snapshot.columns)
     now_ns = time.time_ns() if now_ns is None else now_ns
-    found = opened.garbage(now_ns, keep_seconds, keep_snapshots)
+    found = opened.garbage(now_ns, keep_seconds, keep_snapshots or LEAST_SNAPSHOTS)
     size_bytes = 0
     for path in found:
         size_bytes += store.total_bytes(path)

@@ -100,8 +100,8 @@ def test_words_of_other_tools_lead_to_the_command(typed: str, meant: str) -> Non
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("vacuum lake", "export-vacuum"),
-        ("vacuum lake --keep 1d", "export-vacuum"),
+        ("vacuum lake", "export vacuum"),
+        ("vacuum lake --keep 1d", "export vacuum"),
         ("vacuum --to lake", "export"),
         ("vacuum --optimize --to=lake", "export"),
     ],
@@ -109,6 +109,23 @@ def test_words_of_other_tools_lead_to_the_command(typed: str, meant: str) -> Non
 def test_a_stream_may_be_called_vacuum(typed: str, meant: str) -> None:
     told = CliRunner().invoke(cli, ["export", *typed.split(), "--help"], prog_name="liftlog")
     assert told.output.startswith(f"Usage: liftlog {meant} [OPTIONS]")
+
+
+def test_vacuum_is_called_as_it_was_typed() -> None:
+    for typed in (["export", "vacuum"], ["export-vacuum"]):
+        told = CliRunner().invoke(cli, typed, prog_name="liftlog")
+        assert told.exit_code == ExitCode.USAGE
+        assert told.stderr.startswith(f"Usage: liftlog {' '.join(typed)} [OPTIONS] PATH\n")
+
+
+def test_a_typo_in_vacuum_is_guessed() -> None:
+    told = CliRunner().invoke(cli, ["export", "vaccum", "/x"])
+    assert told.exit_code == ExitCode.USAGE
+    assert "Did you mean 'liftlog export vacuum'?" in told.stderr
+    for typed in (["vaccum", "--help"], ["orders"], ["orders", "/x"]):
+        told = CliRunner().invoke(cli, ["export", *typed], prog_name="liftlog")
+        assert "Usage: liftlog export [OPTIONS] STREAM" in told.output
+        assert "vacuum'?" not in told.output
 
 
 def test_a_path_to_vacuum_that_is_empty() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable
 from support.crashing_disk import Stopped, disk
 from support.exporting import Export, ExportedStreams, Put, table
 
+from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli
-from liftlog.errors import StreamNotFound
+from liftlog.errors import InvalidArgument, StreamNotFound
 from liftlog.spark.export import newest, vacuum
 from liftlog.spark.export.manifests import ManifestTable
 from liftlog.spark.export.opening import open_store
@@ -188,6 +190,47 @@ def test_a_delta_table(streams: ExportedStreams, tmp_path: Path) -> None:
     assert table(lake) == rows
     streams.put("in", [Put("a", b"more")])
     assert export().committed
+
+
+def test_a_delta_table_does_not_count_snapshots(streams: ExportedStreams, tmp_path: Path) -> None:
+    lake = str(tmp_path / "delta")
+    export = Export(streams, "in", lake, format="delta")
+    streams.put("in", [Put("a", b"1")])
+    export()
+    with pytest.raises(InvalidArgument, match="by age alone"):
+        vacuum(lake, keep_seconds=0, keep_snapshots=2)
+    told = CliRunner().invoke(cli, ["export", "vacuum", lake, "--keep-snapshots", "10"])
+    assert told.exit_code == ExitCode.USAGE
+    assert "leave out --keep-snapshots" in told.stderr
+    assert CliRunner().invoke(cli, ["export", "vacuum", lake]).exit_code == ExitCode.OK
+
+
+def test_directories_that_a_run_empties(streams: ExportedStreams, tmp_path: Path) -> None:
+    """Also those of runs that are older than what a run reads of the table's log."""
+    lake = tmp_path / "delta"
+    export = Export(streams, "in", str(lake), format="delta")
+    for n in range(12):
+        streams.put("in", [Put("a", b"%d" % n)])
+        export()
+    assert len(os.listdir(lake / "runs")) == 12
+    retention = {"delta.deletedFileRetentionDuration": "interval 0 hours"}
+    DeltaTable(str(lake)).alter.set_table_properties(retention)
+    streams.put("in", [Put("a", b"last")])
+    export()
+    assert len(os.listdir(lake / "runs")) == 1
+    assert table(str(lake)) == [(13, b"a", b"last")]
+
+
+def test_what_is_no_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for path in (file, file / "below"):
+        told = CliRunner().invoke(cli, ["export", "vacuum", str(path)])
+        assert told.exit_code == ExitCode.USAGE
+        assert f"{path} is not the directory of an export, but a file, or below one" in told.stderr
+        assert "next: give the directory that `liftlog export" in told.stderr
+    told = CliRunner().invoke(cli, ["export", "vacuum", str(tmp_path)])
+    assert (told.exit_code, "holds no export" in told.stderr) == (ExitCode.NOT_FOUND, True)
 
 
 @pytest.mark.usefixtures("snapshots")
