@@ -14,7 +14,7 @@ from acl.subjects import overlaps
 
 from .addresses import parse_host_port, parse_listen
 from .cluster import NATS_STORE
-from .daemon import Settings
+from .daemon import NatsSettings, Settings
 from .findings import Finding
 from .keys import KeyPath
 from .stream import StreamSettings
@@ -219,6 +219,14 @@ def _check_cluster(settings: Settings) -> Iterator[Finding]:
 
 def _check_nats(settings: Settings) -> Iterator[Finding]:
     nats = settings.nats
+    if nats.embedded and nats.servers != NatsSettings().servers:
+        # Who names servers expects to be connected to them.
+        yield Finding(
+            ("nats", "servers"),
+            "has no effect with nats.embedded: true, which starts a nats-server on 127.0.0.1:4222 "
+            "(on a free port if that is taken): leave it out, or set nats.embedded: false",
+            involved=(("nats", "embedded"),),
+        )
     ways = [
         key for key in ("user", "token", "credentials", "nkey") if getattr(nats, key) is not None
     ]

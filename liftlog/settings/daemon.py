@@ -106,13 +106,14 @@ class NatsTlsSettings(SettingsModel):
 class NatsSettings(SettingsModel):
     servers: NatsUrls = Field(
         default=["nats://127.0.0.1:4222"],
-        description="NATS servers: a list, or text separated by commas.",
+        description="NATS servers: a list, or text separated by commas. Not together with "
+        "`embedded`, except for the default.",
         validate_default=True,
     )
     embedded: Flag = Field(
         default=False,
         description="Start a private nats-server (extra `embedded`), without JetStream, and use "
-        "it.",
+        "it. It listens on 127.0.0.1:4222, or on a free port if that is taken.",
     )
     name: str = Field(default="liftlog", description="Name of the connection, as NATS shows it.")
     user: str | None = Field(default=None, description="User name.")

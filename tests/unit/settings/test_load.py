@@ -113,7 +113,7 @@ def test_values_of_the_environment_are_yaml_except_text() -> None:
         None,
         {
             "LIFTLOG_NATS__SERVERS": "nats://a:4222, b:4222",
-            "LIFTLOG_NATS__EMBEDDED": "true",
+            "LIFTLOG_ALLOW_ANONYMOUS": "true",
             "LIFTLOG_NATS__PASSWORD": "0123",
             "LIFTLOG_NATS__USER": "a: b: c # d",
             "LIFTLOG_PULL__LISTEN": '["tcp://127.0.0.1:0", "unix:///tmp/x.sock"]',
@@ -125,7 +125,7 @@ def test_values_of_the_environment_are_yaml_except_text() -> None:
         },
     )
     assert settings.nats.servers == ["nats://a:4222", "nats://b:4222"]
-    assert settings.nats.embedded is True
+    assert settings.allow_anonymous is True
     assert settings.nats.password is not None
     assert settings.nats.password.get_secret_value() == "0123"
     assert settings.nats.user == "a: b: c # d"
@@ -276,6 +276,19 @@ def test_a_silent_witness_opens_no_envelopes(tmp_path: Path) -> None:
     assert list(refused(text % "off", tmp_path)) == ["streams.a.liftbridge"]
     for acks in ("on", "envelope"):
         assert load(text % acks, tmp_path).streams["a"].liftbridge
+
+
+def test_an_embedded_server_and_others_exclude_each_other(tmp_path: Path) -> None:
+    text = "nats: {embedded: true, servers: ['nats://127.0.0.1:4333']}"
+    found = refused(text, tmp_path)
+    assert list(found) == ["nats.servers"]
+    assert "has no effect with nats.embedded: true" in found["nats.servers"]
+    assert "leave it out, or set nats.embedded: false" in found["nats.servers"]
+    environ = {"LIFTLOG_NATS__SERVERS": "nats://a:4222"}
+    assert list(refused("nats: {embedded: true}", tmp_path, **environ)) == ["nats.servers"]
+    assert load("nats: {servers: [a]}", tmp_path).nats.servers == ["nats://a"]
+    # As in config/liftlog.yaml.
+    assert load("nats: {embedded: true, servers: ['127.0.0.1:4222']}", tmp_path).nats.embedded
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "", "[::]", "192.168.1.1", "liftlog.example"])
