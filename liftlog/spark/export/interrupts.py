@@ -95,7 +95,7 @@ def run(call: Callable[[], T], cancel: Callable[[], None]) -> T:
 
 @contextmanager
 def _held_back() -> Iterator[list[int]]:
-    """Yields the signals that have arrived, which nobody has handled."""
+    """Yields the signals that have arrived and wait for their handlers."""
     arrived: list[int] = []
     handlers: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
     held = {number: handler for number, handler in handlers.items() if callable(handler)}

@@ -91,7 +91,7 @@ def test_nothing_is_submitted_where_there_is_no_jar() -> None:
     assert (run.returncode, run.stdout) == (0, "submitted /there.jar\n")
 
 
-def test_who_uses_the_jar_needs_no_python_on_executors() -> None:
+def test_jobs_with_the_jar_need_no_python_on_executors() -> None:
     """What a job needs with the jar stands first, and the Python source has its own heading."""
     with_jar, _ = (ROOT / "docs/how-to/spark-cluster.md").read_text().split("## Without the jar", 1)
     assert "--jars" in with_jar
