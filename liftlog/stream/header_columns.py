@@ -26,9 +26,10 @@ MAX_FOREIGN_LINES = 24
 _CRLF = b"\r\n"
 _BREAK = re.compile(rb"[\r\n\0]")
 _ODD = b"\n"  # no header block, so the expression finds it odd
-# Names are case-sensitive, as in nats-server: any other line asks nothing of the stream. Lines are
-# matched possessively, so that no input makes the expression go back over them.
-_FOREIGN = rb"(?:(?!Nats-|Liftlog-)[^\r\n\0]++\r\n){0,%d}+" % MAX_FOREIGN_LINES
+# Names are case-sensitive, as in nats-server: any other line asks nothing of the stream. An atomic
+# group keeps every input from making the expression go back over lines. A possessive repeat of a
+# group would do the same, but Python 3.11.0 to 3.11.4 compile it wrongly (CPython gh-100061).
+_FOREIGN = rb"(?>(?:(?!Nats-|Liftlog-)[^\r\n\0]++\r\n){0,%d})" % MAX_FOREIGN_LINES
 _VALUE = rb":[ \t]*+([^\r\n\0]{1,%d}+)(?<![ \t])\r\n"
 _KEY = re.escape(message_headers.KEY.encode()) + _VALUE % MAX_BLOCK_BYTES
 _ID = re.escape(message_headers.MESSAGE_ID.encode()) + _VALUE % MAX_MESSAGE_ID_BYTES

@@ -59,6 +59,10 @@ FRAGMENTS = st.sampled_from(
         b"Nats-Msg-Id: <255>x\r\n",
         b"nats-msg-id: a\r\n",
         b"Nats-Msg-Id : a\r\n",
+        b"Nats-Nats-Msg-Id: a\r\n",
+        b"Liftlog-Liftlog-Key: k\r\n",
+        b"Liftlog-Nats-Msg-Id: a\r\n",
+        b"X-Liftlog-Key: k\r\n",
         b"Liftlog-Key: k\r\n",
         b"Liftlog-Key:l\xff\r\n",
         b"Liftlog-Key:\r\n",
@@ -392,6 +396,41 @@ def test_blocks_of_one_form_say_what_the_expression_finds(blocks: list[bytes]) -
     for row in set(range(len(blocks))) - set(wanted.odd):
         assert (found.keys or nothing)[row] == (wanted.keys or nothing)[row]
         assert (found.message_ids or nothing)[row] == (wanted.message_ids or nothing)[row]
+
+
+NAMES = st.tuples(
+    st.sampled_from([b"", b"Nats-", b"Liftlog-", b"X-", b"nats-"]),
+    st.sampled_from([b"", b"Nats-", b"Liftlog-"]),
+    st.sampled_from([b"Msg-Id", b"Key", b"X"]),
+).map(b"".join)
+"""Names made of the pieces that the expression looks for."""
+LINES_OF_PIECES = st.tuples(NAMES, st.sampled_from([b": a", b": a", b":b ", b":", b""]))
+BLOCKS_OF_PIECES = st.lists(LINES_OF_PIECES.map(b"".join), max_size=5).map(
+    lambda lines: b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+)
+
+
+@settings(max_examples=4 * EXAMPLES)
+@given(blocks=st.lists(BLOCKS_OF_PIECES, min_size=1, max_size=6), copies=st.sampled_from([1, 60]))
+def test_names_that_resemble_each_other(blocks: list[bytes], copies: int) -> None:
+    """Each row of the columns is odd or says what the block alone says."""
+    rows = blocks * copies
+    found = header_columns(rows)
+    nothing = [None] * len(rows)
+    odd = set(found.odd)
+    for row, block in enumerate(rows):
+        if row in odd:
+            continue
+        wanted = parse_control(block)
+        assert (found.keys or nothing)[row] == wanted.key, block
+        assert (found.message_ids or nothing)[row] == (wanted.message_id or None), block
+
+
+@pytest.mark.parametrize("line", [b"Nats-Nats-Msg-Id: same\r\n", b"Liftlog-Liftlog-Key: k\r\n"])
+def test_a_doubled_prefix_names_no_header_of_ours(line: bytes) -> None:
+    columns = header_columns([b"NATS/1.0\r\n" + line + b"\r\n"] * 60)
+    assert columns.keys is None
+    assert columns.message_ids is None
 
 
 def test_ordinary_blocks_are_not_odd() -> None:
