@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those of the browser, which share one Chromium, and then all that may take long. Begun last,
     they would run on alone when all other workers have nothing left."""
     items.sort(key=lambda item: (not item.nodeid.startswith("tests/web/"), not _is_long(item)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each reason for a skip once, with the number of tests that it kept from running."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        terminalreporter.section("skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count} {'test' if count == 1 else 'tests'}: {reason}")
 
 
 def _is_long(item: pytest.Item) -> bool:

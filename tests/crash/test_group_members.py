@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster, lasting_ports
+from support.cluster import Cluster
 from support.daemon import Daemon
 from support.group_campaign import STREAM, Campaign, Publisher, described_at, slots_of_stream
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
+from support.ports import free_port
 from support.rounds import is_torture, rounds
 
 from liftlog.client import connect_sync
@@ -31,7 +32,7 @@ def server() -> Iterator[NatsServer]:
 
 
 def test_members_and_a_daemon_fail(server: NatsServer, tmp_path: Path) -> None:
-    address = f"tcp://127.0.0.1:{lasting_ports(1)[0]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     settings = {
         "streams": {STREAM: {"subject": "orders.>"}},
         "pull": {"listen": [address]},

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.cluster import NODES, Cluster, lasting_ports
+from support.cluster import NODES, Cluster
 from support.ingesting import publish, publish_until_acked, until
 from support.nats_server import NatsServer
+from support.ports import free_port
 from support.raw_nats import RawNats
 from support.raw_pull import BlockingPull, frame
 from support.repository import REPOSITORY
@@ -189,7 +190,7 @@ def test_the_reader_in_javascript_finds_the_leader_and_follows_it(
 ) -> None:
     """It is given an address where no one listens, and one of a follower."""
     leader, follower = cluster.leader("orders"), cluster.followers("orders")[0]
-    nowhere, near = lasting_ports(1)[0], cluster.nodes[follower].pull_address
+    nowhere, near = free_port(), cluster.nodes[follower].pull_address
     command = [str(NODE_JS), str(READER), "orders", "--server"]
     done = subprocess.run([*command, near], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pytest
 import yaml
 from support.ingesting import until
 from support.nats_server import NatsServer
+from support.ports import free_port
 from support.raw_nats import RawNats
 from support.repository import REPOSITORY
 
@@ -49,12 +49,6 @@ exec setpriv --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
 
 def last(instruction: str) -> str:
     return re.findall(rf"^{instruction} +(.*)$", DOCKERFILE, re.MULTILINE)[-1]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def can_unshare() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
+from support.ports import free_port
 from support.raw_nats import RawNats, pub_frame
 from support.repository import REPOSITORY
 
@@ -98,12 +98,6 @@ def programs(address: str) -> Iterator[tuple[Program, Program]]:
             if program._process.poll() is None:
                 program._process.kill()
             program.end()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_readers_go_on_after_kills(tmp_path: Path) -> None:

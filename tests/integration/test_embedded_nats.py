@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 from support.raw_nats import RawNats
 
 from liftlog.errors import ConfigError, LiftlogError, NatsUnavailable
@@ -60,12 +61,6 @@ async def test_start_again_keeps_the_port(tmp_path: Path) -> None:
     await server.stop()
     assert await server.start() == url
     await server.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 async def test_the_wanted_port_is_taken_when_it_is_free(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from click.testing import CliRunner
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
+from support.ports import free_port
 from support.raw_nats import RawNats, pub_frame
 from support.repository import REPOSITORY
 
@@ -101,9 +101,7 @@ class Worker:
 
 @pytest.fixture
 def daemon(server: NatsServer) -> Iterator[Daemon]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{one.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     settings = {"streams": {"orders": {"subject": "orders.>"}}, "pull": {"listen": [address]}}
     with Daemon(server.url, settings) as daemon:
         yield daemon

@@ -21,6 +21,7 @@ from support.ingesting import (
     until,
 )
 from support.nats_server import NatsServer
+from support.ports import free_port
 from support.raw_nats import RawNats
 
 from liftlog.client import connect_sync
@@ -319,9 +320,3 @@ def answers(daemon: Daemon) -> bool:
         return daemon.get("/livez")[0] == 200
     except OSError:
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from support.ingesting import (
     values_of,
 )
 from support.nats_server import NatsServer
+from support.ports import free_port
 from support.raw_nats import RawNats, ServerError
 
 pytestmark = pytest.mark.integration
@@ -33,11 +33,6 @@ STREAMS = {"in": {"subject": "in.>", "max_message_bytes": "2MiB"}}
 
 def serving(url: str, **nats: Any) -> Daemon:
     return Daemon(url, {"streams": STREAMS, "nats": {"reconnect_wait": "50ms", **nats}})
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def lost(daemon: Daemon, cause: str) -> float:

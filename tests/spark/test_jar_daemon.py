@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import IllegalArgumentException
 from support.certificates import Authority
-from support.cluster import Cluster, lasting_ports
+from support.cluster import Cluster
 from support.cutting_proxy import CuttingProxy, cutting_proxy
 from support.exporting import ExportedStreams, Put
 from support.ingesting import publish
 from support.loop_thread import LoopThread
 from support.nats_server import NatsServer
 from support.nkey_seeds import seed_of
+from support.ports import free_port
 from support.raw_nats import RawNats
 from support.rewriting import sketch_segments
 from support.served_logs import ServedLogs
@@ -496,7 +497,7 @@ def test_the_leader_of_a_cluster_is_followed(spark: SparkSession) -> None:
                 publish(raw, "orders", b"%d" % number)
         cluster.wait_settled("orders")
         near = cluster.nodes[cluster.followers("orders")[0]].pull_address
-        nowhere = f"127.0.0.1:{lasting_ports(1)[0]}"
+        nowhere = f"127.0.0.1:{free_port()}"
         for addresses in (near, f"{nowhere},{near}"):
             rows = jar_rows(spark, server=addresses, stream="orders", columns="offset,value")
             assert [int(row["value"]) for row in rows] == list(range(50))

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from support.command_line import COMMAND
 from support.daemon import Daemon
 from support.history import History, Reading, Stored
 from support.ingesting import AckedPublisher, number_of, until
+from support.ports import lasting_ports
 from support.raw_nats import RawMessage, RawNats, header_block, hpub_frame
 from support.repository import REPOSITORY
 
@@ -504,25 +504,3 @@ def assert_kept(
     found = history.check()
     assert not found, "\n".join(map(str, found))
     return history
-
-
-def lasting_ports(count: int) -> list[int]:
-    """Free ports that no outgoing connection takes while the daemon that listens is down. None is
-    given again soon: that another machine of a `Network` uses it is not seen here."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    candidate = _given[-1] if _given else (first - 1 - (os.getpid() * 16) % (first // 2))
-    while len(found) < count:
-        candidate = candidate - 1 if candidate > 2048 else first - 1
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", candidate))
-            except OSError:
-                continue
-            found.append(candidate)
-    _given[:] = found
-    return found
-
-
-_given: list[int] = []
-"""By the last call."""

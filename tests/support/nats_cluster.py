@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from support.cluster import lasting_ports
 from support.nats_server import NatsServer
+from support.ports import lasting_ports
 from support.raw_nats import RawNats
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from support.forks import Forked, can_fork
+from support.ports import free_port
 from support.processes import Process, wrapped_pid
 
 from liftlog.server.life.embedded import announced_port, find_nats_server, write_config
@@ -30,7 +31,8 @@ _RELOADED = "Reloaded server configuration"
 class NatsServer:
     """Use as a context manager, or `start()` and `stop()`.
 
-    `restart()` comes back on the same port with the same store. `jetstream=True` keeps its
+    `restart()` comes back on the same port with the same store; no other process takes that port
+    while the server is down. `jetstream=True` keeps its
     files below `directory`; `sync_always=True` fsyncs each message there.
     """
 
@@ -97,6 +99,8 @@ class NatsServer:
         """Returns once the server has greeted a connection."""
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self._port is None and "listen" not in self._config:
+            self._port = free_port()
         self._started_on = self._port
         config = self._write_config()
         command = [str(find_nats_server()), "-c", str(config)]

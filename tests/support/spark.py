@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,6 +29,7 @@ _HOW = (
 )
 
 
+@cache
 def missing_for_spark() -> str | None:
     """What is missing and how to get it; None when Spark can run."""
     home = os.environ.get("JAVA_HOME")
@@ -55,7 +57,9 @@ def require_spark() -> None:
 
 
 def spark_environment() -> dict[str, str]:
-    """For this process or another one: loopback only, this Python, this checkout."""
+    """Return the environment of a process that starts Spark: loopback only, this Python, this
+    checkout. Skips the test where Spark cannot run."""
+    require_spark()
     path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     return {
         "SPARK_LOCAL_IP": "127.0.0.1",

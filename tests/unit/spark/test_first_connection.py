@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.cutting_proxy import cutting_proxy
 from support.loop_thread import LoopThread
+from support.ports import free_port
 from support.served_logs import ServedLogs
 
 from acl.policy import Policy
@@ -33,12 +33,6 @@ def logs(tmp_path: Path) -> Iterator[ServedLogs]:
         served.add("orders")
         served.append("orders", [b"%d" % number for number in range(10)])
         yield served
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager
