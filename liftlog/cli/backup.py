@@ -8,7 +8,7 @@ import click
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Commands
-from liftlog.cli.options import debug_option, output_option
+from liftlog.cli.options import debug_option, duration_of, output_option, server_options
 
 _DIRECTORY = click.Path(path_type=Path)
 _streams_option = click.option(
@@ -32,9 +32,17 @@ def backup_commands() -> None:
 @click.argument("data_dir", type=_DIRECTORY)
 @click.argument("backup", type=_DIRECTORY)
 @_streams_option
-@output_option
+@click.option(
+    "--wait",
+    metavar="DURATION",
+    default="10s",
+    show_default=True,
+    help="How long to wait for the replicas of a node of a cluster to be committed as far as their "
+    "streams are.",
+)
+@server_options
 @debug_option
-def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
+def create(data_dir: Path, backup: Path, names: tuple[str, ...], wait: str) -> ExitCode:
     """Copy the streams in DATA_DIR into BACKUP.
 
     BACKUP is a new directory. The daemon may run: the backup contains everything that was acked
@@ -42,13 +50,18 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
     read DATA_DIR. Exit code 8 if records were already damaged or missing: the backup contains the
     others.
 
+    On a node of a cluster the command asks the daemon how far each replica is committed. It finds
+    the daemon by DATA_DIR; give a login with --token or --nkey if it needs one, and --server if its
+    certificate is for another name. Exit code 12 if the daemon cannot be asked, or a replica stays
+    behind its leader: the backup is made, and says which streams may lack what was acked last.
+
     \b
     Example:
       liftlog backup create /var/lib/liftlog /backup/liftlog-2026-01-31
     """
     from liftlog.cli.backup_run import create as run
 
-    return run(data_dir, backup, names)
+    return run(data_dir, backup, names, duration_of("--wait", wait))
 
 
 @backup_commands.command()

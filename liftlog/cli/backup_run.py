@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from liftlog.cli.backup_ends import Ends, ask_ends
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.options import output_format
 from liftlog.cli.output import print_table, write_object
@@ -27,8 +28,10 @@ from liftlog.log.lock import exclusive
 from liftlog.log.offline.files import existing_part, find_streams, give_to_owner, stored_bytes
 from liftlog.log.offline.verify import DAMAGE, verify_stream
 
+_MOST_NAMED = 5
 
-def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
+
+def create(data_dir: Path, backup: Path, names: tuple[str, ...], wait_seconds: float) -> ExitCode:
     streams = data_dir / STREAMS_NAME
     if not streams.is_dir():
         raise Problem(
@@ -36,11 +39,13 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
             ExitCode.NOT_FOUND,
             hint="give the daemon's data_dir: it has a folder `streams`",
         )
-    wanted = _known_names(names, [path.name for path in streams.iterdir()])
+    there = [path.name for path in streams.iterdir()]
+    wanted = _known_names(names, there)
     total = stored_bytes(
         [path for path in streams.iterdir() if wanted is None or path.name in wanted]
     )
     _check_room(backup, total)
+    ends = ask_ends(data_dir, wanted or there, wait_seconds)
     with _no_halves(backup), byte_progress(total) as advance:
         reached: dict[str, int] = {}
 
@@ -49,10 +54,28 @@ def create(data_dir: Path, backup: Path, names: tuple[str, ...]) -> ExitCode:
             reached[stream] = done
 
         found = create_backup(
-            data_dir, backup, created_ns=time.time_ns(), streams=wanted, progress=tell
+            data_dir,
+            backup,
+            created_ns=time.time_ns(),
+            streams=wanted,
+            committed=ends.committed,
+            progress=tell,
         )
     _show(found, f"{backup}: {_summary(found)}")
-    return _tell_damage(found)
+    if wanted is None:
+        _tell_elsewhere(ends)
+    return _tell_problems(found)
+
+
+def _tell_elsewhere(ends: Ends) -> None:
+    if not ends.elsewhere:
+        return
+    named = [f"{name} (on {', '.join(nodes)})" for name, nodes in ends.elsewhere.items()]
+    more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    note(
+        f"Node {ends.node} has no replica of {plural(len(named), 'stream')} of the cluster: "
+        f"{printable(', '.join(named[:_MOST_NAMED]))}{more}. Back up these nodes, too."
+    )
 
 
 def _known_names(names: tuple[str, ...], there: list[str]) -> frozenset[str] | None:
@@ -94,7 +117,7 @@ def info(backup: Path) -> None:
     found = _read(backup)
     created = show_time(found.created_ns)
     _show(found, f"made {created} by liftlog {found.version}: {_summary(found)}")
-    _tell_damage(found)
+    _tell_problems(found)
 
 
 def verify(backup: Path, quick: bool) -> ExitCode:
@@ -210,6 +233,7 @@ def _object(found: Backup) -> dict[str, Any]:
             "end_offset": one.end_offset,
             "size_bytes": one.size_bytes,
             "damaged": list(one.damaged),
+            "may_lack": one.may_lack,
         }
         for one in found.streams
     ]
@@ -222,8 +246,18 @@ def _object(found: Backup) -> dict[str, Any]:
     }
 
 
-def _tell_damage(found: Backup) -> ExitCode:
+def _tell_problems(found: Backup) -> ExitCode:
     for stream in found.streams:
         for problem in stream.damaged:
             warn(f"{stream.name}: {problem}; it is not in the backup")
-    return ExitCode.DAMAGED if any(one.damaged for one in found.streams) else ExitCode.OK
+        if stream.may_lack:
+            warn(
+                f"{stream.name}: the backup ends at offset {stream.end_offset}, and may lack what "
+                f"was acked last: {stream.may_lack}"
+            )
+    if any(one.damaged for one in found.streams):
+        return ExitCode.DAMAGED
+    if any(one.may_lack for one in found.streams):
+        note("Back up again while the daemon runs, or on the node that leads these streams.")
+        return ExitCode.BEHIND
+    return ExitCode.OK

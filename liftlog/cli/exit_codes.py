@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     DENIED = 9
     NOT_ACKED = 10
     TRY_AGAIN = 11
+    BEHIND = 12
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
@@ -39,6 +40,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.DENIED: "not authenticated, or not allowed by the ACL or by NATS",
     ExitCode.NOT_ACKED: "a published message was refused, or no ack came in time",
     ExitCode.TRY_AGAIN: "not possible right now: no answer in time, disk full, directory in use",
+    ExitCode.BEHIND: "a backup was made, and may lack what was acked last",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.PIPE_CLOSED: "the reader of the output closed it",
 }

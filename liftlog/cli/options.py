@@ -259,6 +259,16 @@ def connect_to_server(default: str = DEFAULT_SERVER, **options: Any) -> SyncClie
     return connect_sync(address, token=token, nkey=nkey, tls=_tls_for(address), **options)
 
 
+def connect_at(address: str, **options: Any) -> SyncClient:
+    """A connection to the daemon at `address`, which no option has named: with the login of the
+    command line or the environment. That of a context is for the context's own server."""
+    from liftlog.client.connecting import connect_sync
+
+    token = given_value("token") or os.environ.get("LIFTLOG_TOKEN") or None
+    nkey = given_value("nkey") or os.environ.get("LIFTLOG_NKEY") or None
+    return connect_sync(address, token=token, nkey=nkey, tls=_tls_for(address), **options)
+
+
 def full_address(text: str) -> str:
     """`host:9292`, `host` and `/run/x.sock` are short forms; others are left as they are."""
     word = text.strip()

@@ -298,6 +298,8 @@ class ClusterInfo(Described):
     is_store_lost: bool = False
     """Whether the metadata store is out of that node's reach for so long that its session has
     ended: what it tells may be old, and nothing can change."""
+    node: str = ""
+    """The node that answers, whose offsets these are; empty from an older one."""
 
     @property
     def members(self) -> list[ClusterNode]:

@@ -14,12 +14,14 @@ from liftlog.log.backup.restoring import (
     restore_backup,
     verify_backup,
 )
+from liftlog.log.backup.source import Committed
 
 __all__ = [
     "BackedUpFile",
     "BackedUpStream",
     "Backup",
     "BackupFinding",
+    "Committed",
     "Progress",
     "RestoredStream",
     "create_backup",

@@ -11,7 +11,7 @@ The backup's manifest is written last: a stop before that leaves a directory tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from liftlog.log.backup.files import (
     describe_file,
     lost_in_holes,
 )
-from liftlog.log.backup.source import Source, look, loss_in_words, seal_active
+from liftlog.log.backup.source import Committed, Source, look, loss_in_words, seal_active
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
 from liftlog.log.filesystem import FileSystem, OsFileSystem, ReadOnlyFileSystem
 from liftlog.log.index import index_path
@@ -51,12 +51,14 @@ def create_backup(
     *,
     created_ns: int,
     streams: frozenset[str] | None = None,
+    committed: Mapping[str, Committed] | None = None,
     progress: Progress = lambda stream, done, total: None,
     source_fs: FileSystem | None = None,
     target_fs: FileSystem | None = None,
     boot_id: str | None = None,
 ) -> Backup:
     """Copy what was acked of `streams` (all if None) into `target`, which is empty or missing.
+    `committed` says of replicas how far that is; asked first of `_offsets`, as it is copied first.
 
     Durable on return. Raises InvalidArgument for another `target`, StreamUnavailable when it is
     unknown where a stream ends, CorruptMetadata for a stream without a manifest, OSError; then
@@ -73,7 +75,8 @@ def create_backup(
     for name in _names(source, data_dir):
         if streams is not None and name not in streams:
             continue
-        copy = _StreamCopy(source, data_dir, fs, target, name, progress, boot_id)
+        known = (committed or {}).get(name, Committed())
+        copy = _StreamCopy(source, data_dir, fs, target, name, progress, boot_id, known)
         found = copy.run()
         if found is not None:
             done.append(found)
@@ -100,6 +103,7 @@ class _StreamCopy:
     name: str
     progress: Progress
     boot_id: str | None
+    committed: Committed
     copied: dict[str, tuple[SegmentEntry, list[BackedUpFile]]] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
@@ -118,7 +122,7 @@ class _StreamCopy:
     def run(self) -> BackedUpStream | None:
         """None when there is no such stream, or none any more."""
         for number in range(_ROUNDS):
-            found = look(self.source, self.data_dir, self.name, self.boot_id)
+            found = look(self.source, self.data_dir, self.name, self.boot_id, self.committed)
             if found is None:
                 self._forget_all()
                 return None
@@ -241,6 +245,7 @@ class _StreamCopy:
                 *map(loss_in_words, unreadable),
                 *active.damaged,
             ),
+            found.may_lack,
         )
 
     def _missing_segments(self, found: Source) -> list[str]:

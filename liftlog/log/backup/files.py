@@ -47,7 +47,9 @@ class BackedUpFile:
 
 @dataclass(frozen=True, slots=True)
 class BackedUpStream:
-    """Records [log_start_offset, end_offset). `damaged`: what the source lacked, in words."""
+    """Records [log_start_offset, end_offset). `damaged`: what the source lacked, in words.
+    `may_lack`: why records from `end_offset` on may have been acked before it was made; empty if
+    none were, as in every backup that was made before there was the key."""
 
     name: str
     incarnation: str
@@ -56,6 +58,7 @@ class BackedUpStream:
     end_offset: int
     files: tuple[BackedUpFile, ...]
     damaged: tuple[str, ...] = ()
+    may_lack: str = ""
 
     @property
     def size_bytes(self) -> int:

@@ -3,8 +3,11 @@ and delete.
 
 The end is what was acked when this was read. Of a daemon that runs, or was killed since the last
 boot, the slot says it exactly; of one that was stopped, the clean marker. Otherwise the end is
-not known before a recovery has judged the tail, and there is no backup. For a replica, the end is
-the high watermark as it was last stored: what its slot tells of may never be committed.
+not known before a recovery has judged the tail, and there is no backup.
+
+For a replica, the end is its high watermark: what its slot tells of may never be committed. The
+files have the high watermark as it was stored last, which may be half a minute old; `Committed`
+brings the one of this moment, which the daemon knows. The slot of the only replica is exact, too.
 
 The slot is read before the manifest, so a segment that was rolled in between is already sealed in
 the manifest: what of the active segment lies below the end is all there, whatever happens since.
@@ -31,6 +34,25 @@ from liftlog.log.walk import is_covered
 from liftlog.records.place import Epochs
 
 _TRIES = 100
+_NOT_ASKED = (
+    "the daemon was not asked how far it is committed, and what is stored of that may be half a "
+    "minute old"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """How far a replica is committed at this moment, as its daemon says. `end` is None when it did
+    not; `behind` says why records may be missing that were acked, empty if none are. `is_only`: no
+    other node has a replica, so what this one has acked is committed."""
+
+    incarnation: str = ""
+    end: int | None = None
+    behind: str = ""
+    is_only: bool = False
+
+
+_UNKNOWN = Committed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +61,8 @@ class Source:
 
     manifest: Manifest
     end_offset: int
+    may_lack: str = ""
+    """Why records may have been acked at or past the end; empty if none were."""
 
     @property
     def sealed(self) -> tuple[SegmentEntry, ...]:
@@ -49,8 +73,15 @@ class Source:
         return self.manifest.segments[-1]
 
 
-def look(fs: FileSystem, data_dir: Path, name: str, boot_id: str | None = None) -> Source | None:
-    """None when the stream is not there: never made whole, or deleted meanwhile.
+def look(
+    fs: FileSystem,
+    data_dir: Path,
+    name: str,
+    boot_id: str | None = None,
+    committed: Committed = _UNKNOWN,
+) -> Source | None:
+    """None when the stream is not there: never made whole, or deleted meanwhile. `committed` counts
+    for a replica.
 
     Raises StreamUnavailable when the end of the log is not known, CorruptMetadata, OSError.
     """
@@ -61,7 +92,12 @@ def look(fs: FileSystem, data_dir: Path, name: str, boot_id: str | None = None) 
             if _has_data(fs, directory):
                 raise CorruptMetadata(f"stream {name} has files but no manifest")
             return None
-        end = _end(fs, data_dir, name, before, boot_id)
+        end: int | None
+        may_lack = ""
+        if before.replicated:
+            end, may_lack = _committed_end(fs, data_dir, name, before, boot_id, committed)
+        else:
+            end = _end(fs, data_dir, name, before, boot_id)
         manifest = read_manifest(fs, directory)
         if manifest is None or manifest.lineage != before.lineage:
             continue  # just deleted, created again or truncated
@@ -77,7 +113,7 @@ def look(fs: FileSystem, data_dir: Path, name: str, boot_id: str | None = None) 
         else:
             end = max(end, manifest.segments[-1].base_offset)
         if manifest.log_start_offset <= end:
-            return Source(manifest, end)
+            return Source(manifest, end, may_lack)
     raise StreamUnavailable(f"stream {name} changes faster than it can be looked at")
 
 
@@ -102,18 +138,41 @@ def _end(
     """Everything below was acked, and nothing at or above it; None when that is not known."""
     if not manifest.segments:
         return None
-    states = read_known_states(fs, data_dir, name)
-    if manifest.replicated:
-        # What this replica has acked to others need not be committed.
-        active = manifest.segments[-1]
-        known = [one.high_watermark for one in states.of(manifest.incarnation, active)]
-        return max([manifest.high_watermark, *known])
-    clean = states.clean
+    clean = read_known_states(fs, data_dir, name).clean
     if clean is not None and clean.is_of(manifest.incarnation, manifest.segments[-1]):
         # A hole after the last record, where more was acked than is left, is in the manifest.
         return max(clean.next_offset, manifest.high_watermark)
     slot = _slot(fs, data_dir / STREAMS_NAME / name, manifest.lineage, boot_id)
     return slot.acked_end if slot is not None and slot.exact else None
+
+
+def _committed_end(
+    fs: FileSystem,
+    data_dir: Path,
+    name: str,
+    manifest: Manifest,
+    boot_id: str | None,
+    committed: Committed,
+) -> tuple[int, str]:
+    """Everything below is committed; and why that may not be all that was acked."""
+    states, active = read_known_states(fs, data_dir, name), manifest.segments[-1:]
+    known = (
+        [one.high_watermark for one in states.of(manifest.incarnation, *active)] if active else []
+    )
+    stored = max([manifest.high_watermark, *known])
+    if committed.end is not None and committed.incarnation == manifest.incarnation:
+        return max(stored, committed.end), committed.behind
+    if committed.is_only:
+        slot = _slot(fs, data_dir / STREAMS_NAME / name, manifest.lineage, boot_id)
+        if slot is not None and slot.exact:
+            return max(stored, slot.acked_end), ""
+        if (
+            active
+            and states.clean is not None
+            and states.clean.is_of(manifest.incarnation, *active)
+        ):
+            return stored, ""
+    return stored, committed.behind or _NOT_ASKED
 
 
 def _slot(fs: FileSystem, directory: Path, lineage: str, boot_id: str | None) -> SlotState | None:

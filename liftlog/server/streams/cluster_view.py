@@ -63,7 +63,10 @@ def describe_cluster(
             )
         )
     return ClusterInfo(
-        member.cluster_id, [one.to_wire() for one in nodes], [one.to_wire() for one in streams]
+        member.cluster_id,
+        [one.to_wire() for one in nodes],
+        [one.to_wire() for one in streams],
+        node=member.name,
     )
 
 

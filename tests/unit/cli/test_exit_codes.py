@@ -35,6 +35,7 @@ def test_the_documented_numbers_stay() -> None:
         "DENIED": 9,
         "NOT_ACKED": 10,
         "TRY_AGAIN": 11,
+        "BEHIND": 12,
         "INTERRUPTED": 130,
         "PIPE_CLOSED": 141,
     }
