@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
+from liftlog.cli.conditions import UNREADY, Shown, conditions_of, shown
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_pairs, write_object
 from liftlog.cli.problems import Problem
-from liftlog.cli.text import printable
 
 _MAX_ANSWER_BYTES = 1_000_000
 
@@ -42,10 +43,11 @@ _MAX_ANSWER_BYTES = 1_000_000
 def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
     """Show whether the daemon is ready.
 
-    Exit code 0 if it is ready, 11 if it answers that it is not, 4 if it does not answer. Over the
-    pull address, which may need a token, ready means that the daemon answers, is connected to NATS,
-    and NATS permits what the streams need; over HTTP it is the answer of /readyz, with all checks.
-    Warnings (lost records, failing compaction) are shown and do not change the exit code.
+    Exit code 0 if it is ready, 11 if it answers that it is not, 4 if it does not answer. Both
+    addresses give the same verdict and the same conditions, each with its next step; the pull
+    address may need a token, and shows conditions of the streams that you may read. Over HTTP the
+    checks of /readyz are shown too. Warnings and errors of single streams (lost records, failing
+    compaction) are shown and do not change the exit code.
 
     \b
     Examples:
@@ -61,7 +63,7 @@ def health(http_address: str | None, live: bool, timeout: float) -> ExitCode:
         ready, found = _ask_pull(timeout)
     style = output_format()
     if style == "table":
-        print_pairs([(name, printable(text)) for name, text in _facts(ready, found)])
+        print_pairs(_facts(ready, found))
     else:
         write_object({"ready": ready, **found}, style)
     return ExitCode.OK if ready else ExitCode.TRY_AGAIN
@@ -72,17 +74,22 @@ def _ask_pull(timeout: float) -> tuple[bool, dict[str, Any]]:
         connect_timeout=timeout, request_timeout=timeout, reconnect_for=0
     ) as client:
         found = client.metadata()
-    connected = bool(found.nats.get("connected"))
-    problem = str(found.nats.get("problem") or ("" if connected else "not connected to NATS"))
-    # As /readyz has it: with a connection it is the streams that lack something.
-    problems = {"streams" if connected else "nats": problem} if problem else {}
-    status = "not ready" if problem else "ok"
-    return not problem, {
-        "status": status,
-        "problems": problems,
-        "warnings": found.warnings,
+    conditions = conditions_of(found)
+    problems = [one for one in conditions if one.severity == UNREADY]
+    return not problems, {
+        "status": "not ready" if problems else "ok",
+        "problems": _by_name(problems),
+        "warnings": _by_name(one for one in conditions if one.severity != UNREADY),
+        "conditions": found.conditions,
         "name": found.name,
     }
+
+
+def _by_name(conditions: Iterable[Shown]) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    for one in conditions:
+        found.setdefault(one.name, []).append(one.text)
+    return {name: "; ".join(texts) for name, texts in found.items()}
 
 
 def _ask_http(address: str, path: str, timeout: float) -> tuple[bool, dict[str, Any]]:
@@ -118,17 +125,19 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _facts(ready: bool, found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The verdict, then all checks of the answer, or else the problems."""
+    """The verdict, the checks if the answer has them, and what is wrong."""
     facts = [("ready" if "uptime_seconds" not in found else "alive", "yes" if ready else "no")]
-    checks, problems = found.get("checks"), found.get("problems")
+    checks, problems, warnings = (found.get(one) for one in ("checks", "problems", "warnings"))
     if isinstance(checks, dict):
         for name, one in checks.items():
             ok = isinstance(one, dict) and one.get("ok") is True
             detail = one.get("detail") if isinstance(one, dict) else one
             facts.append((str(name), f"{'ok' if ok else 'NOT OK'}: {detail}"))
-    elif isinstance(problems, dict):
-        facts += [(str(name), str(text)) for name, text in problems.items()]
-    warnings = found.get("warnings")
+    listed = found.get("conditions")
+    if isinstance(listed, list) and listed:
+        return facts + [(one.label, one.words) for one in shown(listed)]
+    if isinstance(problems, dict) and not isinstance(checks, dict):
+        facts += [(f"problem: {name}", str(text)) for name, text in problems.items()]
     if isinstance(warnings, dict):
         facts += [(f"warning: {name}", str(text)) for name, text in warnings.items()]
     return facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from liftlog.cli.conditions import conditions_of
 from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import print_pairs, write_object
@@ -43,5 +44,5 @@ def info() -> None:
         ("limits", "\n".join(f"{name}: {value}" for name, value in found.limits.items())),
         ("features", " ".join(found.features)),
     ]
-    pairs += [(f"warning: {name}", str(text)) for name, text in found.warnings.items()]
+    pairs += [(one.label, one.words) for one in conditions_of(found)]
     print_pairs([(label, printable(text, keep_newlines=True)) for label, text in pairs])

@@ -8,16 +8,18 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from liftlog.cli.conditions import Shown, conditions_of
 from liftlog.cli.groups import Command
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import colour_of, is_terminal, make_console, print_table, write_objects
+from liftlog.cli.problems import warn
 from liftlog.cli.text import printable, shorten
 from liftlog.cli.top_view import COLUMNS, END, ORDERS, Row, View, spark
 from liftlog.errors import Forbidden, StreamUnavailable
@@ -39,6 +41,7 @@ class Sample:
     time: float
     streams: list[StreamInfo]
     checkpoints: list[Checkpoint]
+    conditions: list[Shown]
 
 
 @click.command(cls=Command)
@@ -83,12 +86,15 @@ def top(interval: float, sort: str, wanted: str, once: bool) -> None:
         if style != "table" or once or not is_terminal():
             before = _look(client)
             time.sleep(interval)
-            view.take(rows_of(before, _look(client), sort))
+            after = _look(client)
+            view.take(rows_of(before, after, sort))
             rows = view.rows
             if style != "table":
                 write_objects([asdict(row) for row in rows], style)
             else:
                 print_table(_HEADINGS, [row.cells() for row in rows], right=_RIGHT)
+            for one in after.conditions:
+                warn(printable(f"{one.name}: {one.text}"))
         else:
             _watch(client, interval, view)
 
@@ -99,7 +105,7 @@ def _look(client: SyncClient) -> Sample:
         checkpoints = client.list_checkpoints()
     except (Forbidden, StreamUnavailable):  # the rates can be seen without them
         checkpoints = []
-    return Sample(time.monotonic(), streams, checkpoints)
+    return Sample(time.monotonic(), streams, checkpoints, conditions_of(client.metadata()))
 
 
 def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
@@ -129,6 +135,14 @@ def rows_of(before: Sample, after: Sample, sort: str) -> list[Row]:
     return sorted(rows, key=ORDERS[sort])
 
 
+def headline(conditions: Sequence[Shown]) -> str:
+    """The worst condition in a line, and how many there are besides; empty without any."""
+    if not conditions:
+        return ""
+    more = f" (and {len(conditions) - 1} more: liftlog health)" if len(conditions) > 1 else ""
+    return f"{conditions[0].name}: {conditions[0].text}{more}"
+
+
 def _watch(client: SyncClient, interval: float, view: View) -> None:
     from rich.live import Live
 
@@ -138,23 +152,27 @@ def _watch(client: SyncClient, interval: float, view: View) -> None:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 view.take(rows_of(before, after, view.sort))
+                wrong = headline(after.conditions)
                 following = time.monotonic() + interval
                 while (left := following - time.monotonic()) > 0:
-                    live.update(_table(view, client.address, *console.size), refresh=True)
+                    live.update(_table(view, client.address, wrong, *console.size), refresh=True)
                     if view.press(read_keys(left)):
                         return
                 before, after = after, _look(client)
 
 
-def _table(view: View, address: str, width: int, height: int) -> Table:
+def _table(view: View, address: str, wrong: str, width: int, height: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    page = view.page(max(height - _LINES_AROUND, 1))
+    page = view.page(max(height - _LINES_AROUND - bool(wrong), 1))
     total = sum(row.records_per_second for row in view.rows)
     moment = time.strftime("%H:%M:%S")
     title = printable(f"{address}  {moment}  {total:,.0f} records/s  {view.described()}")
-    table = Table(box=None, title=Text(shorten(title, width)), title_justify="left", expand=True)
+    above = Text(shorten(title, width))
+    if wrong:
+        above.append(f"\n{shorten(printable(wrong), width)}", style="bold red")
+    table = Table(box=None, title=above, title_justify="left", expand=True)
     table.caption, table.caption_justify = Text(shorten(view.prompt(), width)), "left"
     columns = [column for column in COLUMNS if width >= column.from_width]
     for column in columns:

@@ -132,8 +132,10 @@ class DaemonInfo(Described):
 
     `nats` holds `connected` and `server_version`; `limits` are those of its connections; `features`
     lists the kinds of request that it answers and what else a client may want to know in advance.
-    `stream_count` counts the streams that the principal may read, including failed ones; `warnings`
-    say in words what is wrong with them, by kind.
+    `stream_count` counts the streams that the principal may read, including failed ones.
+    `conditions` is what is wrong, the worst first: maps with `name`, `severity` (unready, error or
+    warning), `about` (daemon, stream or node), `subject`, `text` and `next_step`. `warnings` has
+    those in words, by name, that leave the daemon ready.
     """
 
     name: str = ""
@@ -146,3 +148,4 @@ class DaemonInfo(Described):
     stream_count: int = 0
     features: list[str] = field(default_factory=list)
     warnings: dict[str, Any] = field(default_factory=dict)
+    conditions: list[dict[str, Any]] = field(default_factory=list)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.daemon import Daemon
 from support.ingesting import (
     assert_no_traceback,
@@ -23,6 +24,7 @@ from support.ingesting import (
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
+from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.errors import DiskFull
 
@@ -126,6 +128,49 @@ def test_ending_and_starting_on_a_full_disk(how: str, server: NatsServer, small_
 def readiness(daemon: Daemon) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(daemon.get("/readyz")[1])
     return found
+
+
+def test_a_full_disk_looks_full_everywhere(server: NatsServer, small_disk: Path) -> None:
+    """The same words on every surface, and none of them once there is room."""
+    with daemon_on(small_disk, server) as daemon, RawNats(server.port) as raw:
+        fill(raw, "in.x")
+        with contextlib.suppress(OSError), (small_disk / "hog").open("wb", 0) as hog:
+            while True:
+                hog.write(b"x" * 4096)
+        until(lambda: "disk" in readiness(daemon)["problems"])
+        words = readiness(daemon)["problems"]["disk"]
+        assert words == "the data directory cannot be written: No space left on device"
+        refusing = "in: refuses messages: no space left on the disk of the log"
+        assert readiness(daemon)["warnings"] == {"refusing": refusing}
+        surfaces = surfaces_of(daemon)
+        for surface, text in surfaces.items():
+            assert words in text, surface
+            assert (refusing in text) == (surface not in ("stream info",)), surface
+        assert surfaces["health"].startswith("11 ready")
+        assert surfaces["doctor"].startswith("1 ")
+        (small_disk / "hog").unlink()
+        enlarge(small_disk)
+        assert publish(raw, "in.x", VALUE)["seq"] > 0
+        daemon.wait_ready()
+        for surface, text in surfaces_of(daemon).items():
+            assert words not in text, surface
+            assert "refuses messages" not in text, surface
+
+
+def surfaces_of(daemon: Daemon) -> dict[str, str]:
+    """What an operator sees who looks there first; commands with their exit code."""
+    commands = {
+        "health": ("health",),
+        "info": ("info",),
+        "stream info": ("stream", "info", "in"),
+        "top": ("top", "--once", "--interval", "0.1"),
+        "doctor": ("doctor", "-c", str(daemon.config_path)),
+    }
+    found = {}
+    for name, words in commands.items():
+        result = CliRunner().invoke(cli, [*words, "--server", daemon.pull_address])
+        found[name] = f"{result.exit_code} {result.output}"
+    return found | {path: daemon.get(path)[1] for path in ("/ui/streams", "/ui/streams/in")}
 
 
 def test_checkpoints_on_a_full_disk(server: NatsServer, small_disk: Path) -> None:

@@ -269,7 +269,7 @@ def test_jetstream_on_the_same_subject_is_told() -> None:
             os.kill(daemon.pid, signal.SIGHUP)
             until(lambda: "jetstream" in readiness(daemon)["warnings"])
             assert readiness(daemon)["problems"] == {}
-            assert readiness(daemon)["warnings"]["jetstream"].endswith(" as in")
+            assert readiness(daemon)["warnings"]["jetstream"].startswith("in: ")
             assert "JetStream acks the same" in " ".join(describe(daemon, "in").warnings)
             assert "JetStream" not in " ".join(describe(daemon, "quiet").warnings)
             assert "jetstream-on-the-same-subject" in daemon.log

@@ -26,7 +26,7 @@ class Healthy:
     def liveness(self) -> dict[str, Any]:
         return {"status": "ok"}
 
-    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+    async def readiness(self, may_read: Any = None) -> tuple[bool, dict[str, Any]]:
         return True, {"status": "ok"}
 
 

@@ -28,6 +28,7 @@ from liftlog.records.header import parse_header
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.streams.leases import LeaseKeeping
+from liftlog.server.vitals.conditions import Conditions
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
 
@@ -182,6 +183,7 @@ class LogBroker:
         self.streams: dict[str, LoggedStream] = {}
         self.settings: dict[str, dict[str, object]] = {}
         self.compaction: dict[str, object] = {}
+        self.conditions = Conditions()
         self.gate: asyncio.Event | None = None  # when set, create waits for it
         stream: Any = self.stream
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import client, commands, errors, metrics, settings
+from . import client, commands, conditions, errors, metrics, settings
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 PAGES = {
     "cli.md": commands.render,
     "client-api.md": client.render,
+    "conditions.md": conditions.render,
     "errors.md": errors.render,
     "metrics.md": metrics.render,
     "settings.md": settings.render,

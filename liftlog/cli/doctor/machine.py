@@ -91,7 +91,7 @@ def _mounted_kind(path: Path) -> str:
 def _room(path: Path) -> Checkup:
     found = os.statvfs(path)
     free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-    detail = f"{show_size(free)} of {show_size(size)} are free"
+    detail = f"{show_size(free)} of {show_size(size)} are free at {path}"
     advice = "free space, or let retention keep less (retention.max_bytes)"
     if free < 16 << 20 or (found.f_files and not found.f_favail):
         return Checkup("free space", FAILED, detail, advice)

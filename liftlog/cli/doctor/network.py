@@ -20,6 +20,7 @@ from nats.errors import Error
 
 from acl.subjects import overlap_any
 from liftlog import __version__
+from liftlog.cli.conditions import UNREADY, conditions_of
 from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.options import connect_to_server
 from liftlog.cli.text import plural, show_size
@@ -48,20 +49,15 @@ def check_daemon(settings: Settings) -> Iterator[Checkup]:
         yield Checkup("daemon", SKIPPED, f"not asked: {getattr(error, 'message', error)}")
         return
     detail = f"{found.name} {found.version}, {plural(len(streams), 'stream')}"
-    troubled = [one.name for one in streams if one.quarantined or one.state == "failed"]
     if found.version != __version__:
         yield Checkup(
             "daemon", WARNING, f"{detail}; this command is {__version__}", "restart the daemon"
         )
-    elif troubled:
-        yield Checkup(
-            "daemon",
-            WARNING,
-            f"damaged or failed: {', '.join(troubled)}",
-            "liftlog stream info NAME",
-        )
     else:
         yield Checkup("daemon", OK, detail)
+    for one in conditions_of(found):
+        status = FAILED if one.severity == UNREADY else WARNING
+        yield Checkup("daemon", status, f"{one.name}: {one.text}", one.next_step)
 
 
 def _pull_address(settings: Settings) -> str:

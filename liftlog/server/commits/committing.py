@@ -281,7 +281,7 @@ class GroupCommits:
         first = sequencer.untaken_offset if group is None else group.base_offset
         refusal = DISK_FULL if isinstance(error, DiskFull) else STORE_FAILED
         nacks = sequencer.failed(group, refusal, next_offset=self._log.log_end_offset)
-        self._observed.failed(sequencer.held_messages)
+        self._observed.failed(refusal.description, sequencer.held_messages)
         self._own_records.failed(error, first)
         self._shared.send(nacks)
         self._shared.pending_changed()
@@ -297,7 +297,7 @@ class GroupCommits:
         thread is writing ends as its write does."""
         out = None if self._turns.is_taken else self._sequencer.oldest_out
         nacks = self._sequencer.failed(out, STORE_FAILED)
-        self._observed.failed(self._sequencer.unanswered_messages)
+        self._observed.failed(reason, self._sequencer.unanswered_messages)
         self._shared.send(nacks)
         self._own_records.failed(reason)
         self._shared.pending_changed()

@@ -25,6 +25,8 @@ class StreamObservations:
         "read_records",
         "received_bytes",
         "records",
+        "refusing",
+        "refusing_since",
         "repaired_ranges",
     )
 
@@ -45,6 +47,10 @@ class StreamObservations:
         self.read_bytes = 0
         self.repaired_ranges = 0
         """Damaged ranges that came back from another replica."""
+        self.refusing = ""
+        """Why the last commit failed; empty when it succeeded, or none was tried yet."""
+        self.refusing_since = 0.0
+        """When it failed, by the monotonic clock."""
         self._arrivals: deque[tuple[float, int]] = deque()
 
     def read(self, records: int, size_bytes: int) -> None:
@@ -69,6 +75,7 @@ class StreamObservations:
     def answered(self, messages: int, records: int) -> None:
         """A group is committed and its acks are on their way."""
         self.commits += 1
+        self.refusing = ""
         self.records += records
         if records:
             self.group_records.observe(records)
@@ -79,9 +86,10 @@ class StreamObservations:
             self.ack_seconds.observe(now - since, count)
             messages -= count
 
-    def failed(self, still_waiting: int = 0) -> None:
+    def failed(self, reason: str, still_waiting: int = 0) -> None:
         """A commit failed, and every message that waited was refused, except the first ones."""
         self.commit_failures += 1
+        self.refusing, self.refusing_since = reason, time.monotonic()
         arrivals, self._arrivals = self._arrivals, deque()
         while still_waiting > 0 and arrivals:
             self._arrivals.append(arrivals.popleft())

@@ -17,6 +17,7 @@ from liftlog.errors import ConfigError, Forbidden, StreamUnavailable
 from liftlog.server.http.callers import HostNames
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.vitals.conditions import MayRead
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 NO_ROUTE = "none"
@@ -35,8 +36,9 @@ class Health(Protocol):
         ...
 
     def liveness(self) -> dict[str, Any]: ...
-    async def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Whether clients should be sent here, and why not."""
+    async def readiness(self, may_read: MayRead | None = None) -> tuple[bool, dict[str, Any]]:
+        """Whether clients should be sent here, and why not, as one sees it who may read only some
+        streams."""
         ...
 
 

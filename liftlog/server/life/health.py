@@ -1,14 +1,15 @@
 """Liveness and readiness of the daemon, with the reasons.
 
-"Not ready" means that clients should not be sent here. A failed stream is only a warning, since the
-other streams are served.
+"Not ready" means that clients should not be sent here: a condition that is `unready` is present.
+This module produces the conditions of the daemon itself; `liftlog.server.streams.description`
+produces those of streams.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -19,11 +20,11 @@ from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.server.vitals.conditions import Condition, MayRead, by_kind
 from liftlog.server.vitals.disk import DiskProbe
 
 STALLED_SECONDS = 10.0
 """A commit that takes longer means that the disk has stalled."""
-_MAX_NAMED = 20
 _ACK_REFUSED_SECONDS = 300.0
 """For so long, an ack that NATS refused is reported."""
 
@@ -42,10 +43,13 @@ class Check:
 
     ok: bool
     detail: str
+    streams: Iterable[str] = ()
+    """Those that the detail leads up to."""
 
 
 class Health:
-    """Asked by the HTTP port. Belongs to the event loop."""
+    """Asked by the HTTP port; adds what it finds to the conditions of the broker. Belongs to the
+    event loop."""
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Health:
         self._started = time.monotonic()
         self._ready_after_seconds = ready_after_seconds
         self._has_caught_up = False
+        broker.conditions.add(self._found, refresh=disk.state)
 
     @property
     def is_serving(self) -> bool:
@@ -86,29 +91,57 @@ class Health:
             "event_loop_lag_seconds": round(self._loop_lag_seconds(), 6),
         }
 
-    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+    async def readiness(self, may_read: MayRead | None = None) -> tuple[bool, dict[str, Any]]:
         """Whether the daemon is ready, and the body of the answer."""
+        found = await self._broker.conditions.now(may_read)
+        problems = by_kind(one for one in found if one.is_unready)
+        checks = {name: _shown(name, check, may_read) for name, check in self._checks().items()}
+        return not problems, {
+            "status": "not ready" if problems else "ok",
+            "problems": problems,
+            "warnings": by_kind(one for one in found if not one.is_unready),
+            "conditions": [one.to_wire() for one in found],
+            "checks": checks,
+        }
+
+    def _checks(self) -> dict[str, Check]:
         checks = {
             "recovery": self._recovery(),
             "nats": self._nats(),
             "streams": self._streams(),
-            "disk": await self._writable(),
+            "disk": self._writable(),
             "draining": self._draining(),
         }
         if self._broker.replicated is not None:
             checks["cluster"] = self._cluster(self._broker.replicated)
-        problems = {name: check.detail for name, check in checks.items() if not check.ok}
-        if "recovery" in problems:
-            problems.pop("nats", None)  # no attempt was made yet
-            problems.pop("cluster", None)
-        if "recovery" in problems or "nats" in problems:
-            problems.pop("streams", None)  # a consequence of the above
-        return not problems, {
-            "status": "not ready" if problems else "ok",
-            "problems": problems,
-            "warnings": self.warnings(),
-            "checks": {name: asdict(check) for name, check in checks.items()},
-        }
+        return checks
+
+    # --- conditions ---
+
+    def _found(self) -> Iterator[Condition]:
+        checks = {name: check for name, check in self._checks().items() if not check.ok}
+        if "recovery" in checks:
+            checks.pop("nats", None)  # no attempt was made yet
+            checks.pop("cluster", None)
+        if "recovery" in checks or "nats" in checks:
+            checks.pop("streams", None)  # a consequence of the above
+        for name, check in checks.items():
+            yield Condition.of(name, check.detail, streams=check.streams)
+        if self.is_serving and not self._has_checkpoints():
+            text = "consumers cannot store checkpoints; the log has the reason"
+            yield Condition.of("checkpoints", text)
+        yield from self._nats_conditions()
+        if self._reloads.problems:
+            yield Condition.of(
+                "reload",
+                "; ".join(
+                    f"{part} was not reloaded: {problem}"
+                    for part, problem in self._reloads.problems.items()
+                ),
+            )
+        if self._reloads.restart_needed:
+            changed = ", ".join(sorted(self._reloads.restart_needed))
+            yield Condition.of("restart", f"changed since the start: {changed}")
 
     def _recovery(self) -> Check:
         count = sum(not name.startswith("_") for name in self._broker.hosts)
@@ -131,11 +164,11 @@ class Health:
             return Check(True, "NATS has confirmed every subscription that is needed")
         return Check(True, "NATS has confirmed every subscription")
 
-    async def _writable(self) -> Check:
+    def _writable(self) -> Check:
         stalled = self._broker.stalled_streams(STALLED_SECONDS)
         if stalled:
-            return Check(False, f"a commit waits for the disk: {_named(stalled)}")
-        state = await self._disk.state()
+            return Check(False, "a commit waits for the disk", stalled)
+        state = self._disk.last
         if state.problem:
             return Check(False, state.problem)
         free, size = (f"{number / 2**30:,.1f}" for number in (state.free_bytes, state.size_bytes))
@@ -148,7 +181,7 @@ class Health:
         if not self._has_caught_up and self.phase is not Phase.RECOVERING:
             behind = streams.not_in_sync()
             if behind and now - self._started < self._ready_after_seconds:
-                return Check(False, f"replicas here are not in sync yet: {_named(behind)}")
+                return Check(False, "replicas here are not in sync yet", behind)
             self._has_caught_up = True
         return Check(True, f"node {streams.member.name} has a session")
 
@@ -165,48 +198,33 @@ class Health:
         record = streams.known(OFFSETS_STREAM)
         return record is not None and record.leader not in (None, streams.member.name)
 
-    def warnings(self) -> dict[str, str]:
-        """Problems that need attention although clients are served."""
-        found = {}
-        if self.is_serving and not self._has_checkpoints():
-            found["checkpoints"] = "consumers cannot store checkpoints; the log has the reason"
-        found |= self._broker.troubles()
-        found |= self._nats_warnings()
-        if self._reloads.problems:
-            found["reload"] = "; ".join(
-                f"{part} was not reloaded: {problem}"
-                for part, problem in self._reloads.problems.items()
-            )
-        if self._reloads.restart_needed:
-            found["restart"] = f"changed since the start: {_named(self._reloads.restart_needed)}"
-        return found
-
-    def _nats_warnings(self) -> dict[str, str]:
-        found = {}
+    def _nats_conditions(self) -> Iterator[Condition]:
         refused = [one for one in self._broker.refused_subjects() if not one.is_required]
         if refused and self._link.connected:
-            found["nats_refused"] = (
+            yield Condition.of(
+                "nats_refused",
                 "; ".join(f"NATS refuses {one.subject}: {one.problem}" for one in refused)
-                + "; consumers cannot store checkpoints over NATS (checkpoints.over_nats)"
+                + "; consumers cannot store checkpoints over NATS (checkpoints.over_nats)",
             )
         ack = self._link.refused_ack
         if ack is not None and time.monotonic() - ack.at < _ACK_REFUSED_SECONDS:
-            found["acks_refused"] = (
+            yield Condition.of(
+                "acks_refused",
                 f"NATS has refused {self._link.counters.acks_refused} acks, the last to "
-                f"{ack.subject or 'an unknown subject'}: {ack.text}"
+                f"{ack.subject or 'an unknown subject'}: {ack.text}",
             )
-        if rivals := self._broker.jetstream_rivals():
-            found["jetstream"] = f"JetStream acks the same messages as {_named(rivals)}"
         api = self.jetstream_api
         if api is not None and api.problem and self._link.connected:
-            found["jetstream_api"] = f"JetStream's clients get no answer: {api.problem}"
+            yield Condition.of("jetstream_api", f"JetStream's clients get no answer: {api.problem}")
         if self._link.is_lame_duck:
-            found["lame_duck"] = (
-                "the NATS server is about to stop, and no other server was found yet"
-            )
-        return found
+            text = "the NATS server is about to stop, and no other server was found yet"
+            yield Condition.of("lame_duck", text)
 
 
-def _named(names: list[str]) -> str:
-    shown = ", ".join(sorted(names)[:_MAX_NAMED])
-    return shown if len(names) <= _MAX_NAMED else f"{shown} and {len(names) - _MAX_NAMED} more"
+def _shown(name: str, check: Check, may_read: MayRead | None) -> dict[str, Any]:
+    if check.ok:
+        return {"ok": True, "detail": check.detail}
+    condition = Condition.of(name, check.detail, streams=check.streams)
+    if may_read is not None:
+        condition = condition.shown_to(may_read) or condition
+    return {"ok": False, "detail": condition.words}

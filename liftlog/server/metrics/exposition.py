@@ -121,7 +121,8 @@ class Exposition:
             page = Page()
             await self._streams(page)
             shown = await self._checkpoints(page)
-            values = await daemon_values(self._sources)
+            found = await self._sources.broker.conditions.now()
+            values = daemon_values(self._sources, found)
             values["liftlog_checkpoints_not_shown"] = values["liftlog_checkpoints"] - shown
             values["liftlog_groups_not_shown"] = await self._groups(page)
             for name, value in values.items():
@@ -134,7 +135,7 @@ class Exposition:
                 page.begin(METRICS[name])
                 for labels, histogram in histograms.items():
                     page.histogram(name, labels_text(METRICS[name].labels, labels), histogram)
-            for name, samples in labelled_values(self._sources).items():
+            for name, samples in labelled_values(self._sources, found).items():
                 page.begin(METRICS[name])
                 for labels, number in samples.items():
                     page.sample(name, labels_text(METRICS[name].labels, labels), number)

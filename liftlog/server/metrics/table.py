@@ -254,6 +254,13 @@ ACCESS = (
 DAEMON = (
     Metric("liftlog_build_info", "gauge", ("version", "python", "seam"), "Always 1"),
     _gauge("ready", "1 while /readyz answers 200"),
+    _gauge(
+        "conditions",
+        "What is wrong, as [Conditions](conditions.md) lists it: how many conditions of each kind "
+        "are present",
+        "condition",
+        "severity",
+    ),
     _gauge("draining", "1 while the daemon is stopping"),
     _gauge("streams", "Streams that are open, the system's own included"),
     _gauge("streams_failed_to_open", "Streams on disk that could not be opened"),

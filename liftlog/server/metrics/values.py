@@ -7,7 +7,8 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from liftlog.server.metrics.table import REPLICATION
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.server.vitals.conditions import KINDS, Condition
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.vitals.histogram import Histogram
@@ -113,12 +115,11 @@ class Sources:
     sessions: Sessions
 
 
-async def daemon_values(sources: Sources) -> dict[str, float]:
-    """By name; values that the system does not provide are left out."""
-    ready, _ = await sources.health.readiness()
+def daemon_values(sources: Sources, found: Iterable[Condition]) -> dict[str, float]:
+    """By name; values that the system does not provide are left out. `found` is what is wrong."""
     api = sources.health.jetstream_api
     return {
-        "liftlog_ready": int(ready),
+        "liftlog_ready": int(not any(one.is_unready for one in found)),
         "liftlog_draining": int(sources.health.phase is Phase.DRAINING),
         **_broker_values(sources.broker),
         **_link_values(sources.link),
@@ -150,14 +151,23 @@ def labelled_histograms(sources: Sources) -> dict[str, dict[tuple[str, ...], His
     }
 
 
-def labelled_values(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]:
-    """By name and label values."""
+def condition_values(found: Iterable[Condition]) -> dict[tuple[str, ...], float]:
+    """Of every kind, also those that are not present: an alert must see them begin."""
+    counts = Counter(one.kind.name for one in found)
+    return {(name, kind.severity.value): counts[name] for name, kind in KINDS.items()}
+
+
+def labelled_values(
+    sources: Sources, found: Iterable[Condition]
+) -> dict[str, dict[tuple[str, ...], float]]:
+    """By name and label values. `found` is what is wrong."""
     checkpoints = sources.broker.checkpoints if sources.broker.has_checkpoints else None
     refused = checkpoints.refused if checkpoints is not None else {}
     reloads, api = sources.reloads, sources.health.jetstream_api
     build = (__version__, platform.python_version(), sources.link.seam)
     return {
         "liftlog_build_info": {build: 1},
+        "liftlog_conditions": condition_values(found),
         "liftlog_reloads_total": {("ok",): reloads.succeeded, ("refused",): reloads.failed},
         "liftlog_nats_disconnects_by_cause_total": {
             (cause.value,): sources.link.counters.disconnects_by_cause[cause] for cause in Cause

@@ -234,7 +234,9 @@ async def _streams_for(caller: Caller, message: StreamsFor) -> Message:
 
 @handles(Metadata, None)
 async def _metadata(caller: Caller, _: Metadata) -> Message:
-    info = caller.broker.administration.daemon_info(lambda name: caller.may("read", name))
+    may_read = partial(caller.may, "read")
+    conditions = await caller.broker.conditions.now(may_read)
+    info = caller.broker.administration.daemon_info(may_read, conditions)
     return DaemonAnswer(info.to_wire())
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import liftlog
@@ -49,6 +49,7 @@ from liftlog.server.streams.settings import (
     merged_settings,
 )
 from liftlog.server.vitals.clock_guard import ClockGuard
+from liftlog.server.vitals.conditions import Condition, by_kind
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings
 
@@ -74,7 +75,6 @@ class StreamDirectory(Protocol):
     def hosts(self) -> Mapping[str, StreamHost]: ...
     @property
     def compactor(self) -> Cleaner | None: ...
-    def troubles(self, may_read: Callable[[str], bool] = ...) -> dict[str, str]: ...
     @property
     def nats_connected(self) -> bool: ...
     @property
@@ -322,7 +322,11 @@ class Administration:
             if not host.name.startswith("_") and overlap_any(host.settings.subjects, (subject,))
         ]
 
-    def daemon_info(self, may_read: Callable[[str], bool] = lambda name: True) -> DaemonInfo:
+    def daemon_info(
+        self,
+        may_read: Callable[[str], bool] = lambda name: True,
+        conditions: Sequence[Condition] = (),
+    ) -> DaemonInfo:
         """Counts the streams for which `may_read` is true: those that `stream ls` lists."""
         streams = self._streams
         pull = streams.settings.pull
@@ -351,7 +355,8 @@ class Administration:
             },
             stream_count=sum(map(may_read, streams.stream_names())),
             features=sorted(REQUESTS),
-            warnings=streams.troubles(may_read),
+            warnings=by_kind(one for one in conditions if not one.is_unready),
+            conditions=[one.to_wire() for one in conditions],
         )
 
     # --- inner ---

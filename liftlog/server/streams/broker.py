@@ -11,7 +11,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,10 +45,12 @@ from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
 from liftlog.server.streams.dedupe_restoring import LearnedIds, write_dedupe_snapshot
 from liftlog.server.streams.description import (
+    ALL_STREAMS,
     describe,
     describe_broken,
     describe_elsewhere,
-    stream_troubles,
+    stream_conditions,
+    warnings_of_streams,
 )
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
@@ -55,6 +58,7 @@ from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import check_same, origin_of, save_metadata, settings_of
 from liftlog.server.vitals.clock_guard import ClockGuard
+from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import AckSubjects
@@ -83,6 +87,9 @@ class Broker:
         """Why a stream on disk is not served, by name."""
         self._data_dir = data_dir
         self.reserve = DiskReserve(data_dir.path)
+        self.conditions = Conditions()
+        """What is wrong with the daemon and its streams."""
+        self.conditions.add(self._stream_conditions)
         self.changes = asyncio.Lock()
         """Held while streams come or go."""
         self.clock_guard = ClockGuard(clock)
@@ -301,12 +308,6 @@ class Broker:
         """Whether every subscription that the daemon needs is confirmed."""
         return self.attachments.all_confirmed
 
-    def jetstream_rivals(self) -> list[str]:
-        """Streams whose messages are acked by JetStream as well."""
-        return [
-            host.name for host in self.hosts.values() if self.attachments.jetstream_warnings(host)
-        ]
-
     def refused_subjects(self) -> list[RefusedSubject]:
         """Subscriptions that NATS refuses."""
         return self.attachments.refused()
@@ -407,6 +408,10 @@ class Broker:
             logger.info("stream-not-created stream=%s cause=nats-refused", host.name)
 
     async def describe_stream(self, name: str) -> StreamInfo:
+        found = await self.conditions.now()
+        return _with_warnings(self._described(name), warnings_of_streams(found))
+
+    def _described(self, name: str) -> StreamInfo:
         if name in self.broken:
             return describe_broken(name, self.broken[name])
         if name not in self.hosts and self.replicated is not None:
@@ -419,13 +424,14 @@ class Broker:
         """Without the system streams. The event loop does other work in between, so each
         description is of its own moment."""
         found = []
+        warnings = warnings_of_streams(await self.conditions.now())
         turn_began = time.perf_counter()
         for name in self.stream_names():
             if time.perf_counter() - turn_began > _TURN_SECONDS:
                 await asyncio.sleep(0)
                 turn_began = time.perf_counter()
             with contextlib.suppress(StreamNotFound):  # deleted meanwhile
-                found.append(await self.describe_stream(name))
+                found.append(_with_warnings(self._described(name), warnings))
         return found
 
     def stream_names(self) -> list[str]:
@@ -554,10 +560,10 @@ class Broker:
         """Streams that cannot be written, or could not be opened."""
         return [name for name, host in self.hosts.items() if host.failure] + list(self.broken)
 
-    def troubles(self, may_read: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
-        """What is wrong with streams, while the others are served; see `stream_troubles`."""
-        failures = {} if self.compactor is None else self.compactor.failures()
-        return stream_troubles(self.hosts, failures, self.failed_streams(), may_read)
+    def _stream_conditions(self) -> Iterable[Condition]:
+        cleaning = {} if self.compactor is None else self.compactor.failures()
+        jetstream = self.attachments.jetstream_warnings
+        return stream_conditions(self.hosts, self.broken, cleaning, jetstream)
 
     def stalled_streams(self, seconds: float) -> list[str]:
         """Streams whose disk has not responded for so long."""
@@ -667,3 +673,10 @@ class Broker:
             host.subjects.save()
         except OSError as error:
             logger.warning("snapshot-failed stream=%s error=%s", host.name, error)
+
+
+def _with_warnings(info: StreamInfo, warnings: Mapping[str, Sequence[str]]) -> StreamInfo:
+    """Those of its name, and where the stream is written, those of all streams."""
+    names = (info.name,) if info.state in ("elsewhere", "follower") else (info.name, ALL_STREAMS)
+    more = [one for name in names for one in warnings.get(name, ()) if one not in info.warnings]
+    return replace(info, warnings=[*info.warnings, *more]) if more else info

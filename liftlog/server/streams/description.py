@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,11 +12,13 @@ from liftlog.log import Log
 from liftlog.protocol.described import StreamInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.settings import origin_of
+from liftlog.server.vitals.conditions import About, Condition
 from liftlog.settings import StreamSettings
 from liftlog.settings.checks import check_history
 
-_MAX_STREAMS = 20
 _MAX_RANGES = 3
+_REFUSED_SECONDS = 300.0
+"""A commit that failed is reported for this long, unless one succeeds before."""
 
 
 def describe(
@@ -78,33 +81,49 @@ def describe_elsewhere(name: str, settings: StreamSettings, record: StreamRecord
 # --- what is wrong ---
 
 
-def stream_troubles(
+def stream_conditions(
     hosts: Mapping[str, StreamHost],
-    failures: Mapping[str, str],
-    failed: Sequence[str],
-    may_read: Callable[[str], bool] = lambda name: True,
-) -> dict[str, str]:
-    """By kind, `failed_streams`, `lost_records` and `cleaning`: for `/readyz`, `health` and the web
-    page. Only of the streams for which `may_read` is true. `failures` are those of the cleaner, by
-    stream; `failed` the streams that cannot be written, or could not be opened.
+    broken: Mapping[str, str],
+    cleaning: Mapping[str, str],
+    jetstream: Callable[[StreamHost], list[str]],
+) -> Iterator[Condition]:
+    """What is wrong with single streams. `broken` says why streams could not be opened, `cleaning`
+    which jobs failed, and `jetstream` who else acks.
 
-    These are warnings, and do not make the daemon "not ready". Sending clients to another daemon
-    would neither bring lost records back nor repair compaction, and it would cost them all other
-    streams of this one.
+    None of it makes the daemon "not ready". Sending clients to another daemon would neither bring
+    lost records back nor repair compaction, and it would cost them all other streams of this one.
     """
-    lost = {
-        name: words
-        for name, host in hosts.items()
-        if may_read(name) and host.log.quarantined and (words := _lost(host.log))
-    }
-    failing = {name: words for name, words in failures.items() if may_read(name)}
-    names = sorted(filter(may_read, failed))
-    found = {
-        "failed_streams": _joined(names[:_MAX_STREAMS], len(names)),
-        "lost_records": _listed(lost),
-        "cleaning": _listed(failing),
-    }
-    return {kind: text for kind, text in found.items() if text}
+    recently = time.monotonic() - _REFUSED_SECONDS
+    for name, host in hosts.items():
+        if host.failure:
+            yield Condition.of("failed_streams", host.failure, name)
+        elif host.observed.refusing and host.observed.refusing_since > recently:
+            yield Condition.of("refusing", f"refuses messages: {host.observed.refusing}", name)
+        if host.log.quarantined and (words := _lost(host.log)):
+            yield Condition.of("lost_records", words, name)
+        for words in jetstream(host):
+            yield Condition.of("jetstream", words, name)
+    for name, reason in broken.items():
+        yield Condition.of("failed_streams", reason, name)
+    for name, words in cleaning.items():
+        yield Condition.of("cleaning", words, name)
+
+
+ALL_STREAMS = ""
+_SHOWN_APART = ("lost_records", "cleaning")
+"""Descriptions have fields for these: `quarantined` and `compaction`."""
+
+
+def warnings_of_streams(found: Iterable[Condition]) -> dict[str, list[str]]:
+    """The conditions that descriptions of streams show as warnings, by stream; those that concern
+    each of them under `ALL_STREAMS`."""
+    warnings: dict[str, list[str]] = {}
+    for one in found:
+        if one.kind.concerns_streams:
+            warnings.setdefault(ALL_STREAMS, []).append(one.words)
+        elif one.kind.about is About.STREAM and one.kind.name not in _SHOWN_APART:
+            warnings.setdefault(one.subject, []).append(one.words)
+    return warnings
 
 
 def _lost(log: Log) -> str:
@@ -123,12 +142,6 @@ def _lost(log: Log) -> str:
     ]
     what = "1 offset" if count == 1 else f"{count:,} offsets"
     return f"{what} cannot be read: {_joined(places, len(ranges))}"
-
-
-def _listed(by_stream: Mapping[str, str]) -> str:
-    names = sorted(by_stream)
-    shown = [f"{name}: {by_stream[name]}" for name in names[:_MAX_STREAMS]]
-    return _joined(shown, len(names))
 
 
 def _joined(shown: Sequence[str], count: int) -> str:

@@ -60,6 +60,9 @@ class DiskProbe:
         """At most two seconds old, or with the problem that the disk does not answer."""
         if time.monotonic() - self._looked_at < _FRESH_SECONDS:
             return self._last
+        late = time.monotonic() - self._looking_since
+        if self._looking is not None and late > _WAIT_SECONDS:
+            return self._unanswered(late)
         looking = self._looking or self._begin()
         await asyncio.wait([looking], timeout=_WAIT_SECONDS)
         if looking.done():

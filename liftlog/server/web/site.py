@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -12,6 +14,7 @@ from liftlog.errors import LiftlogError, LimitExceeded, StreamUnavailable, Unaut
 from liftlog.server.http.callers import Callers
 from liftlog.server.http.failures import failure
 from liftlog.server.http.guard import identified, identifying
+from liftlog.server.vitals.conditions import Condition, Severity, sentences_by_kind
 from liftlog.server.web import actions, answers, entering, troubles
 from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
@@ -54,6 +57,9 @@ class Form(NamedTuple):
     view: View
 
 
+_MAX_NOTICED = 3
+"""Streams of one kind of condition that the top of a page names."""
+_NUMBER = re.compile(r"\d+")
 _STREAM = "/ui/streams/{stream}"
 PAGES = (
     Page("/ui/streams", "overview.html", overview, is_live=True),
@@ -151,7 +157,7 @@ class WebSite:
 
     def _html(self, page: Page | Form) -> Callable[[Asked], Awaitable[web.StreamResponse]]:
         async def serve(asked: Asked) -> web.StreamResponse:
-            shown = await page.view(asked)
+            shown = await self._shown(page, asked)
             if shown.moved_to:
                 return answers.see_other(shown.moved_to)
             has_twin = isinstance(page, Page) and page.view is not actions.confirm
@@ -168,9 +174,20 @@ class WebSite:
 
         return serve
 
+    async def _shown(self, page: Page | Form, asked: Asked) -> Shown:
+        """The values of a page, and what is wrong with the daemon, which each page shows."""
+        shown = await page.view(asked)
+        found = await self._parts.broker.conditions.now(partial(asked.may, "read"))
+        shown.data["conditions"] = [one.to_wire() for one in found]
+        if found and "shape" in shown.data:
+            present = [_NUMBER.sub("#", one.sentence) for one in found]
+            shown.data["shape"] = [shown.data["shape"], present]
+        shown.extra["conditions"] = _noticed(found)
+        return shown
+
     def _twin(self, page: Page) -> Callable[[Asked], Awaitable[web.StreamResponse]]:
         async def serve(asked: Asked) -> web.StreamResponse:
-            shown = await page.view(asked)
+            shown = await self._shown(page, asked)
             if shown.refused is not None:
                 raise shown.refused
             return answers.as_json(shown.data)
@@ -216,11 +233,14 @@ class WebSite:
     async def _trouble(
         self, request: web.Request, viewer: Viewer, status: int, trouble: troubles.Trouble
     ) -> web.StreamResponse:
+        may_read = partial(self._parts.gate.may, viewer.principal, "read")
+        found = await self._parts.broker.conditions.now(may_read)
         text = await self._rendering.page(
             "error.html",
             title="Not shown",
             status=status,
             trouble=trouble,
+            conditions=_noticed(found),
             twin="",
             is_live=False,
             **self._frame(request, viewer),
@@ -246,6 +266,7 @@ class WebSite:
             "login.html",
             title="Sign in",
             problem=problem,
+            conditions=(),
             action=request.path_qs if request.path == entering.LOGIN else entering.LOGIN,
             form_token=self._parts.sessions.form_token(cookie, "sign in"),
             twin="",
@@ -282,6 +303,21 @@ def twin_of(request: web.Request) -> str:
     """The address of the `.json` twin of this page, with the same query."""
     query = f"?{request.query_string}" if request.query_string else ""
     return f"{request.path}.json{query}"
+
+
+def _noticed(found: Sequence[Condition]) -> list[dict[str, Any]]:
+    """What the top of a page says of the conditions: a few of each kind, the worst kind first."""
+    kinds = {one.kind.name: one.kind for one in found}
+    return [
+        {
+            "name": name,
+            "is_warning": kinds[name].severity is Severity.WARNING,
+            "next_step": kinds[name].next_step,
+            "texts": texts[:_MAX_NOTICED],
+            "more": max(0, len(texts) - _MAX_NOTICED),
+        }
+        for name, texts in sentences_by_kind(found).items()
+    ]
 
 
 def _is_about_health(request: web.Request) -> bool:

@@ -26,7 +26,7 @@ def checkpoint(stream: str, consumer: str, lag: int | None) -> Any:
     return SimpleNamespace(stream=stream, consumer=consumer, lag=lag)
 
 
-BEFORE = Sample(10.0, [stream("a", 101, 1000), stream("b", 1, 5000), stream("c", 900, 10)], [])
+BEFORE = Sample(10.0, [stream("a", 101, 1000), stream("b", 1, 5000), stream("c", 900, 10)], [], [])
 AFTER = Sample(
     12.0,
     [
@@ -41,6 +41,7 @@ AFTER = Sample(
         checkpoint("b", "lost", None),
         checkpoint("gone", "x", 9),
     ],
+    [],
 )
 
 
@@ -113,7 +114,7 @@ def test_a_filter_is_typed() -> None:
 def test_a_stream_with_damage_is_marked() -> None:
     damaged = {"first_offset": 1, "next_offset": 3, "reason": "checksum"}
     found = [replace(stream("a", 9, 9), quarantined=(damaged,)), stream("b", 9, 9)]
-    rows = rows_of(Sample(0, [], []), Sample(1, found, []), "name")
+    rows = rows_of(Sample(0, [], [], []), Sample(1, found, [], []), "name")
     cells = [row.cells()[1] for row in rows]
     assert cells == ["attached !", "attached"]
 
@@ -160,16 +161,28 @@ def test_trends_have_the_last_looks_and_forget_streams() -> None:
     assert spark([]) == ""
 
 
+@pytest.mark.parametrize("wrong", ["", "disk: the data directory cannot be written, says the disk"])
 @pytest.mark.parametrize("width", [20, 50, 80, 120])
-def test_a_table_fits_its_terminal(width: int) -> None:
+def test_a_table_fits_its_terminal(width: int, wrong: str) -> None:
     from rich.console import Console
 
     view = view_of(*(row(f"stream-{n}", n, n, n, "billing") for n in range(50)))
     console = Console(width=width, height=20, color_system=None)
     with console.capture() as captured:
-        console.print(_table(view, "tcp://127.0.0.1:9292", width, 20))
+        console.print(_table(view, "tcp://127.0.0.1:9292", wrong, width, 20))
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= width
     assert ("SLOWEST" in captured.get()) is (width >= 90)
     assert "stream-49" in captured.get()
-    assert sum("stream-" in line for line in lines) == 16
+    assert ("disk: the data" in captured.get()) is bool(wrong)
+    assert sum("stream-" in line for line in lines) == 16 - bool(wrong)
+
+
+def test_what_is_wrong_stands_above_the_table() -> None:
+    from liftlog.cli.conditions import Shown
+    from liftlog.cli.top import headline
+
+    disk = Shown("disk", "unready", "the data directory cannot be written", "make room")
+    assert headline([]) == ""
+    assert headline([disk]) == "disk: the data directory cannot be written"
+    assert headline([disk, disk, disk]).endswith("(and 2 more: liftlog health)")

@@ -52,7 +52,7 @@ def test_what_came_during_a_commit_belongs_to_the_next(now: Callable[[float], No
 def test_a_failed_group_takes_all_that_waited_along(now: Callable[[float], None]) -> None:
     observed = StreamObservations()
     observed.arrived(5)
-    observed.failed()
+    observed.failed("full")
     now(100.0)
     observed.arrived(1)
     observed.answered(1, 1)
@@ -63,7 +63,7 @@ def test_a_failed_group_leaves_those_that_wait_for_followers(now: Callable[[floa
     observed = StreamObservations()
     for count in (2, 1, 4):
         observed.arrived(count)
-    observed.failed(3)
+    observed.failed("full", 3)
     now(2.0)
     observed.arrived(1)
     observed.answered(2, 2)

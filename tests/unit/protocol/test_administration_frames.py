@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from liftlog.protocol.described import DaemonInfo, LeaseInfo, Removal
 from liftlog.protocol.frames import FrameReader, encode_frame
 from liftlog.protocol.messages import ANSWERS, REQUESTS
 from liftlog.protocol.wire import Message
+from liftlog.server.vitals.conditions import Condition
 
 GOLDEN = Path(__file__).parents[2] / "golden/protocol"
 
@@ -28,6 +30,7 @@ DAEMON = DaemonInfo(
     2,
     ["fetch", "ping"],
     {"lost_records": "orders: 5 offsets cannot be read: [1, 6) rot"},
+    [Condition.of("lost_records", "5 offsets cannot be read: [1, 6) rot", "orders").to_wire()],
 )
 
 EXAMPLES: list[Message] = [
@@ -63,15 +66,17 @@ def test_the_golden_frames_are_what_the_code_writes_and_reads(message: Message) 
     assert {**REQUESTS, **ANSWERS}[received["k"]].from_map(received) == message
 
 
-def test_a_daemon_that_knows_no_warnings_yet_is_understood() -> None:
-    golden = (GOLDEN / "daemon-without-warnings.bin").read_bytes()
+@pytest.mark.parametrize("lacking", [("warnings", "conditions"), ("conditions",)])
+def test_an_older_daemon_is_understood(lacking: tuple[str, ...]) -> None:
+    golden = (GOLDEN / f"daemon-without-{lacking[0]}.bin").read_bytes()
     frames = FrameReader(max_frame_bytes=4096, max_body_bytes=0)
     frames.get_buffer()[: len(golden)] = golden
     frames.buffer_updated(len(golden))
     received = frames.next_event()
     assert isinstance(received, dict)
     answer = a.DaemonAnswer.from_map(received)
-    assert DaemonInfo.from_wire(answer.daemon) == replace(DAEMON, warnings={})
+    without: dict[str, Any] = {one: type(getattr(DAEMON, one))() for one in lacking}
+    assert DaemonInfo.from_wire(answer.daemon) == replace(DAEMON, **without)
 
 
 def test_every_kind_has_a_golden_frame() -> None:

@@ -108,7 +108,7 @@ class _Administration(_Sensor):
     def streams_for(self, subject: str) -> list[StreamInfo]:
         return [StreamInfo(SECRET, "a.b")]
 
-    def daemon_info(self, may_read: Any) -> DaemonInfo:
+    def daemon_info(self, may_read: Any, conditions: Any = ()) -> DaemonInfo:
         return DaemonInfo(stream_count=int(may_read(SECRET)))
 
 

@@ -13,6 +13,7 @@ from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.streams.attachments import RefusedSubject
+from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.disk import DiskProbe, DiskState
 
 
@@ -29,22 +30,21 @@ class Parts:
             counters=LinkCounters(),
         )
         self.refused: list[RefusedSubject] = []
-        self.rivals: list[str] = []
-        self.troubles: dict[str, str] = {}
+        self.troubles: list[Condition] = []
         self.stalled: list[str] = []
         self.broker: Any = SimpleNamespace(
             hosts={"a": None, "b": None, "_offsets": None},
             attached=True,
             nats_problem="",
             refused_subjects=lambda: self.refused,
-            jetstream_rivals=lambda: self.rivals,
             has_checkpoints=True,
-            troubles=lambda: self.troubles,
+            conditions=Conditions(),
             stalled_streams=lambda seconds: self.stalled,
             replicated=None,
         )
         self.reloads = Reloads()
         self.disk = DiskProbe(directory)
+        self.broker.conditions.add(lambda: self.troubles)
         self.health = Health(self.broker, self.link, self.disk, self.reloads, lambda: 0.25)
         self.health.phase = Phase.SERVING
 
@@ -94,6 +94,12 @@ async def test_a_subject_that_nats_refuses(parts: Parts) -> None:
     assert await problems(parts) == {"streams": parts.broker.nats_problem}
 
 
+async def warnings_of(parts: Parts) -> dict[str, str]:
+    _, body = await parts.health.readiness()
+    found: dict[str, str] = body["warnings"]
+    return found
+
+
 class Node:
     """Of a cluster, with a session that has just been renewed."""
 
@@ -120,6 +126,7 @@ async def test_a_node_without_a_session(parts: Parts) -> None:
 
 
 async def test_a_node_that_starts_waits_for_its_replicas(parts: Parts) -> None:
+    parts.broker.conditions = Conditions()
     parts.health = Health(
         parts.broker, parts.link, parts.disk, parts.reloads, lambda: 0.25, ready_after_seconds=1000
     )
@@ -143,16 +150,15 @@ async def test_it_does_not_wait_for_replicas_for_ever(parts: Parts) -> None:
 async def test_what_need_not_be_is_a_warning(parts: Parts) -> None:
     parts.refused = [RefusedSubject("_offsets", "liftlog.x", "Permissions Violation", False)]
     parts.link.is_lame_duck = True
-    parts.rivals = ["orders"]
     parts.link.counters.acks_refused = 7
     parts.link.refused_ack = RefusedAck("_INBOX.a", "Permissions Violation", time.monotonic())
     assert await problems(parts) == {}
-    warnings = parts.health.warnings()
-    assert set(warnings) == {"nats_refused", "acks_refused", "lame_duck", "jetstream"}
+    warnings = await warnings_of(parts)
+    assert set(warnings) == {"nats_refused", "acks_refused", "lame_duck"}
     assert "liftlog.x: Permissions Violation" in warnings["nats_refused"]
     assert "7 acks, the last to _INBOX.a: Permissions Violation" in warnings["acks_refused"]
     parts.link.refused_ack = RefusedAck("_INBOX.a", "Permissions Violation", -1e6)
-    assert "acks_refused" not in parts.health.warnings(), "long ago"
+    assert "acks_refused" not in await warnings_of(parts), "long ago"
 
 
 async def test_before_nats_has_confirmed(parts: Parts) -> None:
@@ -181,21 +187,21 @@ async def test_checkpoints_of_a_cluster(parts: Parts, leader: str | None) -> Non
     """One node answers for them; of the others none has a reason to warn."""
     node = parts.broker.replicated = Node()
     node.leader, parts.broker.has_checkpoints = leader, False
-    assert ("checkpoints" in parts.health.warnings()) == (leader != "b")
+    assert ("checkpoints" in await warnings_of(parts)) == (leader != "b")
     parts.broker.has_checkpoints = True
-    assert parts.health.warnings() == {}
+    assert await warnings_of(parts) == {}
 
 
 async def test_warnings_do_not_take_it_out_of_service(parts: Parts) -> None:
     parts.reloads.problems = {"acl": "line 3"}
     parts.broker.has_checkpoints = False
-    parts.troubles = {
-        "failed_streams": "bills",
-        "lost_records": "orders: 5 offsets cannot be read: [1, 6) rot",
-    }
+    parts.troubles = [
+        Condition.of("failed_streams", "rot", "bills"),
+        Condition.of("lost_records", "5 offsets cannot be read: [1, 6) rot", "orders"),
+    ]
     ready, body = await parts.health.readiness()
     assert ready
-    assert body["warnings"]["failed_streams"] == "bills"
+    assert body["warnings"]["failed_streams"] == "bills: rot"
     assert "cannot store" in body["warnings"]["checkpoints"]
-    assert body["warnings"]["lost_records"] == parts.troubles["lost_records"]
+    assert body["warnings"]["lost_records"] == "orders: 5 offsets cannot be read: [1, 6) rot"
     assert body["warnings"]["reload"] == "acl was not reloaded: line 3"

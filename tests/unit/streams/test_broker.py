@@ -268,8 +268,8 @@ async def test_a_stream_that_needs_a_package_which_is_gone_is_alone_with_it(
         states = {info.name: info.state for info in await lacking.broker.list_streams()}
         assert states == {"configured": "failed", "plain": "detached", "small": "failed"}
         assert sorted(lacking.broker.failed_streams()) == ["configured", "small"]
-        told = lacking.broker.administration.daemon_info(lambda name: name != "small").warnings
-        assert told == {"failed_streams": "configured"}
+        told = await lacking.broker.conditions.now(lambda name: name != "small")
+        assert [(one.kind.name, one.subject) for one in told] == [("failed_streams", "configured")]
         for name in ("configured", "small"):
             (why,) = (await lacking.broker.describe_stream(name)).warnings
             assert "zstandard, which is not installed" in why

@@ -44,7 +44,7 @@ class Administration:
         self.done.append(("resume", name))
         return await self._broker.describe_stream(name)
 
-    def daemon_info(self, may_read: Callable[[str], bool]) -> DaemonInfo:
+    def daemon_info(self, may_read: Callable[[str], bool], *_: Any) -> DaemonInfo:
         names = self._broker.stream_names()
         return DaemonInfo(name="test", stream_count=sum(map(may_read, names)))
 

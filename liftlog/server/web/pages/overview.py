@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -121,17 +122,16 @@ _ORDER: dict[str, Any] = {
 async def health(asked: Asked) -> Shown:
     """What `/livez` and `/readyz` answer, and what the daemon tells about itself."""
     parts = asked.parts
-    ready, readiness = await parts.health.readiness()
+    ready, readiness = await parts.health.readiness(partial(asked.may, "read"))
     data: dict[str, Any] = {"ready": ready, **readiness, "live": parts.health.liveness()}
     data["daemon"] = None
     if parts.health.is_serving:
-        info = parts.broker.administration.daemon_info(lambda name: asked.may("read", name))
+        info = parts.broker.administration.daemon_info(partial(asked.may, "read"))
         data["daemon"] = info.to_wire()
     data["damaged"] = await _damaged(asked) if parts.health.is_serving else []
     data["shape"] = [
         data["status"],
         sorted(data.get("checks", {})),
-        data.get("warnings"),
         data["damaged"],
     ]
     return Shown("Health", data)

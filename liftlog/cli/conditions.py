@@ -1,0 +1,63 @@
+"""What is wrong with a daemon, as commands show it: the conditions that it lists itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from liftlog.client import DaemonInfo
+
+UNREADY = "unready"
+_LABELS = {UNREADY: "problem", "error": "problem"}
+_OLDER = "see the daemon's log: this daemon is older and names no next step"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A condition in words: `text` begins with its subject, if it has one."""
+
+    name: str
+    severity: str
+    text: str
+    next_step: str
+
+    @property
+    def label(self) -> str:
+        return f"{_LABELS.get(self.severity, 'warning')}: {self.name}"
+
+    @property
+    def words(self) -> str:
+        return f"{self.text}\n-> {self.next_step}"
+
+
+def shown(conditions: Iterable[Any]) -> list[Shown]:
+    """Those of an answer, which is not trusted to have every key."""
+    found = []
+    for one in conditions:
+        if isinstance(one, Mapping):
+            subject, text = str(one.get("subject", "")), str(one.get("text", ""))
+            found.append(
+                Shown(
+                    str(one.get("name", "?")),
+                    str(one.get("severity", "warning")),
+                    f"{subject}: {text}" if subject else text,
+                    str(one.get("next_step", "")),
+                )
+            )
+    return found
+
+
+def conditions_of(info: DaemonInfo) -> list[Shown]:
+    """The conditions of a daemon; of an older one, what it says of NATS and its warnings."""
+    if info.conditions:
+        return shown(info.conditions)
+    found = []
+    connected = bool(info.nats.get("connected"))
+    problem = str(info.nats.get("problem") or ("" if connected else "not connected to NATS"))
+    if problem:
+        found.append(Shown("streams" if connected else "nats", UNREADY, problem, _OLDER))
+    return found + [
+        Shown(name, "warning", str(text), _OLDER) for name, text in info.warnings.items()
+    ]

@@ -1,0 +1,308 @@
+"""What is wrong with the daemon: one list of conditions, which every surface shows.
+
+`/readyz`, `liftlog health`, `info`, `stream info`, `top` and `doctor`, every web page, the pull
+protocol and the metrics show this list. To add a condition, add its kind to `KINDS`, and yield a
+`Condition` of that kind from a function that `Conditions.add` has: every surface shows it then,
+`make pages` documents it, and `tests/integration/test_conditions.py` looks for it everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+_MAX_NAMED = 20
+_SHARE = 10.0
+_MAX_AGE_SECONDS = 0.25
+_CHEAP_SECONDS = 0.001
+
+MayRead = Callable[[str], bool]
+
+
+class Severity(Enum):
+    """How much a condition matters, the worst first."""
+
+    UNREADY = "unready"
+    """Clients should not be sent here: `/readyz` answers 503."""
+    ERROR = "error"
+    """Something is broken, while the rest is served."""
+    WARNING = "warning"
+    """Everything is served, and an operator should look."""
+
+
+class About(Enum):
+    """The subject of a condition."""
+
+    DAEMON = "daemon"
+    STREAM = "stream"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A condition that may come about. `meaning` is a sentence for the reference page, `next_step`
+    is what an operator does first. A kind that `concerns_streams` is also a warning of each stream
+    of the daemon, since its publishers or readers notice it."""
+
+    name: str
+    severity: Severity
+    meaning: str
+    next_step: str
+    about: About = About.DAEMON
+    concerns_streams: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "recovery",
+            Severity.UNREADY,
+            "The daemon has started and still opens its streams.",
+            "wait: after an unclean stop it scans what was written since the last recovery point",
+        ),
+        Kind(
+            "nats",
+            Severity.UNREADY,
+            "There is no connection to NATS, so no message arrives.",
+            "check that the NATS server runs, `nats.servers`, and the login",
+        ),
+        Kind(
+            "streams",
+            Severity.UNREADY,
+            "NATS has not confirmed a subscription that a stream needs, or refuses it.",
+            "give the daemon's NATS user the permission: `liftlog docs how-to/nats`",
+        ),
+        Kind(
+            "disk",
+            Severity.UNREADY,
+            "The data directory cannot be written, or a commit waits for its disk. Publishers are "
+            "refused with 503, or get no answer.",
+            "make room or mend the disk: `liftlog docs how-to/operate` (LiftlogDiskFull)",
+            concerns_streams=True,
+        ),
+        Kind(
+            "cluster",
+            Severity.UNREADY,
+            "The metadata store does not renew the session of this node, or replicas here are not "
+            "in sync yet after a start.",
+            "see `liftlog cluster status`, and `liftlog docs how-to/cluster-faults`",
+        ),
+        Kind(
+            "draining",
+            Severity.UNREADY,
+            "The daemon is stopping.",
+            "connect to another daemon, or wait until this one has started again",
+        ),
+        Kind(
+            "failed_streams",
+            Severity.ERROR,
+            "The stream could not be opened, or its storage has failed. Publishers are refused.",
+            "the reason names the cause: mend it and restart the daemon; for damaged files see "
+            "`liftlog log verify`",
+            About.STREAM,
+        ),
+        Kind(
+            "refusing",
+            Severity.ERROR,
+            "The last commit of the stream failed, less than five minutes ago: its messages were "
+            "refused with 503.",
+            "make room or mend the disk: `liftlog docs how-to/operate` (LiftlogRefusing)",
+            About.STREAM,
+        ),
+        Kind(
+            "lost_records",
+            Severity.ERROR,
+            "Records that were acked cannot be read any more.",
+            "`liftlog docs how-to/damage`",
+            About.STREAM,
+        ),
+        Kind(
+            "checkpoints",
+            Severity.ERROR,
+            "Consumers can neither store nor read checkpoints.",
+            "see `checkpoints-not-opened` in the log of the daemon, or `liftlog cluster status`",
+        ),
+        Kind(
+            "cleaning",
+            Severity.WARNING,
+            "The last job of compaction, re-batching or scrubbing has failed.",
+            "see `cleaning-failed` in the log of the daemon; it is tried again by itself",
+            About.STREAM,
+        ),
+        Kind(
+            "nats_refused",
+            Severity.WARNING,
+            "NATS refuses a subscription that no stream needs.",
+            "give the daemon's NATS user the permission, or turn off what needs it: "
+            "`liftlog docs how-to/nats`",
+        ),
+        Kind(
+            "acks_refused",
+            Severity.WARNING,
+            "NATS has refused acks in the last five minutes; their publishers wait in vain.",
+            "allow the daemon's NATS user to publish to the reply subjects: "
+            "`liftlog docs how-to/nats`",
+        ),
+        Kind(
+            "jetstream",
+            Severity.WARNING,
+            "A stream of JetStream acks the same messages, and publishers take the first ack.",
+            "set `acks: off` for the stream, or remove the stream of JetStream",
+            About.STREAM,
+        ),
+        Kind(
+            "jetstream_api",
+            Severity.WARNING,
+            "JetStream's clients get no answer from this daemon.",
+            "`liftlog docs reference/jetstream-api`",
+        ),
+        Kind(
+            "lame_duck",
+            Severity.WARNING,
+            "The NATS server is about to stop, and no other server was found yet.",
+            "start another server of the cluster, or name more of them in `nats.servers`",
+        ),
+        Kind(
+            "reload",
+            Severity.WARNING,
+            "A file was not reloaded: the one that was read before holds.",
+            "correct the file and reload again (`liftlog reload`)",
+        ),
+        Kind(
+            "restart",
+            Severity.WARNING,
+            "Settings were changed in their source and need a restart.",
+            "restart the daemon when it suits",
+        ),
+    )
+}
+
+_SEVERITIES = list(Severity)
+_PLACES = {
+    kind.name: place
+    for place, kind in enumerate(
+        sorted(KINDS.values(), key=lambda kind: _SEVERITIES.index(kind.severity))
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that is wrong now. `subject` names the stream or node if the kind is about one.
+    `streams` are further streams that the text leads up to: each viewer sees those that it may
+    read."""
+
+    kind: Kind
+    text: str
+    subject: str = ""
+    streams: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, name: str, text: str, subject: str = "", *, streams: Iterable[str] = ()
+    ) -> Condition:
+        """A condition of the kind with this name."""
+        return cls(KINDS[name], text, subject, tuple(sorted(streams)))
+
+    @property
+    def is_unready(self) -> bool:
+        return self.kind.severity is Severity.UNREADY
+
+    @property
+    def words(self) -> str:
+        """The text with everything that it names, but not the subject."""
+        return f"{self.text}: {_listed(self.streams, ', ')}" if self.streams else self.text
+
+    @property
+    def sentence(self) -> str:
+        """The words after the subject."""
+        return f"{self.subject}: {self.words}" if self.subject else self.words
+
+    def shown_to(self, may_read: MayRead) -> Condition | None:
+        """What a viewer sees of it; None for the condition of a stream that it may not read."""
+        if self.kind.about is About.STREAM and not may_read(self.subject):
+            return None
+        if not self.streams:
+            return self
+        return replace(self, streams=tuple(filter(may_read, self.streams)))
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "name": self.kind.name,
+            "severity": self.kind.severity.value,
+            "about": self.kind.about.value,
+            "subject": self.subject,
+            "text": self.words,
+            "next_step": self.kind.next_step,
+        }
+
+
+def sentences_by_kind(conditions: Iterable[Condition]) -> dict[str, list[str]]:
+    """By the name of the kind."""
+    found: dict[str, list[str]] = {}
+    for one in conditions:
+        found.setdefault(one.kind.name, []).append(one.sentence)
+    return found
+
+
+def by_kind(conditions: Iterable[Condition]) -> dict[str, str]:
+    """One text for each kind, with at most twenty subjects."""
+    return {name: _listed(texts, "; ") for name, texts in sentences_by_kind(conditions).items()}
+
+
+def _listed(texts: Sequence[str], between: str) -> str:
+    more = len(texts) - _MAX_NAMED
+    shown = between.join(texts[:_MAX_NAMED])
+    if more <= 0:
+        return shown
+    return f"{shown}{between}and {more:,} more" if between == "; " else f"{shown} and {more:,} more"
+
+
+Producer = Callable[[], Iterable[Condition]]
+
+
+class Conditions:
+    """The list. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._producers: list[Producer] = []
+        self._refreshers: list[Callable[[], Awaitable[object]]] = []
+        self._found: list[Condition] = []
+        self._good_until = float("-inf")
+
+    def add(
+        self, producer: Producer, *, refresh: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """`producer` yields what is wrong at this moment; it must neither wait nor take long.
+        `refresh` is awaited before, for what has to be measured."""
+        self._producers.append(producer)
+        if refresh is not None:
+            self._refreshers.append(refresh)
+
+    async def now(self, may_read: MayRead | None = None) -> list[Condition]:
+        """What is wrong, the worst first. With `may_read`, as a viewer sees it that may read only
+        some streams.
+
+        With many streams it takes a while to look, and anyone may ask. So a list that took long
+        serves for ten times as long, at most for a quarter of a second.
+        """
+        for refresh in self._refreshers:
+            await refresh()
+        began = time.monotonic()
+        if began >= self._good_until:
+            self._found = self._look()
+            took = time.monotonic() - began
+            if took > _CHEAP_SECONDS:
+                self._good_until = began + min(took * _SHARE, _MAX_AGE_SECONDS)
+        if may_read is None:
+            return list(self._found)
+        shown = (one.shown_to(may_read) for one in self._found)
+        return [one for one in shown if one is not None]
+
+    def _look(self) -> list[Condition]:
+        found = [one for producer in self._producers for one in producer()]
+        return sorted(found, key=lambda one: (_PLACES[one.kind.name], one.subject))
