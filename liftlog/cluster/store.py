@@ -85,6 +85,10 @@ class NodeSession(Protocol):
         keeps its last deadline, which passes."""
         ...
 
+    async def taken_over(self) -> None:
+        """Return when another process has written the key, which had expired before."""
+        ...
+
     async def close(self) -> None:
         """Stop renewing and delete the key, if it is still the own one. Does not raise: a key that
         cannot be deleted expires."""
@@ -131,8 +135,10 @@ class MetaStore(Protocol):
         """
         ...
 
-    async def session(self, key: str, value: bytes, ttl_seconds: int) -> NodeSession:
-        """Write the key, whatever it holds, and renew it in the background. Without renewal it is
-        gone `ttl_seconds` after the last one. Raises CasUnknown, StoreUnavailable, and CasLost when
-        another process writes the key at the same time."""
+    async def session(
+        self, key: str, value: bytes, ttl_seconds: int, revision: int = 0
+    ) -> NodeSession:
+        """Write the key if it is at `revision`, as with `cas`, and renew it in the background.
+        Without renewal it is gone `ttl_seconds` after the last one. Raises CasLost, CasUnknown,
+        StoreUnavailable."""
         ...

@@ -155,6 +155,8 @@ class DataDir:
         self.path = path
         self.environment = environment
         self._lock: DataDirLock | None = None
+        self.was_closed = False
+        """Whether the daemon before has stopped in order: all that it had is on the disk."""
         self._clean: dict[str, ActiveState] = {}
         self._recovery_points: dict[str, ActiveState] = {}
 
@@ -175,7 +177,8 @@ class DataDir:
                 refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
                 self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
                 self._clean = self._read_states(CLEAN_NAME)
-                if fs.exists(self.path / CLEAN_NAME):
+                self.was_closed = fs.exists(self.path / CLEAN_NAME)
+                if self.was_closed:
                     fs.unlink(self.path / CLEAN_NAME)
                 fs.fsync_directory(self.path)
             except BaseException:
@@ -189,6 +192,11 @@ class DataDir:
         except CorruptMetadata as error:
             logger.warning("checkpoint-file-ignored file=%s error=%s", file_name, error)
             return {}
+
+    @property
+    def lock(self) -> DataDirLock | None:
+        """The lock, between `open` and `close`."""
+        return self._lock
 
     # --- streams ---
 

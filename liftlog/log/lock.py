@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from liftlog.errors import DataDirLocked
 from liftlog.log.filesystem import is_full
@@ -26,12 +27,33 @@ _NOT_LOCKABLE = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EO
 """What file systems answer that cannot lock a directory (NFS: only what is open for writing)."""
 
 
+class LockFile(NamedTuple):
+    """Which file the lock of a data directory is. A copy of the directory has another one."""
+
+    device: int
+    inode: int
+    file_system: int
+    """Unlike `device`, it stays the same over mounts and boots where the file system has an id."""
+    changed_ns: int
+    """When the inode was changed, which no program can set."""
+
+    def is_copy_of(self, other: LockFile) -> bool:
+        """Whether this file is another one than `other` was. A change of its owner or mode leaves
+        the inode; file systems that draw inodes at each mount leave the time."""
+        places = [(one.file_system, one.inode) for one in (self, other)]
+        return places[0] != places[1] and self.changed_ns != other.changed_ns
+
+
 class DataDirLock:
     """Held from `take_lock` until `release`."""
 
     def __init__(self) -> None:
         self._file = -1
         self._directory = -1
+        self.found: LockFile | None = None
+        """The file as the last process left it; None if it cannot be examined."""
+        self.taken: LockFile | None = None
+        """The file as it is while this process has the lock."""
 
     def take(self, data_dir: Path, flags: int, hint: str) -> None:
         try:
@@ -50,9 +72,21 @@ class DataDirLock:
             raise
 
     def write_holder(self) -> None:
+        self.found = self._examined()
         with contextlib.suppress(OSError):  # a full disk: the content only informs
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        self.taken = self._examined()
+
+    def _examined(self) -> LockFile | None:
+        """None without a file, on a disk that was too full to make it."""
+        if self._file < 0:
+            return None
+        try:
+            found, system = os.fstat(self._file), os.fstatvfs(self._file)
+        except OSError:
+            return None
+        return LockFile(found.st_dev, found.st_ino, system.f_fsid, found.st_ctime_ns)
 
     def release(self) -> None:
         with contextlib.suppress(OSError):  # a name that stays only misleads

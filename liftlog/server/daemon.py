@@ -77,17 +77,39 @@ def run(
     # A writer thread that returns from a sync must not wait 5 ms for the interpreter.
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     raise_open_file_limit()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(settings, load_again).run(assume_yes=assume_yes))
+    manager = ServiceManager.from_environment(os.environ)
+    with (
+        contextlib.closing(manager),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        was_displaced = False
+        while True:
+            daemon = Daemon(settings, load_again, manager=manager, was_displaced=was_displaced)
+            code = runner.run(daemon.run(assume_yes=assume_yes))
+            was_displaced = daemon.is_displaced
+            if not was_displaced or daemon.was_told_to_stop:
+                return code
+            gc.unfreeze()  # what it held is not used any more
 
 
 class Daemon:
     """One daemon; `run` is its whole life."""
 
     def __init__(
-        self, settings: Settings, load_again: Callable[[], Settings] | None = None
+        self,
+        settings: Settings,
+        load_again: Callable[[], Settings] | None = None,
+        *,
+        manager: ServiceManager,
+        was_displaced: bool = False,
     ) -> None:
+        """`was_displaced`: in its life before, another process became the same node of the
+        cluster."""
         self.settings = settings
+        self.is_displaced = False
+        """Whether this life has ended because another process runs as this node."""
+        self.was_told_to_stop = False
+        self._was_displaced = was_displaced
         self._load_again = load_again
         self.reloads = Reloads()
         self._clock = clock = SystemClock()
@@ -101,17 +123,25 @@ class Daemon:
         )
         self._data_dir = DataDir(Path(settings.data_dir), environment)
         self._loop_watch = LoopWatch()
-        self._manager = ServiceManager.from_environment(os.environ)
+        self._manager = manager
         self._embedded: EmbeddedNats | None = None
         self._links: list[NatsLink] = []
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._signals = Signals(
-            stop=self._stop.set,
+            stop=self._told_to_stop,
             hurry=self._hurry.set,
             reload=self.reloads.request,
             reopen_logs=reopen_logs,
         )
+
+    def _told_to_stop(self) -> None:
+        self.was_told_to_stop = True
+        self._stop.set()
+
+    def _displaced(self) -> None:
+        self.is_displaced = True
+        self._stop.set()
 
     async def run(self, *, assume_yes: bool) -> int:
         self._signals.watch()
@@ -125,7 +155,6 @@ class Daemon:
             logger.warning("boot-id-unknown problem=%s advice=%s", *BOOT_ID_UNKNOWN)
         await asyncio.to_thread(self._data_dir.open)
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self._manager.close)
             watchdog = asyncio.create_task(self._manager.keep_watchdog(), name="watchdog")
             stack.callback(watchdog.cancel)
             broker = Broker(self.settings, self._data_dir, self._clock)
@@ -198,7 +227,13 @@ class Daemon:
         store may be away for long."""
         if self.settings.cluster is None:
             return None
-        node = ClusterNode(self.settings, self.settings.cluster, self._data_dir)
+        node = ClusterNode(
+            self.settings,
+            self.settings.cluster,
+            self._data_dir,
+            was_displaced=self._was_displaced,
+            on_displaced=self._displaced,
+        )
         stack.push_async_callback(node.close)
         self._manager.status("joining the cluster")
         joining = asyncio.ensure_future(node.join(broker))
@@ -314,7 +349,10 @@ class Daemon:
             keepers = [group.create_task(one, name=name) for name, one in work.items()]
             await self._stop.wait()
             health.phase = Phase.DRAINING
-            self._manager.stopping(self.settings.drain_timeout_seconds)
+            if self.is_displaced:
+                self._manager.status("another process runs as this node of the cluster")
+            else:
+                self._manager.stopping(self.settings.drain_timeout_seconds)
             for keeper in keepers:
                 keeper.cancel()
 

@@ -30,6 +30,8 @@ from support.stored_logs import batch_positions, flip
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 
 QUICK = {"lag_max": "2s"}
+QUICK_BOOT = {**QUICK, "session": "5s"}
+"""A machine that has booted waits for the session of its node, since it may be a copy of it."""
 _ROTTEN_BATCHES = 100
 _ROT_TRIES = 10
 WHOLE_FIRST = 20
@@ -423,7 +425,7 @@ def test_disks_fail(name: str, server: NatsServer, tmp_path: Path) -> None:
             server.url,
             load.settings,
             settings=NODE_SETTINGS,
-            cluster=QUICK,
+            cluster=QUICK_BOOT,
             wrapper=reboots.wrapper,
             boot_id=reboots.boot_id,
             **place,

@@ -253,10 +253,15 @@ async def test_the_end_of_a_session_is_reported_to_watches(opened: Opened) -> No
 async def test_a_session_whose_key_is_taken_over_stops(opened: Opened) -> None:
     async with opened() as store, opened() as other, asyncio.timeout(PATIENCE):
         old = await store.session("live.a", b'{"start":1}', 1)
-        new = await other.session("live.a", b'{"start":2}', 1)
+        with pytest.raises(CasLost):
+            await other.session("live.a", b'{"start":2}', 1)
+        found = await other.get("live.a")
+        assert found is not None
+        new = await other.session("live.a", b'{"start":2}', 1, found.revision)
         while time.monotonic() < old.deadline + 0.3:
             await asyncio.sleep(0.05)
         assert new.deadline > old.deadline
+        await old.taken_over()
         await old.close()  # does not delete the other's key
         entry = await store.get("live.a")
         assert entry is not None

@@ -223,7 +223,7 @@ class LoseFs:
         mode = (0o100000 if is_file else 0o040000) | node.mode
         now = int(time.time())
         return _ATTR.pack(
-            number, size, -(-size // _STAT_BLOCK), now, now, now, 0, 0, 0,
+            node.inode, size, -(-size // _STAT_BLOCK), now, now, now, 0, 0, 0,
             mode, 1 if is_file else 2, 0, 0, 0, PAGE, 0,
         )  # fmt: skip
 

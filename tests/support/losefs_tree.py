@@ -8,6 +8,7 @@ it comes up again: of each 4 KiB page any state it had since the last fsync, som
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -24,8 +25,12 @@ class Change(NamedTuple):
     size_after: int
 
 
+_inodes = itertools.count(2)
+
+
 class LoseFile:
     def __init__(self, stable: bytes = b"", mode: int = 0o644) -> None:
+        self.inode = next(_inodes)
         self.data = bytearray(stable)
         self.stable = bytearray(stable)
         self.pending: list[Change] = []
@@ -72,6 +77,7 @@ class LoseFile:
     def after_power_cut(self, keep: Keep, rng: random.Random) -> LoseFile:
         found = self._after_power_cut(keep, rng)
         found.bad_pages = {page for page in self.bad_pages if page * PAGE < len(found.data)}
+        found.inode = self.inode
         return found
 
     def _after_power_cut(self, keep: Keep, rng: random.Random) -> LoseFile:
@@ -113,6 +119,7 @@ class LoseFile:
 
 class LoseDirectory:
     def __init__(self, mode: int = 0o755) -> None:
+        self.inode = next(_inodes)
         self.entries: dict[str, Node] = {}
         self.stable: dict[str, Node] = {}
         self.pending: list[dict[str, Node | None]] = []
@@ -139,6 +146,7 @@ class LoseDirectory:
             if keep == "all" or (keep == "some" and rng.random() < 0.5):
                 _apply(names, change)
         found = LoseDirectory(self.mode)
+        found.inode = self.inode
         for name, node in names.items():
             if id(node) not in done:  # a file may have two names for a moment
                 done[id(node)] = (

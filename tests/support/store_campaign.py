@@ -28,7 +28,7 @@ from support.store_history import (
     value_of,
 )
 
-from liftlog.cluster.store import CasLost, CasUnknown, Entry, StoreUnavailable
+from liftlog.cluster.store import CasLost, CasUnknown, Entry, NodeSession, StoreUnavailable
 from liftlog.server.replication.kv_bucket import Refused
 from liftlog.server.replication.kv_link import Unanswered
 from liftlog.server.replication.kv_store import NatsKvMetaStore, make_store
@@ -206,9 +206,13 @@ class Campaign:
 
     async def _be_node(self, store: NatsKvMetaStore, number: int) -> None:
         """Hold a session as a node does, and count how often its deadline passes."""
-        session = await eventually(
-            lambda: store.session(f"live.n{number}", json.dumps({"n": number}).encode(), NODE_TTL)
-        )
+        key, value = f"live.n{number}", json.dumps({"n": number}).encode()
+
+        async def begin() -> NodeSession:
+            found = await store.get(key)
+            return await store.session(key, value, NODE_TTL, found.revision if found else 0)
+
+        session = await eventually(begin)
         was_valid = True
         try:
             while True:

@@ -10,6 +10,7 @@ sessions      a key that expires, renewed in the background, in either store
 records       the records of a daemon on its own, which follow the manifests of its streams
 
 membership    who this node is, in which of its starts; who the other nodes are
+holders       which process holds the name of a node, and whether it has ended
 mirror        the records as this node knows them, and how it changes them
 known_records what this node has seen of the records, on its own disk
 guarding      what to do when the metadata store has forgotten something

@@ -116,9 +116,11 @@ class FileMetaStore:
                     on_change(key, entry)
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def session(self, key: str, value: bytes, ttl_seconds: int) -> RenewedKey:
+    async def session(
+        self, key: str, value: bytes, ttl_seconds: int, revision: int = 0
+    ) -> RenewedKey:
         session = RenewedKey(self, key, value, ttl_seconds)
-        await session.begin()
+        await session.begin(revision)
         return session
 
     # --- inner ---

@@ -281,9 +281,11 @@ class NatsKvMetaStore:
         finally:
             del self._watchers[watcher]
 
-    async def session(self, key: str, value: bytes, ttl_seconds: int) -> RenewedKey:
+    async def session(
+        self, key: str, value: bytes, ttl_seconds: int, revision: int = 0
+    ) -> RenewedKey:
         session = RenewedKey(self, key, value, ttl_seconds)
-        await session.begin()
+        await session.begin(revision)
         return session
 
     # --- writes ---

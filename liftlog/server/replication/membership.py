@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from liftlog import __version__
-from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore, NodeSession
+from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore
 from liftlog.errors import ConfigError, Conflict, CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.log.data_dir import STREAMS_NAME
+from liftlog.log.data_dir import STREAMS_NAME, DataDir
 from liftlog.log.filesystem import FileSystem, storage_errors
+from liftlog.log.lock import LockFile
 from liftlog.names import is_stream_name
+from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -184,17 +186,73 @@ async def join(
     web: str = "",
     may_create: bool = True,
     may_bring_streams: bool = False,
+    identity: DirectoryIdentity | None = None,
 ) -> Member:
-    """Raise this node's start, in the store and in its directory. `may_create`: an empty store
-    becomes that of a new cluster, if the directory belongs to none. `may_bring_streams`: the caller
-    adopts the streams of a directory that belongs to none.
+    """`identify` and `register`, for a caller that knows that no other process has the name."""
+    file = await identify(
+        store,
+        fs,
+        data_dir,
+        node=node,
+        may_create=may_create,
+        may_bring_streams=may_bring_streams,
+    )
+    return await register(
+        store, fs, data_dir, file, address=address, zone=zone, web=web, identity=identity
+    )
 
-    A stop at any point leaves a directory that the next start knows again. Raises ConfigError when
-    the directory belongs to another node or cluster, or the store is empty and should not be;
-    MetaStoreError, StorageError.
+
+@dataclass(frozen=True, slots=True)
+class DirectoryIdentity:
+    """What a copy of the data directory does not have."""
+
+    found: LockFile | None
+    """The lock as the last process left it."""
+    taken: LockFile | None
+    """The lock as it is now."""
+    was_closed: bool
+    """Whether the last process stopped in order: a copy made since has all that it confirmed."""
+
+    @classmethod
+    def of(cls, data_dir: DataDir) -> DirectoryIdentity:
+        lock = data_dir.lock
+        found, taken = (None, None) if lock is None else (lock.found, lock.taken)
+        return cls(found, taken, data_dir.was_closed)
+
+    def is_copy(self, last: object) -> bool:
+        """Whether the directory is a copy of the one whose lock was `last`, as the record of the
+        node has it, and may lack what that one got after the copy was made."""
+        if self.was_closed or self.found is None or not isinstance(last, list):
+            return False
+        return len(last) == len(self.found) and self.found.is_copy_of(LockFile(*last))
+
+
+async def identify(
+    store: MetaStore,
+    fs: FileSystem,
+    data_dir: Path,
+    *,
+    node: str,
+    may_create: bool = True,
+    may_bring_streams: bool = False,
+) -> NodeFile:
+    """Whom the directory belongs to: this node of the cluster of this store, or no one yet.
+    `may_create`: an empty store becomes that of a new cluster, if the directory belongs to none.
+    `may_bring_streams`: the caller adopts the streams of a directory that belongs to none.
+
+    Raises ConfigError when the directory belongs to another node or cluster, or the store is empty
+    and should not be; MetaStoreError, StorageError.
     """
     with storage_errors("reading the node file"):
         file = read_node_file(fs, data_dir)
+    if file is None and not may_bring_streams and fs.exists(data_dir / KNOWN_RECORDS_NAME):
+        raise ConfigError(
+            f"the data directory {data_dir} belonged to a node of a cluster, and its file "
+            f"{NODE_FILE_NAME} is gone",
+            hint=f"put the file back, or start node {node} with an empty data_dir: it fetches its "
+            "replicas from the other nodes. A stream with one replica stays without a leader then, "
+            "and needs this directory",
+        )
     if file is None and not may_bring_streams and (streams := _streams_in(fs, data_dir)):
         raise ConfigError(
             f"the data directory has streams of a daemon on its own: {', '.join(streams)}",
@@ -221,8 +279,26 @@ async def join(
             f"node {node} of cluster {cluster_id}",
             hint="give each node its own data_dir, and check cluster.node and cluster.store",
         )
-    if file is None:
-        file = NodeFile(cluster_id, node, secrets.token_hex(16), 0, 0)
+    return file or NodeFile(cluster_id, node, secrets.token_hex(16), 0, 0)
+
+
+async def register(
+    store: MetaStore,
+    fs: FileSystem,
+    data_dir: Path,
+    file: NodeFile,
+    *,
+    address: str,
+    zone: str = "",
+    web: str = "",
+    identity: DirectoryIdentity | None = None,
+) -> Member:
+    """Raise the start of the node, in the store and in its directory.
+
+    A stop at any point leaves a directory that the next start knows again. Raises Conflict when
+    another process registers the same node; MetaStoreError, StorageError.
+    """
+    cluster_id, node = file.cluster_id, file.node
     for _ in range(_ATTEMPTS):
         entry = await store.get(f"node.{node}")
         value = {} if entry is None else value_of(entry)
@@ -236,6 +312,7 @@ async def join(
         is_same = (entry is None and file.start > 0) or (
             value.get("data_id") == file.data_id
             and (registered in (file.start, file.claimed) or registered < file.start)
+            and not (identity is not None and identity.is_copy(value.get("lock")))
         )
         known_start = max(file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
@@ -257,6 +334,7 @@ async def join(
             "features": [],
             "draining": value.get("draining", False),
             "stopping": False,
+            "lock": None if identity is None else identity.taken,
         }
         try:
             await store.cas(
@@ -322,10 +400,3 @@ def cluster_of(fs: FileSystem, data_dir: Path, node: str) -> str:
             hint="name the configuration of a node that was in the cluster, on its machine",
         )
     return file.cluster_id
-
-
-async def begin_session(store: MetaStore, member: Member, ttl_seconds: int) -> NodeSession:
-    """Say that the node lives. Raises ConfigError when another process does so as this node."""
-    return await store.session(
-        f"live.{member.name}", to_bytes({"start": member.start}), ttl_seconds
-    )

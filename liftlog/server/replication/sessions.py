@@ -48,6 +48,7 @@ class RenewedKey:
         """The last at which the key is known to have been the own one."""
         self._renewed_at = float("-inf")
         self._renewing: asyncio.Task[None] | None = None
+        self._is_taken_over = asyncio.Event()
 
     @property
     def renewed_at(self) -> float:
@@ -57,15 +58,15 @@ class RenewedKey:
     def deadline(self) -> float:
         return self._renewed_at + _SAFE_PART_OF_TTL * self._ttl_seconds
 
-    async def begin(self, revision: int | None = None) -> None:
-        """Take the key if it is at `revision`, None: whatever it is at; and renew it from now on.
-        Raises as `MetaStore.cas`."""
-        if revision is None:
-            found = await self._store.get(self._key)
-            revision = 0 if found is None else found.revision
+    async def begin(self, revision: int) -> None:
+        """Take the key if it is at `revision`, and renew it from now on. Raises as
+        `MetaStore.cas`."""
         self._revision = revision
         await self._put()
         self._renewing = asyncio.get_running_loop().create_task(self._renew(), name="session")
+
+    async def taken_over(self) -> None:
+        await self._is_taken_over.wait()
 
     async def abandon(self) -> None:
         """Stop renewing, and leave the key to expire."""
@@ -104,6 +105,7 @@ class RenewedKey:
             except CasLost:
                 if not await self._is_found_again():
                     logger.error("session-taken-over key=%s", self._key)  # noqa: TRY400
+                    self._is_taken_over.set()
                     return
             except (CasUnknown, StoreUnavailable) as error:
                 # If the renewal was made, or is made later, the next one is lost, and looks.

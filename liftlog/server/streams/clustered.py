@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -18,13 +19,15 @@ from liftlog.log.data_dir import make_durable_directory
 from liftlog.log.filesystem import FileSystem, OsFileSystem
 from liftlog.protocol.replication import Peer
 from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.holders import Holder, take_name
 from liftlog.server.replication.kv_store import NatsKvMetaStore, make_store
 from liftlog.server.replication.membership import (
+    DirectoryIdentity,
     Member,
-    begin_session,
     cluster_of,
     create_cluster,
-    join,
+    identify,
+    register,
     value_of,
 )
 from liftlog.server.replication.peer_link import PeerLink
@@ -49,7 +52,19 @@ _MAX_TOKEN_BYTES = 4096
 class ClusterNode:
     """Joins before the streams are opened, and leaves after they are drained."""
 
-    def __init__(self, settings: Settings, cluster: ClusterSettings, data_dir: DataDir) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: ClusterSettings,
+        data_dir: DataDir,
+        *,
+        was_displaced: bool = False,
+        on_displaced: Callable[[], None],
+    ) -> None:
+        """`on_displaced` is called when another process has become this node; its data directory
+        may be any. One that `was_displaced` waits until that process has ended."""
+        self._was_displaced = was_displaced
+        self._on_displaced = on_displaced
         self._settings = settings
         self._cluster = cluster
         self._data_dir = data_dir
@@ -114,31 +129,76 @@ class ClusterNode:
             Patience(session=cluster.session_seconds, silence=cluster.suspect_after_seconds),
         )
         self._spawn(kept_up(streams.keep_led))
+        self._spawn(kept_up(partial(self._watch_name, store, self._session, streams)))
+
+    async def _watch_name(
+        self, store: MetaStore, session: NodeSession, streams: ReplicatedStreams
+    ) -> None:
+        """Return when another process has become this node."""
+        signs = [asyncio.ensure_future(one()) for one in (session.taken_over, streams.displaced)]
+        try:
+            await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for sign in signs:
+                sign.cancel()
+        streams.stand_aside()
+        holder = None
+        with contextlib.suppress(MetaStoreError):
+            entry = await store.get(f"live.{self._cluster.node}")
+            holder = None if entry is None else Holder.of(entry)
+        logger.error(
+            "node-displaced node=%s by=%s action=%s",
+            self._cluster.node,
+            holder or "another process",
+            "this daemon stops what it serves, and starts again when that process has ended",
+        )
+        self._on_displaced()
 
     async def _register(self, store: MetaStore) -> tuple[Member, NodeSession]:
-        """Join, and begin the session. JetStream may be without a leader for some seconds, so it is
-        waited for; a file is there or not. Raises ConfigError, StorageError."""
-        cluster = self._cluster
+        """Take the name of the node, then register this start. JetStream may be without a leader
+        for some seconds, so it is waited for; a file is there or not. Raises ConfigError,
+        StorageError."""
         while True:
             try:
-                member = await join(
-                    store,
-                    self._fs,
-                    self._data_dir.path,
-                    node=cluster.node,
-                    address=cluster.advertise,
-                    zone=cluster.zone,
-                    web=cluster.web,
-                    may_create=cluster.store != NATS_STORE,
-                )
-                return member, await begin_session(store, member, int(cluster.session_seconds))
+                return await self._try_to_register(store)
             except MetaStoreError as error:
-                if cluster.store != NATS_STORE:
+                if self._cluster.store != NATS_STORE:
                     raise ConfigError(
-                        f"the metadata store {cluster.store} cannot be used: {error}"
+                        f"the metadata store {self._cluster.store} cannot be used: {error}"
                     ) from error
                 logger.warning("not-joined-yet error=%s", error)
                 await asyncio.sleep(_JOIN_PAUSE_SECONDS)
+
+    async def _try_to_register(self, store: MetaStore) -> tuple[Member, NodeSession]:
+        cluster, path = self._cluster, self._data_dir.path
+        identity = DirectoryIdentity.of(self._data_dir)
+        file = await identify(
+            store, self._fs, path, node=cluster.node, may_create=cluster.store != NATS_STORE
+        )
+        here = await asyncio.to_thread(Holder.here, file.data_id, path, identity.taken)
+        session = await take_name(
+            store,
+            cluster.node,
+            here,
+            int(cluster.session_seconds),
+            same_directory=file.start > 0,
+            was_displaced=self._was_displaced,
+        )
+        try:
+            member = await register(
+                store,
+                self._fs,
+                path,
+                file,
+                address=cluster.advertise,
+                zone=cluster.zone,
+                web=cluster.web,
+                identity=identity,
+            )
+        except BaseException:
+            await session.close()
+            raise
+        return member, session
 
     def start(self) -> None:
         """Create the streams of the configuration that do not exist."""

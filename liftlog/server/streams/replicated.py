@@ -141,6 +141,7 @@ class ReplicatedStreams:
         self._peers: dict[str, int] = {}
         """Connections of each node that are open now."""
         self._is_stopping = False
+        self._is_displaced = asyncio.Event()
         self._is_listed = False
         """The metadata store has been seen to know this node."""
         self._restoring: asyncio.Task[None] | None = None
@@ -189,6 +190,8 @@ class ReplicatedStreams:
         nodes, me = self.mirror.directory.nodes, self.member
         own = nodes.get(me.name)
         self._is_listed = self._is_listed or own is not None
+        if own is not None and own.start > me.start:
+            self._is_displaced.set()
         if self._is_listed and (own is None or own.start < me.start):
             self._restore_own_node()
         for node in nodes:
@@ -197,6 +200,18 @@ class ReplicatedStreams:
                 self._node.link_to(node)
         for replica in self._streams.values():
             replica.wake()
+
+    async def displaced(self) -> None:
+        """Return when another process has registered itself as this node."""
+        await self._is_displaced.wait()
+
+    def stand_aside(self) -> None:
+        """Another process is this node now: take no more messages, and change no record. What a
+        record says of the node is about that process."""
+        self._is_displaced.set()
+        self._is_stopping = self.handovers.is_stopping = True
+        for name in list(self.led):
+            self.stop_leading(name, "another process runs as this node")
 
     def _restore_own_node(self) -> None:
         """The store was set back, and other nodes do not know where to find this one."""
@@ -691,6 +706,8 @@ class ReplicatedStreams:
         nothing. Does not raise."""
         if self._succession is not None:
             self._succession.stand_down()
+        if self._is_displaced.is_set():
+            return
         self._spawn(self._tell_that_it_stops())
         await self.leadership.hand_over_all()
 
@@ -708,6 +725,8 @@ class ReplicatedStreams:
         """Before a planned stop: no leader waits for this node any more, and streams that it led
         get another leader."""
         self._is_stopping = self.handovers.is_stopping = True
+        if self._is_displaced.is_set():
+            return
         await self._tell_that_it_stops()  # before: its last requests do not take it in again
         gate = asyncio.Semaphore(_CHANGES_AT_ONCE)
 

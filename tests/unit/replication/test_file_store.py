@@ -128,7 +128,7 @@ async def test_a_session_outlives_a_store_that_was_set_back(tmp_path: Path) -> N
     earlier = await store.session("live.a", b'{"start":1}', 60)
     await earlier.abandon()  # killed
     old = path.read_bytes()
-    session = await store.session("live.a", b'{"start":2}', 1)
+    session = await store.session("live.a", b'{"start":2}', 1, revision=1)
     await store.cas("stream.a", b"{}", 0)
     began = session.deadline
     path.write_bytes(old)

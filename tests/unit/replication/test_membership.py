@@ -9,10 +9,13 @@ from support.simfs import MachineStopped, SimFileSystem
 
 from liftlog.cluster.store import Entry
 from liftlog.errors import ConfigError, CorruptMetadata
+from liftlog.log.checkpoint_file import write_checkpoint_text
 from liftlog.log.data_dir import make_durable_directory
+from liftlog.log.lock import LockFile
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import (
     Directory,
+    DirectoryIdentity,
     Member,
     create_cluster,
     join,
@@ -107,6 +110,45 @@ async def test_a_store_that_was_made_again_takes_the_directory_at_its_word() -> 
     assert (member.start, member.is_same) == (2, True)
     assert not member.had(3)
     assert member.had(1)
+
+
+@pytest.mark.parametrize("change", ["copied", "moved", "owner", "mount"])
+async def test_a_copy_of_the_directory_is_another_one(change: str) -> None:
+    """It may lack what the node confirmed after it was made; but for one that was made, or begun,
+    after the node had stopped in order."""
+    fs = machine()
+    lock = LockFile(1, 2, 3, 4)
+    meta = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    first = DirectoryIdentity(None, lock, False)
+    await join(meta, fs, DATA, node="a", address=ADDRESS, identity=first)
+    found = {
+        "copied": lock._replace(inode=7, changed_ns=9),
+        "moved": lock._replace(file_system=8, changed_ns=9),
+        "owner": lock._replace(device=7, changed_ns=9),
+        "mount": lock._replace(device=7, inode=7, file_system=0),
+    }[change]
+    is_copy = change in ("copied", "moved")
+    second = DirectoryIdentity(found, found, False)
+    member = await join(meta, fs, DATA, node="a", address=ADDRESS, identity=second)
+    assert (member.start, member.is_same) == (2, not is_copy)
+    member = await join(meta, fs, DATA, node="a", address=ADDRESS, identity=second)
+    assert (member.start, member.is_same) == (3, True)
+    third = lock._replace(inode=99, changed_ns=99)
+    stopped = DirectoryIdentity(third, third, was_closed=True)
+    member = await join(meta, fs, DATA, node="a", address=ADDRESS, identity=stopped)
+    assert (member.start, member.is_same) == (4, True)
+    meta.close()
+
+
+async def test_a_directory_that_has_lost_its_node_file_is_refused() -> None:
+    fs = machine()
+    await joined(fs)
+    write_checkpoint_text(fs, DATA / "known-records", "known-records", '{"nodes":{},"streams":{}}')
+    await joined(fs)
+    fs.unlink(DATA / "node")
+    with pytest.raises(ConfigError, match="its file node is gone") as raised:
+        await joined(fs)
+    assert "start node a with an empty data_dir" in str(raised.value.hint)
 
 
 async def again(fs: SimFileSystem, cluster_id: str) -> None:

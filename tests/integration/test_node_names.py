@@ -1,0 +1,107 @@
+"""One process at a time is a node of a cluster, whichever data directory it brings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster import Cluster
+from support.daemon import Daemon
+from support.ingesting import publish, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+from support.twins import twin_of
+
+from liftlog.cli.exit_codes import ExitCode
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+STREAMS = {
+    "all": {"subject": "all.>", "replicas": 3},
+    "one": {"subject": "one.>", "replicas": 1},
+}
+SESSION_SECONDS = 5
+LISTENING = '"event": "listening"'
+
+
+@pytest.fixture
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url, STREAMS, cluster={"session": f"{SESSION_SECONDS}s"}) as cluster:
+        cluster.wait_isr("all")
+        cluster.wait_recorded("all")
+        cluster.wait_recorded("one")
+        yield cluster
+
+
+@pytest.fixture
+def raw(server: NatsServer) -> Iterator[RawNats]:
+    with RawNats(server.port, timeout=30) as client:
+        yield client
+
+
+def ended(daemon: Daemon) -> str:
+    """What a daemon says that refuses to start."""
+    assert daemon.wait(60).exit_code == ExitCode.CONFIG
+    return daemon.log
+
+
+@pytest.mark.parametrize("directory", ["empty", "copied"])
+def test_a_second_process_is_refused_while_the_first_lives(
+    cluster: Cluster, raw: RawNats, tmp_path: Path, directory: str
+) -> None:
+    node = cluster.leader("one")
+    assert publish(raw, "one.x", b"first")["seq"] == 1
+    epochs = {name: cluster.stream(name).leader_epoch for name in STREAMS}
+    twin = twin_of(cluster, node, tmp_path / "twin")
+    if directory == "copied":
+        shutil.copytree(cluster.nodes[node].data_dir, twin.data_dir)
+    told = ended(twin.spawn())
+    assert f"node {node} runs already: process {cluster.nodes[node].pid} on " in told
+    assert f"with the data directory {cluster.nodes[node].data_dir}" in told
+    assert publish(raw, "one.x", b"second")["seq"] == 2
+    assert epochs == {name: cluster.stream(name).leader_epoch for name in STREAMS}
+    assert cluster.status()[1] == ExitCode.OK
+
+
+def test_a_node_comes_back_at_once_after_a_kill(cluster: Cluster) -> None:
+    """On the machine where it ran, with its directory or with an empty one: its process is known to
+    have ended."""
+    node = cluster.leader("one")
+    for wiped in (False, True):
+        cluster.kill(node)
+        if wiped:
+            cluster.wipe(node)
+        began = time.monotonic()
+        cluster.start(node)
+        assert time.monotonic() - began < SESSION_SECONDS * 0.8
+        assert "node-name-awaited" not in cluster.nodes[node].log
+
+
+def test_a_process_that_was_stopped_for_long_gives_way_and_comes_back_by_itself(
+    cluster: Cluster, raw: RawNats, tmp_path: Path
+) -> None:
+    """Meanwhile another one has become the node: it waited until the session had ended."""
+    node = cluster.followers("all")[0]
+    cluster.pause(node)
+    twin = twin_of(cluster, node, tmp_path / "twin")
+    twin.start(timeout=60)
+    assert "node-name-awaited" in twin.log
+    os.kill(cluster.nodes[node].pid, signal.SIGCONT)
+    first = cluster.nodes[node]
+    until(lambda: "node-displaced" in first.log, 30, "it notices")
+    assert f"process {twin.pid} on " in first.log
+    until(lambda: "node-name-awaited" in first.log, 30, "it waits")
+    for number in range(20):
+        publish(raw, "all.x", b"%d" % number)
+    assert "role-not-taken" not in first.log.split("node-displaced")[1]
+    twin.stop()
+    until(lambda: first.log.count(LISTENING) == 2, 60, "it has started again")
+    cluster.resume(node)
+    cluster.wait_isr("all")
+    assert cluster.wait_settled("all") == 21
+    assert first.stop().exit_code == ExitCode.OK

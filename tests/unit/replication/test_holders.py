@@ -1,0 +1,130 @@
+"""Which process holds the name of a node: one that runs keeps it, one that has ended does not."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.simfs import SimFileSystem
+
+from liftlog.cluster.store import Entry
+from liftlog.errors import ConfigError
+from liftlog.log.lock import LockFile
+from liftlog.server.replication import holders
+from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.replication.holders import Holder, take_name
+
+LOCK, OTHER = LockFile(1, 2, 3, 4), LockFile(1, 5, 3, 6)
+TTL = 1
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[FileMetaStore]:
+    store = FileMetaStore(Path("/records"), shared=False, fs=SimFileSystem())
+    yield store
+    store.close()
+
+
+def here(lock: LockFile | None = LOCK, data_id: str = "d") -> Holder:
+    return Holder.here(data_id, Path("/data"), lock)
+
+
+def test_what_is_certain_of_another_process() -> None:
+    one, other = here(), here(OTHER)
+    assert not one.has_ended(other), "it is this process, which runs"
+    assert one.has_ended(here()), "its lock is held by another"
+    assert not replace(one, lock=(0, 0)).has_ended(replace(other, lock=(0, 0)))
+    assert replace(one, process_began=one.process_began - 1).has_ended(other), "the number is new"
+    elsewhere = replace(one, boot_id="another machine, or another boot")
+    assert not elsewhere.has_ended(here()), "a copy of a disk may have the same lock"
+    assert not replace(one, boot_id="").has_ended(replace(here(), boot_id=""))
+    contained = replace(one, process_space=1, process=999_999_999)
+    assert not contained.has_ended(other), "another container's processes are not seen"
+
+
+def test_a_process_that_no_one_has_waited_for_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        began = holders._began(child.pid)
+        theirs = replace(here(OTHER), process=child.pid, process_began=began)
+        assert not theirs.has_ended(here())
+        child.kill()
+        while not theirs.has_ended(here()):
+            pass
+    assert theirs.has_ended(here())
+
+
+def test_what_a_holder_tells_is_understood_or_ignored() -> None:
+    one = here()
+    assert Holder.of(Entry(1, one.to_bytes())) == one
+    assert Holder.of(Entry(1, one.to_bytes()[:-1] + b',"newer":1}')) == one
+    for junk in (b'{"start":3}', b"[]", b"\xff", b'{"data_id":"d","life":"l","lock":7}'):
+        assert Holder.of(Entry(1, junk)) is None
+
+
+async def test_the_name_is_free_once_it_has_expired(store: FileMetaStore) -> None:
+    first = await take_name(store, "a", here(), TTL, same_directory=False)
+    await first.abandon()  # as a process that is killed on another machine, or stopped
+    began = asyncio.get_running_loop().time()
+    second = await take_name(store, "a", here(OTHER), TTL, same_directory=False)
+    assert asyncio.get_running_loop().time() - began > TTL / 2
+    await first.close()
+    assert await store.get("live.a") is not None, "it is not the first's any more"
+    await second.close()
+
+
+async def test_it_is_free_at_once_if_its_holder_has_ended(store: FileMetaStore) -> None:
+    first = await take_name(store, "a", here(), 60, same_directory=False)
+    await first.abandon()
+    async with asyncio.timeout(10):
+        second = await take_name(store, "a", here(), 60, same_directory=False)
+    await second.close()
+
+
+@pytest.mark.parametrize("data_id", ["d", "another"])
+async def test_it_is_refused_while_its_holder_renews_it(store: FileMetaStore, data_id: str) -> None:
+    first = await take_name(store, "a", here(), TTL, same_directory=False)
+    with pytest.raises(ConfigError, match=r"node a runs already: process .* on ") as raised:
+        await take_name(store, "a", here(OTHER, data_id), TTL, same_directory=True)
+    assert "stop that one first" in str(raised.value.hint)
+    await first.close()
+
+
+async def test_who_was_displaced_waits_for_the_end_of_the_other(store: FileMetaStore) -> None:
+    first = await take_name(store, "a", here(), TTL, same_directory=False)
+    waiting = asyncio.ensure_future(
+        take_name(store, "a", here(OTHER), TTL, same_directory=True, was_displaced=True)
+    )
+    done, _ = await asyncio.wait({waiting}, timeout=2 * TTL)
+    assert not done
+    await first.close()
+    async with asyncio.timeout(10):
+        await (await waiting).close()
+
+
+async def test_of_two_that_come_at_once_one_gets_it(store: FileMetaStore) -> None:
+    both = await asyncio.gather(
+        take_name(store, "a", here(), TTL, same_directory=False),
+        take_name(store, "a", here(OTHER), TTL, same_directory=False),
+        return_exceptions=True,
+    )
+    [refused] = [one for one in both if isinstance(one, ConfigError)]
+    [taken] = [one for one in both if one is not refused]
+    assert not isinstance(taken, BaseException)
+    await taken.close()
+
+
+async def test_an_older_version_tells_nothing_of_itself(store: FileMetaStore) -> None:
+    """It is taken for an earlier start where the directory has been this node."""
+    old = await store.session("live.a", b'{"start":3}', 60)
+    await old.abandon()
+    async with asyncio.timeout(10):
+        await (await take_name(store, "a", here(), TTL, same_directory=True)).close()
+    old = await store.session("live.a", b'{"start":3}', TTL)
+    with pytest.raises(ConfigError, match="another process"):
+        await take_name(store, "a", here(), TTL, same_directory=False)
+    await old.close()
