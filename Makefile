@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture kv-torture cluster-torture fuzz simulate simulate-groups group-torture lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture kv-torture cluster-torture fuzz simulate simulate-groups round-trips group-torture lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,9 @@ simulate: setup ## Replication under random schedules (RUNS=n STEPS=n SEED=n; 10
 simulate-groups: setup ## Consumer groups under random schedules (RUNS=n SEED=n; 1,000 rounds take ten minutes)
 	SIMULATE_RUNS=$(or $(RUNS),1000) SIMULATE_SEED=$(or $(SEED),0) \
 	  $(BIN)/python -m pytest -o timeout=0 -rP tests/property/test_groups.py -k "order" $(ARGS)
+
+round-trips: setup ## Hostile messages on every way through a daemon and out of it, 2,000 random ones (ROUNDS=n SEED=n ARGS="-k dead")
+	TORTURE_ROUNDS=$(or $(ROUNDS),2000) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -o timeout=0 tests/integration/test_round_trips.py $(ARGS)
 
 group-torture: setup ## Members of a group, and their daemon, fail as processes (ROUNDS=n SEED=n; 300 rounds take twenty minutes)
 	TORTURE_ROUNDS=$(or $(ROUNDS),300) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -o timeout=0 -s tests/crash/test_group_members.py $(ARGS)

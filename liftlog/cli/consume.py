@@ -201,7 +201,8 @@ def consume(
     and --grep.
 
     With `--output json` or `jsonl`, a key or value that is not UTF-8 is printed as base64, and
-    `key_encoding` or `value_encoding` is set. A deleted key (tombstone) has the value null.
+    `key_encoding` or `value_encoding` is set; headers that are not get `headers_base64`, the whole
+    header block. A deleted key (tombstone) has the value null.
 
     With --group any number of processes share the stream: each record is printed by one of them,
     at least once, and those of one key by the same one, in order. --from says where a new group

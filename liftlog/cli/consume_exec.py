@@ -158,7 +158,8 @@ def _not_published(subject: str | None, record: Record, error: PublishFailed) ->
     return Problem(
         f"offset {record.offset} is no dead letter of {subject}: {error.message}",
         ExitCode.NOT_ACKED,
-        hint=f"{error.hint}; run it again then: the group continues with this record",
+        hint=f"{error.hint or 'mend the reason'}; run it again then: "
+        "the group continues with this record",
     )
 
 

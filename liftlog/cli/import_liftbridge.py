@@ -179,17 +179,11 @@ def _item_of(raw: bytes) -> Item:
     number = found.get("offset", 0) + 1
     seconds, nanoseconds = divmod(found.get("timestamp", 0), 10**9)
     time = datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1000)
-    headers = {}
-    for name, value in found.get("headers", {}).items():
-        if name not in _ITS_OWN:
-            try:
-                headers[name] = value.decode()
-            except UnicodeDecodeError:
-                raise Problem(
-                    f"message {number} has a header {name!r} that is not UTF-8, which cannot be "
-                    "copied",
-                    ExitCode.USAGE,
-                ) from None
+    headers = [
+        (name.encode(), value)
+        for name, value in found.get("headers", {}).items()
+        if name not in _ITS_OWN
+    ]
     return Item(
         number,
         found.get("subject", ""),

@@ -13,7 +13,7 @@ from liftlog.cli.nats_server import nats_credentials, nats_options, nats_servers
 from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
 from liftlog.cli.output import say, write_object
 from liftlog.cli.problems import note
-from liftlog.cli.shapes import parse_path, parse_template, text_of
+from liftlog.cli.shapes import parse_path, parse_template
 from liftlog.cli.suggestions import complete_stream
 from liftlog.cli.text import plural, printable
 
@@ -93,7 +93,8 @@ def _mapping_options(command: Decorated) -> Decorated:
     command = click.option(
         "--value",
         metavar="FIELD",
-        help="The field that is the value. Default: the whole row, as JSON.",
+        help="The field that is the value. Default: the whole row, as JSON; with another "
+        "--form, what the row says.",
     )(command)
     command = click.option(
         "--key", metavar="TEXT", help="Key: a field, or a text with {{.FIELD}} for fields."
@@ -307,19 +308,21 @@ def _mapper(
             "--subject is required: what to publish on.", click.get_current_context()
         )
     return Mapper(
-        _text_maker(subject or "", is_field=False),
-        None if key is None else _text_maker(key, is_field=True),
+        None if subject is None else _subject_maker(subject),
+        None if key is None else _key_maker(key),
         None if value is None else parse_path(value),
     )
 
 
-def _text_maker(text: str, *, is_field: bool) -> Callable[[Any], str]:
-    if "{{" in text:
-        return parse_template(text)
-    if is_field:
-        path = parse_path(text)
-        return lambda row: text_of(path.find(row))
-    return lambda row: text
+def _subject_maker(text: str) -> Callable[[Any], str]:
+    return parse_template(text) if "{{" in text else lambda row: text
+
+
+def _key_maker(text: str) -> Callable[[Any], bytes]:
+    from liftlog.cli.import_sources import bytes_of
+
+    find = parse_template(text) if "{{" in text else parse_path(text).find
+    return lambda row: bytes_of(find(row))
 
 
 def _run(

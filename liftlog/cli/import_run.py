@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from liftlog.client import StreamInfo, SyncClient
 
 SOURCE, SEQUENCE = "Copied-From", "Copied-Sequence"
-_NOT_COPIED = ("nats-", "liftlog-")
-"""Headers that took effect at the source; here they would take effect again."""
+_NOT_COPIED = (b"nats-", b"liftlog-", b"copied-")
+"""Headers that took effect at the source, and those of an earlier copy: here they would take effect
+again."""
 _UNDER_WAY = 512
 _SOURCE_NAME = re.compile(r"[!-~]{1,128}", re.ASCII)
 
@@ -149,29 +150,21 @@ class Import:
 
     def _arguments(self, item: Item) -> dict[str, Any]:
         """Of `Publisher.submit`."""
-        headers: dict[str, str] = {}
-        for name, value in item.headers.items():
-            if name.lower().startswith((*_NOT_COPIED, "copied-")):
-                continue
-            if not isinstance(value, str):
-                raise InvalidArgument(
-                    f"message {item.sequence} has several values of the header {name}, which "
-                    "cannot be copied"
-                )
-            headers[name] = value
-        headers |= {SOURCE: self.name, SEQUENCE: str(item.sequence)}
+        lines = [line for line in item.headers if not line[0].lower().startswith(_NOT_COPIED)]
+        own = {SOURCE: self.name, SEQUENCE: str(item.sequence)}
         if self.before:
-            headers["Nats-Expected-Last-Msg-Id"] = self.before
+            own["Nats-Expected-Last-Msg-Id"] = self.before
         self.before = f"{self.name}:{item.sequence}"
         if item.message_id:
-            headers["Copied-Id"] = item.message_id
+            own["Copied-Id"] = item.message_id
         if item.time:
-            headers["Copied-Time"] = item.time
+            own["Copied-Time"] = item.time
+        lines += [(name.encode(), text.encode()) for name, text in own.items()]
         return {
             "subject": item.subject,
             "value": item.value,
             "key": item.key,
-            "headers": headers,
+            "headers": lines,
             "message_id": self.before,
         }
 

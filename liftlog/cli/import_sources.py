@@ -17,8 +17,13 @@ from liftlog.cli.problems import Problem, check_standard_input
 from liftlog.cli.shapes import Path as FieldPath
 from liftlog.cli.shapes import text_of
 from liftlog.errors import InvalidArgument, MissingDependency
+from liftlog.records.json_form import lines_of_json
+from liftlog.records.message_headers import MESSAGE_ID, HeaderLine, header_lines
 
 Form = Literal["rows", "records", "copied"]
+
+_DELETIONS = (b"KV-Operation", b"Nats-Marker-Reason")
+"""Headers of what JetStream stores when a key of a bucket is deleted."""
 
 _BATCH = 500
 _FETCH_SECONDS = 30
@@ -32,7 +37,7 @@ class Item(NamedTuple):
     subject: str
     value: bytes | None
     key: bytes | None = None
-    headers: Mapping[str, str | Sequence[str]] = {}
+    headers: Sequence[HeaderLine] = ()
     message_id: str = ""
     time: str = ""
 
@@ -43,10 +48,11 @@ Batches = AsyncIterator[list[Item]]
 @dataclass(frozen=True, slots=True)
 class Mapper:
     """From a row of a file to a message. `subject` and `key` make texts of the row; without
-    `value` the whole row is the value, as JSON."""
+    `value` the whole row is the value, as JSON. With a row that is a record or a copy, each of them
+    replaces what the row says itself."""
 
-    subject: Callable[[Any], str]
-    key: Callable[[Any], str] | None = None
+    subject: Callable[[Any], str] | None = None
+    key: Callable[[Any], bytes] | None = None
     value: FieldPath | None = None
 
     @property
@@ -59,13 +65,40 @@ class Mapper:
         if self.value is None:
             value = _as_json(row).encode() if whole is None else whole
         else:
-            found = self.value.find(row)
-            if found is None or isinstance(found, bytes):
-                value = found
-            else:
-                value = text_of(found).encode(errors="surrogateescape")
-        key = None if self.key is None else self.key(row).encode()
-        return Item(number, self.subject(row), value, key)
+            value = self._value_of(row)
+        key = None if self.key is None else self.key(row)
+        return Item(number, "" if self.subject is None else self.subject(row), value, key)
+
+    def changed(self, item: Item, row: Mapping[str, Any]) -> Item:
+        """The message of a row that says itself what its subject, key and value are."""
+        if self.subject is None and not self.needs_fields:
+            return item
+        # What `--value value` and `--key value` find is what the record has, not its base64.
+        row = {**row, "value": _text_or_bytes(item.value), "key": _text_or_bytes(item.key)}
+        if self.subject is not None:
+            item = item._replace(subject=self.subject(row))
+        if self.key is not None:
+            item = item._replace(key=self.key(row))
+        if self.value is not None and item.value is not None:  # a tombstone stays one
+            item = item._replace(value=self._value_of(row))
+        return item
+
+    def _value_of(self, row: Any) -> bytes | None:
+        assert self.value is not None
+        found = self.value.find(row)
+        return found if found is None or isinstance(found, bytes) else bytes_of(found)
+
+
+def bytes_of(found: Any) -> bytes:
+    """What a field holds, as a key or a value."""
+    return found if isinstance(found, bytes) else text_of(found).encode(errors="surrogateescape")
+
+
+def _text_or_bytes(raw: bytes | None) -> str | bytes | None:
+    try:
+        return raw if raw is None else raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 def _as_json(row: Any) -> str:
@@ -129,7 +162,8 @@ class Lines:
             row = json.loads(line)
             if self.form == "rows":
                 return self.mapper.item(number, row, line)
-            return _of_record(number, row) if self.form == "records" else _of_copy(row)
+            item = _of_record(number, row) if self.form == "records" else _of_copy(row)
+            return self.mapper.changed(item, row)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise InvalidArgument(
@@ -146,9 +180,15 @@ def _of_record(number: int, row: Mapping[str, Any]) -> Item:
         str(row["subject"]),
         _bytes_of(row["value"], row.get("value_encoding")),
         _bytes_of(row.get("key"), row.get("key_encoding")),
-        dict(row.get("headers") or {}),
+        lines := lines_of_json(row),
+        message_id_of(lines),
         time=str(row.get("timestamp") or ""),
     )
+
+
+def message_id_of(lines: Sequence[HeaderLine]) -> str:
+    """The first one counts, as for servers."""
+    return dict(reversed(lines)).get(MESSAGE_ID.encode(), b"").decode("utf-8", "replace")
 
 
 def _of_copy(row: Mapping[str, Any]) -> Item:
@@ -161,7 +201,7 @@ def _of_copy(row: Mapping[str, Any]) -> Item:
         str(row["subject"]),
         _bytes_of(row["value"], "base64"),
         _bytes_of(row.get("key"), "base64"),
-        dict(row.get("headers") or {}),
+        lines_of_json(row),
         str(row.get("id") or ""),
         str(row.get("time") or ""),
     )
@@ -225,11 +265,13 @@ class Parquet:
 async def connected(servers: list[str], creds: str | None, system: str) -> AsyncIterator[Any]:
     """A connection to the NATS in which `system` runs. It does not reconnect: a copy that was
     interrupted is run again. Raises Problem."""
-    import nats
     from nats.errors import Error
 
+    from liftlog.cli.whole_headers import WholeHeaders
+
+    connection = WholeHeaders()
     try:
-        connection = await nats.connect(
+        await connection.connect(
             servers,
             name="liftlog import",
             user_credentials=creds,
@@ -321,15 +363,15 @@ class JetStream:
                 ) from error
 
     def _item(self, message: Any) -> Item:
-        headers = message.headers or {}
+        lines = header_lines(message.headers.block) if message.headers is not None else []
         subject = message.subject.removeprefix(self.strip)
-        deleted = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
+        deleted = any(name in _DELETIONS for name, _ in lines)
         return Item(
             message.metadata.sequence.stream,
             subject,
             None if self.key_from_subject and deleted else message.data,
             subject.encode() if self.key_from_subject else None,
-            headers,
-            headers.get("Nats-Msg-Id", ""),
+            lines,
+            message_id_of(lines),
             message.metadata.timestamp.isoformat(),
         )

@@ -25,7 +25,7 @@ from liftlog.cli.problems import check_standard_input
     multiple=True,
     metavar="NAME:VALUE",
     help="A message header, for example -H Nats-Expected-Last-Sequence:41. Blanks around the "
-    "value are removed. Can be repeated.",
+    "value are removed. Can be repeated, also with the same name.",
 )
 @click.option(
     "--key",
@@ -100,20 +100,21 @@ def pub(
         check_standard_input()
 
     from liftlog.cli.pub_run import Job, Template
+    from liftlog.client.publishing.headers import lines_of
     from liftlog.client.publishing.message import checked
 
     value = None if message is None else os.fsencode(message)
     raw_key = None if key is None else os.fsencode(key)
-    fields = _parse_headers(headers)
     # The publisher checks again; here the error needs no NATS server.
+    lines = lines_of(_parse_headers(headers))
     checked(
-        subject, value, key=raw_key, headers=fields, message_id=msg_id, use_envelope=use_envelope
+        subject, value, key=raw_key, headers=lines, message_id=msg_id, use_envelope=use_envelope
     )
     return Job(
         nats_servers(nats_url),
         nats_credentials(creds),
         timeout if expect_ack else None,
-        Template(subject, raw_key, msg_id, fields, use_envelope),
+        Template(subject, raw_key, msg_id, lines, use_envelope),
         value,
         count,
         from_stdin=message == "-",
@@ -124,11 +125,11 @@ def _wrong(problem: str) -> NoReturn:
     raise click.UsageError(problem, click.get_current_context())
 
 
-def _parse_headers(given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+def _parse_headers(given: tuple[str, ...]) -> list[tuple[str, str]]:
+    found = []
     for text in given:
         name, colon, value = text.partition(":")
         if not colon:
             _wrong(f"-H {text!r}: expected NAME:VALUE.")
-        found[name.strip(" \t")] = value.strip(" \t")
+        found.append((name.strip(" \t"), value.strip(" \t")))
     return found

@@ -10,11 +10,10 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 from liftlog.cli.exit_codes import ExitCode
@@ -32,6 +31,7 @@ from liftlog.client.publisher import (
     PublishUnknown,
 )
 from liftlog.errors import LiftlogError, NatsUnavailable
+from liftlog.records.message_headers import HeaderLine
 from liftlog.server.life.logs import mask
 
 _CHUNK_BYTES = 64 * 1024
@@ -99,7 +99,7 @@ class Template(NamedTuple):
     subject: str
     key: bytes | None = None
     message_id: str | None = None
-    headers: Mapping[str, str] = MappingProxyType({})
+    headers: Sequence[HeaderLine] = ()
     use_envelope: bool = False
 
     def outgoing(self, value: bytes | None, number: int) -> Outgoing:

@@ -23,7 +23,7 @@ TOMBSTONE = "<tombstone>"
 
 COLUMNS = (
     *("offset", "timestamp", "timestamp_ns", "subject", "key", "key_encoding"),
-    *("value", "value_encoding", "headers"),
+    *("value", "value_encoding", "headers", "headers_base64"),
 )
 """The fields that a record can have as an object."""
 
@@ -38,7 +38,7 @@ _NARROW = 110
 _VERY_NARROW = 80
 _LEAST_VALUE_WIDTHS = {_HEADERS: 20, _TIME: 12, _KEY: 12}
 """These columns are left out, one after the other, where less would be left of the value."""
-_IN_OTHER_COLUMNS = frozenset(("liftlog-key", "liftlog-tombstone"))
+_IN_OTHER_COLUMNS = frozenset((b"liftlog-key", b"liftlog-tombstone"))
 
 
 class RecordLines:
@@ -133,11 +133,11 @@ def _headers_of(record: Record) -> str:
     if not record.raw_headers:
         return ""
     shown = [
-        f"{name}: {text}"
-        for name, text in record.headers.items()
+        f"{show_bytes(name)}: {show_bytes(value)}"
+        for name, value in record.headers.lines
         if name.lower() not in _IN_OTHER_COLUMNS
     ]
-    return printable(", ".join(shown))
+    return ", ".join(shown)
 
 
 @contextmanager

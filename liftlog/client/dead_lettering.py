@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from liftlog.client.publishing.message import fits_header_line
+from liftlog.client.publishing.results import PublishRefused
 from liftlog.errors import InvalidArgument
 from liftlog.records.decode import Record
-from liftlog.records.message_headers import KEY, TOMBSTONE
+from liftlog.records.message_headers import KEY, TOMBSTONE, HeaderLine, without
 
 STREAM = "Liftlog-Dead-Stream"
 OFFSET = "Liftlog-Dead-Offset"
@@ -22,8 +22,10 @@ WAS_TOMBSTONE = "Liftlog-Dead-Tombstone"
 LEFT_OUT = "Liftlog-Dead-Left-Out"
 """What of the record the dead letter does not hold, because it fits no message."""
 
-_NOT_KEPT = ("nats-", "liftlog-dead-")
+_NOT_KEPT = (b"nats-", b"liftlog-dead-")
 """Headers that begin so were for the server that stored it, or are of an earlier dead letter."""
+_TOO_LARGE = frozenset({10054, 10097})
+"""Codes of refusals: message above `max_message_bytes`; header block too large."""
 _MAX_ERROR_CHARACTERS = 500
 _MAX_PAUSE_SECONDS = 30.0
 
@@ -89,26 +91,33 @@ class Lettering:
         }
         if record.value is None:
             headers[WAS_TOMBSTONE] = "true"
-        headers = {field: text for field, text in headers.items() if fits_header_line(field, text)}
         message_id = f"{name}/{stream}/{record.offset}/{record.timestamp_ns}"
-        for form in _forms(record, headers):
+        for form in _forms(
+            record, [(field.encode(), text.encode()) for field, text in headers.items()]
+        ):
             yield form | {"message_id": message_id, "expect": self._expect}
 
 
-def _forms(record: Record, headers: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _forms(record: Record, ours: list[HeaderLine]) -> Iterator[dict[str, Any]]:
     """The dead letter, whole, and then with less and less of its record."""
     value = record.value or b""
-    own = {
-        name: text
-        for name, text in record.headers.items()
-        if not name.lower().startswith(_NOT_KEPT)
-        and name not in (KEY, TOMBSTONE)
-        and fits_header_line(name, text)
-    }
-    yield {"value": value, "key": record.key, "headers": own | headers}
-    yield {"value": value, "headers": own | headers | {LEFT_OUT: "key"}}
-    yield {"value": value, "headers": headers | {LEFT_OUT: "key, headers"}}
-    yield {"value": b"", "headers": headers | {LEFT_OUT: "key, headers, value"}}
+    own = [
+        line
+        for line in without(record.headers.lines, KEY, TOMBSTONE)
+        if not line[0].lower().startswith(_NOT_KEPT)
+    ]
+    yield {"value": value, "key": record.key, "headers": own + ours}
+    for left_out, kept, what in (
+        ("key", own, value),
+        ("key, headers", [], value),
+        ("key, headers, value", [], b""),
+    ):
+        yield {"value": what, "headers": [*kept, *ours, (LEFT_OUT.encode(), left_out.encode())]}
+
+
+def is_too_large(refusal: PublishRefused) -> bool:
+    """Whether a dead letter with less of its record may be stored."""
+    return bool(refusal.refusals) and {one.err_code for one in refusal.refusals} <= _TOO_LARGE
 
 
 def _one_line(text: str) -> str:

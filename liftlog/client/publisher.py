@@ -14,12 +14,13 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from liftlog.client.publishing.delivery import Delivery, read_answer
+from liftlog.client.publishing.headers import Headers, lines_of
 from liftlog.client.publishing.message import OutgoingMessage, checked
 from liftlog.client.publishing.publisher_link import NatsTarget, PublisherLink
 from liftlog.client.publishing.results import (
@@ -34,7 +35,12 @@ from liftlog.client.publishing.results import (
 )
 from liftlog.client.publishing.send_queue import RetryPolicy, SendQueue, Sequenced, Unordered
 from liftlog.errors import InvalidArgument, LiftlogError
-from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE, EXPECTED_STREAM, MESSAGE_ID
+from liftlog.records.message_headers import (
+    EXPECTED_LAST_SEQUENCE,
+    EXPECTED_STREAM,
+    MESSAGE_ID,
+    without,
+)
 
 __all__ = [
     "Ack",
@@ -179,13 +185,15 @@ class Publisher:
         value: bytes | str | None,
         *,
         key: bytes | str | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> Published:
         """Publish and wait for the ack of every stream in `expect`; of any stream, if it is empty.
 
         `value` None is a tombstone for `key`. Without `message_id` the publisher makes one.
+        `headers`: values by name, of which each may be a list; pairs of name and value; or those
+        of a record, which are all published. Values that are bytes need not be text.
         Cancelling ends only the wait: the message may be stored all the same.
 
         Raises PublishRefused, PublishUnknown, NotPublished, OrderBroken (all PublishFailed), and
@@ -202,7 +210,7 @@ class Publisher:
         value: bytes | str | None,
         *,
         key: bytes | str | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> asyncio.Future[Published]:
@@ -242,7 +250,7 @@ class Publisher:
         value: bytes | str | None,
         *,
         key: bytes | str | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         message_id: str | None = None,
     ) -> None:
         """Publish without asking for an ack, for a stream with `acks: off`. The message is sent
@@ -255,11 +263,11 @@ class Publisher:
             raise InvalidArgument('send needs order="any": the other orders need acks')
         message = self._message(subject, value, key, headers, message_id, makes_id=False)
         self._check_open(message)
-        payload, lines = message.to_wire("")
-        self._link.check_size(payload, lines)
+        payload, block = message.to_wire("")
+        self._link.check_size(payload, block)
         if self._unconfirmed_since is None:
             self._unconfirmed_since = self._loop.time()
-        if not await self._link.send(subject, payload, "", lines):
+        if not await self._link.send(subject, payload, "", block):
             raise NotPublished(
                 f"not sent: there is no connection to NATS: {self._link.last_error or 'lost'}",
                 subject=subject,
@@ -298,33 +306,33 @@ class Publisher:
         subject: str,
         value: bytes | str | None,
         key: bytes | str | None,
-        headers: Mapping[str, str] | None,
+        headers: Headers | None,
         message_id: str | None,
         *,
         makes_id: bool,
     ) -> OutgoingMessage:
-        headers = dict(headers) if headers else {}
+        lines = lines_of(headers)
         if message_id is None:
-            message_id = headers.pop(MESSAGE_ID, None)
+            found = dict(reversed(lines)).get(MESSAGE_ID.encode())
+            message_id = None if found is None else found.decode(errors="surrogateescape")
         if message_id is None and makes_id:
             message_id = f"{self._name}.{next(self._made_ids)}"
-        if self._order == "sequence" and headers.keys() & {
-            EXPECTED_STREAM,
-            EXPECTED_LAST_SEQUENCE,
-        }:
+        if self._order == "sequence" and len(lines) > len(
+            without(lines, EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE)
+        ):
             raise InvalidArgument("with order=sequence the publisher sets the expected sequence")
         return checked(
             subject,
             value,
             key=key,
-            headers=headers,
+            headers=without(lines, MESSAGE_ID) if lines else lines,
             message_id=message_id,
             use_envelope=self._use_envelope,
         )
 
     def _to_wire(
         self, message: OutgoingMessage, reply: str, last_sequence: int | None
-    ) -> tuple[bytes, dict[str, str] | None]:
+    ) -> tuple[bytes, bytes]:
         if self._order != "sequence":
             return message.to_wire(reply)
         return message.to_wire(reply, stream=self._expect[0], last_sequence=last_sequence)
@@ -417,8 +425,8 @@ class Publisher:
             wire, delivery.wire = delivery.wire, None
             if wire is None or attempt > 1:
                 wire = self._to_wire(delivery.message, reply, delivery.last_sequence)
-            payload, headers = wire
-            if not await self._link.send(delivery.message.subject, payload, reply, headers):
+            payload, block = wire
+            if not await self._link.send(delivery.message.subject, payload, reply, block):
                 delivery.withdraw_attempt()
                 self._queue.send_again(delivery, now)
 

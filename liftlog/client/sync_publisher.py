@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from liftlog.client.publisher import DEFAULT_NATS, Publisher
+from liftlog.client.publishing.headers import Headers
 from liftlog.client.publishing.results import Published
 from liftlog.errors import InvalidArgument, LiftlogError
 
@@ -59,7 +60,7 @@ class SyncPublisher:
         value: bytes | str | None,
         *,
         key: bytes | str | None = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
         message_id: str | None = None,
         expect: Sequence[str] | None = None,
     ) -> Published:

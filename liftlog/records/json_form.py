@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+import binascii
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from liftlog.records.message_headers import header_lines
+from liftlog.records.message_headers import HeaderLine, header_lines
 
 if TYPE_CHECKING:
     from liftlog.records.decode import Record
 
 BASE64 = "base64"
+HEADERS_BASE64 = "headers_base64"
+"""The header block as it is, in base64: only for headers that a JSON object cannot hold."""
 Encoding = Literal["auto", "utf-8", "base64"]
 HeaderValues = dict[str, str | list[str]]
 
@@ -27,8 +30,8 @@ def record_object(
 
     With `auto`, bytes that are not UTF-8 become base64, and `key_encoding` or `value_encoding` is
     set; with `base64`, all bytes do. With `utf-8`, bytes that are not UTF-8 raise
-    UnicodeDecodeError. `headers` replaces those of the record, for callers that limit how many are
-    parsed.
+    UnicodeDecodeError. `headers_base64` is there if `headers` does not hold every line as it is.
+    `headers` replaces those of the record, for callers that limit how many are parsed.
     """
     fields: dict[str, Any] = {
         "offset": record.offset,
@@ -38,7 +41,15 @@ def record_object(
     }
     _put_bytes(fields, "key", record.key, encoding)
     _put_bytes(fields, "value", record.value, encoding)
-    fields["headers"] = _headers(record) if headers is None else headers
+    if headers is not None:
+        fields["headers"] = headers
+        return fields
+    found: HeaderValues = {}
+    in_order = group_headers(found, header_lines(record.raw_headers))
+    fields["headers"] = found
+    exact = exact_headers(record.raw_headers, encoding, in_order=in_order)
+    if exact is not None:
+        fields[HEADERS_BASE64] = exact
     return fields
 
 
@@ -57,26 +68,66 @@ def _put_bytes(fields: dict[str, Any], name: str, raw: bytes | None, encoding: E
     fields[f"{name}_encoding"] = BASE64
 
 
-def _headers(record: Record) -> dict[str, Any]:
-    found: HeaderValues = {}
-    group_headers(found, header_lines(record.raw_headers))
-    return found
-
-
-def group_headers(found: HeaderValues, lines: Iterable[tuple[bytes, bytes]]) -> None:
+def group_headers(found: HeaderValues, lines: Iterable[HeaderLine]) -> bool:
     """Add header lines to `found`: a name that occurs more than once gets a list of values.
 
-    Names that differ in case are different names, as they are for NATS.
+    Names that differ in case are different names, as they are for NATS. Bytes that are not UTF-8
+    become U+FFFD. Returns whether `found` keeps the order of these lines.
     """
+    in_order = True
+    last = next(reversed(found), None)
     for name_bytes, value_bytes in lines:
         name, value = name_bytes.decode("utf-8", "replace"), value_bytes.decode("utf-8", "replace")
         known = found.get(name)
         if known is None:
             found[name] = value
-        elif isinstance(known, list):
+            last = name
+            continue
+        in_order = in_order and name == last
+        if isinstance(known, list):
             known.append(value)
         else:
             found[name] = [known, value]
+    return in_order
+
+
+def exact_headers(block: bytes, encoding: Encoding, *, in_order: bool) -> str | None:
+    """The block in base64 if JSON's `headers` does not hold every line as it is, or if all bytes
+    are asked for as base64. Raises UnicodeDecodeError with `utf-8`."""
+    if not block:
+        return None
+    is_exact = in_order and encoding != "base64"
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        if encoding == "utf-8":
+            raise
+        is_exact = False
+    return None if is_exact else base64.b64encode(block).decode()
+
+
+def lines_of_json(fields: Mapping[str, Any]) -> list[HeaderLine]:
+    """The header lines of a record as JSON; the inverse of `record_object`. Raises ValueError for
+    what is neither `headers` nor `headers_base64`."""
+    exact = fields.get(HEADERS_BASE64)
+    if exact is not None:
+        try:
+            return header_lines(base64.b64decode(exact, validate=True))
+        except (binascii.Error, TypeError, ValueError):
+            raise ValueError(f"{HEADERS_BASE64!r}: not base64") from None
+    given = fields.get("headers")
+    if given is None:
+        return []
+    problem = ValueError("'headers': expected an object of strings, or of lists of strings")
+    if not isinstance(given, dict):
+        raise problem
+    found = []
+    for name, value in given.items():
+        for one in value if isinstance(value, list) else [value]:
+            if not isinstance(one, str):
+                raise problem
+            found.append((name.encode(), one.encode()))
+    return found
 
 
 def show_time(timestamp_ns: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 # Headers that control how a message is stored: JetStream's names, then our own. Case matters, as in
 # nats-server.
@@ -17,11 +17,16 @@ KEY = "Liftlog-Key"
 TOMBSTONE = "Liftlog-Tombstone"
 CORRELATION_ID = "Liftlog-Correlation-Id"
 
+HeaderLine = tuple[bytes, bytes]
+"""Name and value, as they are in a block, without the blanks around the value. Headers are a
+sequence of these: names may repeat, differ in case only, and hold any bytes, as values may."""
+
 PREAMBLE = b"NATS/1.0"
 _CRLF = b"\r\n"
+_BLANKS = (b" ", b"\t")
 
 
-def header_lines(block: bytes, limit: int = -1) -> list[tuple[bytes, bytes]]:
+def header_lines(block: bytes, limit: int = -1) -> list[HeaderLine]:
     """Name and value of every well-formed line, in order; never raises.
 
     The first line, the version and perhaps a status, is skipped. `limit` bounds the number of
@@ -54,8 +59,26 @@ def first_value(block: bytes, name: bytes) -> bytes | None:
     return block[start : end if end >= 0 else len(block)].strip(b" \t")
 
 
-def build_block(lines: list[tuple[bytes, bytes]]) -> bytes:
-    """A header block with these lines; names and values must be free of CR and LF."""
+def is_carried(name: bytes, value: bytes) -> bool:
+    """Whether `header_lines` gives this line back unchanged from a block."""
+    return (
+        name != b""
+        and b":" not in name
+        and b"\r\n" not in name
+        and b"\r\n" not in value
+        and value[:1] not in _BLANKS
+        and value[-1:] not in _BLANKS
+    )
+
+
+def without(lines: Iterable[HeaderLine], *names: str) -> list[HeaderLine]:
+    """The other lines, in their order. Case matters."""
+    left_out = {name.encode() for name in names}
+    return [line for line in lines if line[0] not in left_out]
+
+
+def build_block(lines: Sequence[HeaderLine]) -> bytes:
+    """A header block with these lines, each of which `is_carried`; b"" without any."""
     if not lines:
         return b""
     body = b"".join(b"%b: %b\r\n" % line for line in lines)
@@ -67,7 +90,8 @@ class MessageHeaders(Mapping[str, str]):
 
     Names that differ in case are different headers, as they are for NATS. A look-up takes the exact
     name if there is one, else the first that differs in case only. Bytes that are not UTF-8 become
-    U+FFFD here; `raw` has the block verbatim.
+    U+FFFD here; `lines` has every line as bytes, and `raw` the block verbatim. A publisher that is
+    given these headers publishes every line.
     """
 
     __slots__ = ("_items", "raw")
@@ -75,6 +99,11 @@ class MessageHeaders(Mapping[str, str]):
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self._items: dict[str, str] | None = None
+
+    @property
+    def lines(self) -> list[HeaderLine]:
+        """All of them in their order, as bytes."""
+        return header_lines(self.raw)
 
     def _parsed(self) -> dict[str, str]:
         if self._items is None:

@@ -200,7 +200,7 @@ def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_pat
     assert printed[1] == ["1000 messages stored at 1000 offsets"]
     assert printed[2][0].startswith("not stored: no one listens on invoices.new")
     assert printed[3] == ["in order: True"]
-    assert len(printed) == 4
+    assert printed[4:] == [[]]  # only defines a function
 
     printed_of_all = run(into_arrow, servers, tmp_path)
     numbers = sum(len(str(i)) for i in range(1000))

@@ -147,7 +147,8 @@ def test_records_of_a_stream_are_copied_as_they_are(liftlog: Cli, stream: str) -
 def test_a_line_that_cannot_be_copied(
     liftlog: Cli, stream: str, form: str, line: str, why: str
 ) -> None:
-    words = ["import", "jsonl", stream, "-", "--form", form, "-s", f"{stream}.x", "--key", "id"]
+    words = ["import", "jsonl", stream, "-", "--form", form]
+    words += ["-s", f"{stream}.x", "--key", "id"] if form == "rows" else []
     result = liftlog(*words, stdin=line.encode())
     assert result.exit_code == ExitCode.USAGE
     assert why in result.stderr

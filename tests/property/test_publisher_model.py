@@ -16,6 +16,7 @@ from liftlog.client.publishing.results import (
     PublishUnknown,
 )
 from liftlog.client.publishing.send_queue import RetryPolicy, Sequenced, Unordered
+from liftlog.records.message_headers import build_block
 
 rare = st.sampled_from([0.0, 0.02, 0.1, 0.4])
 weathers = st.builds(
@@ -131,7 +132,7 @@ def test_what_was_stored_long_ago_does_not_lead_astray(knows_the_start: bool) ->
     queue = Sequenced(LONG, 10 if knows_the_start else None, print)
     simulation = Simulation(queue, Weather(), 1)
     for payload in payloads(10):
-        simulation.stream.receive(payload, {"Nats-Msg-Id": payload.decode()}, 0.0)
+        simulation.stream.receive(payload, build_block([(b"Nats-Msg-Id", payload)]), 0.0)
     wanted = [*payloads(20)[:3], *payloads(20)[10:]]
     simulation.publish(wanted, 8, (STREAM,))
     offsets = [d.result.offset for d in simulation.deliveries]  # type: ignore[union-attr]

@@ -48,12 +48,8 @@ class Stream:
         )
         self.records: list[bytes] = []
 
-    def receive(
-        self, payload: bytes, headers: dict[str, str] | None, now: float, *, fails: bool = False
-    ) -> bytes:
+    def receive(self, payload: bytes, block: bytes, now: float, *, fails: bool = False) -> bytes:
         """Judge one message and commit it; the JSON that answers it."""
-        lines = "".join(f"{name}: {text}\r\n" for name, text in (headers or {}).items())
-        block = f"NATS/1.0\r\n{lines}\r\n".encode() if lines else b""
         run = MessageRun([b"orders.x"], [b"_INBOX.r"], [payload], [block])
         sequencer = self.sequencer
         sequencer.judge(run, START_NS + int(now * SECOND_NS))
@@ -92,7 +88,7 @@ class Simulation:
             inside = sum(not d.settled for d in self.deliveries)
             while waiting and inside < max_in_flight:
                 payload = waiting.popleft()
-                message = OutgoingMessage("orders.x", payload, None, {}, payload[:20].decode())
+                message = OutgoingMessage("orders.x", payload, None, (), payload[:20].decode())
                 delivery = Delivery(message, expect, lambda _: None)
                 self.deliveries.append(delivery)
                 self.queue.add(delivery)
@@ -112,7 +108,7 @@ class Simulation:
         if self._happens(weather.stall):
             self.now += 1.1 * ACK_TIMEOUT
         if self._happens(weather.foreign_writer):
-            self.stream.receive(b"foreign %d" % next(self._foreign), None, self.now)
+            self.stream.receive(b"foreign %d" % next(self._foreign), b"", self.now)
         for _ in range(self._random.randint(1, 4)):
             if self._requests and self._happens(0.7):
                 self._deliver_request()
@@ -131,12 +127,12 @@ class Simulation:
         self._deadlines.append((self.now + ACK_TIMEOUT, delivery, attempt))
         last = delivery.last_sequence
         stream = STREAM if last is not None else None
-        payload, headers = delivery.message.to_wire("", stream=stream, last_sequence=last)
+        payload, block = delivery.message.to_wire("", stream=stream, last_sequence=last)
         if not self._happens(self.weather.lose_request):
-            self._requests.append((delivery, attempt, payload, headers))
+            self._requests.append((delivery, attempt, payload, block))
 
     def _deliver_request(self) -> None:
-        delivery, attempt, payload, headers = self._requests.popleft()
+        delivery, attempt, payload, block = self._requests.popleft()
         if self._happens(self.weather.absent):
             self._answers.append((delivery, attempt, NO_RESPONDERS))
             return
@@ -144,7 +140,7 @@ class Simulation:
             body = b'{"error":{"code":503,"err_code":10077},"stream":"orders","seq":0}'
         else:
             fails = self._happens(self.weather.fail_commit)
-            body = self.stream.receive(payload, headers, self.now, fails=fails)
+            body = self.stream.receive(payload, block, self.now, fails=fails)
         answer = read_answer(body)
         assert answer is not None
         if not self._happens(self.weather.lose_answer):

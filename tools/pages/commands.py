@@ -103,6 +103,7 @@ A record:
 | `key`, `value` | text; base64 if it is not UTF-8; `null` for no key and for a tombstone |
 | `key_encoding`, `value_encoding` | `base64`; only present if the corresponding field is base64 |
 | `headers` | values by name; a list if a name has several values. Names are case-sensitive |
+| `headers_base64` | the header block; only present if `headers` does not hold each line as it is |
 | `stream` | name of the stream, only in `log dump` |
 
 An answer of `pub` has `subject`, and either the fields of the ack (`stream`, `seq`, and

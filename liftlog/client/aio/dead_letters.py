@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from liftlog.client.aio.consumer import Consumer
 from liftlog.client.aio.group import GroupConsumer
-from liftlog.client.dead_lettering import Lettering, Work
+from liftlog.client.dead_lettering import Lettering, Work, is_too_large
 from liftlog.client.publisher import Publisher
-from liftlog.client.publishing.results import Published
-from liftlog.errors import GroupFenced, InvalidArgument
+from liftlog.client.publishing.results import Published, PublishRefused
+from liftlog.errors import GroupFenced, InvalidArgument, LiftlogError
 from liftlog.records.decode import Record
 
 
@@ -75,11 +75,15 @@ class DeadLetters(Lettering):
         self, records: GroupConsumer | Consumer, record: Record, error: Exception, attempts: int
     ) -> Published | None:
         name = records.group if isinstance(records, GroupConsumer) else records.name
-        misfit: InvalidArgument | None = None
+        misfit: LiftlogError | None = None
         for letter in self._letters(name, records.stream, record, error, attempts):
             try:
                 done = await self._publisher.publish(self._subject, **letter)
             except InvalidArgument as refusal:
+                misfit = refusal
+            except PublishRefused as refusal:
+                if not is_too_large(refusal):
+                    raise
                 misfit = refusal
             else:
                 self.published += 1

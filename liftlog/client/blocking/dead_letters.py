@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.blocking.group import SyncGroupConsumer
-from liftlog.client.dead_lettering import Lettering, SyncWork
-from liftlog.client.publishing.results import Published
+from liftlog.client.dead_lettering import Lettering, SyncWork, is_too_large
+from liftlog.client.publishing.results import Published, PublishRefused
 from liftlog.client.sync_publisher import SyncPublisher
-from liftlog.errors import GroupFenced, InvalidArgument
+from liftlog.errors import GroupFenced, InvalidArgument, LiftlogError
 from liftlog.records.decode import Record
 
 
@@ -80,11 +80,15 @@ class SyncDeadLetters(Lettering):
         attempts: int,
     ) -> Published | None:
         name = records.group if isinstance(records, SyncGroupConsumer) else records.name
-        misfit: InvalidArgument | None = None
+        misfit: LiftlogError | None = None
         for letter in self._letters(name, records.stream, record, error, attempts):
             try:
                 done = self._publisher.publish(self._subject, **letter)
             except InvalidArgument as refusal:
+                misfit = refusal
+            except PublishRefused as refusal:
+                if not is_too_large(refusal):
+                    raise
                 misfit = refusal
             else:
                 self.published += 1

@@ -1,5 +1,6 @@
-"""What the publisher helper is made of: messages, answers, and in which order to send again.
+"""Parts of the publisher helper: messages, headers, answers, and the order of sending again.
 
+    headers         headers as a caller gives them, and their lines
     message         a message to publish, checked, and the bytes that carry it
     results         what can come of a message
     delivery        one message on its way: what the answers to its attempts prove

@@ -76,8 +76,8 @@ class Delivery:
     ) -> None:
         self.message = message
         self.number = 0  # for the publisher
-        self.wire: tuple[bytes, dict[str, str] | None] | None = None
-        """Payload and headers of the first attempt, if they are known."""
+        self.wire: tuple[bytes, bytes] | None = None
+        """Payload and header block of the first attempt, if they are known."""
         self.expect = expect
         self.on_settled = on_settled
         self.result: Published | PublishFailed | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from liftlog.client.companions import envelope
+from liftlog.client.publishing.headers import ONE_LINE, fits_header
 from liftlog.errors import InvalidArgument
 from liftlog.records.message_headers import (
     EXPECTED_LAST_SEQUENCE,
@@ -15,12 +16,14 @@ from liftlog.records.message_headers import (
     KEY,
     MESSAGE_ID,
     TOMBSTONE,
+    HeaderLine,
+    build_block,
+    without,
 )
 
-_SUBJECT = re.compile(r"[^\s.*>\x00-\x1f\x7f]+(?:\.[^\s.*>\x00-\x1f\x7f]+)*")
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # what nats-py sends
-_BREAKS_LINE = re.compile(r"[\r\n\0\ud800-\udfff]")  # or cannot be encoded at all
-_WITHOUT_BLANKS = "without blanks at its ends"
+# A token may hold `*` and `>`, as in NATS, but is neither of them.
+_TOKEN = r"(?![*>](?:\.|\Z))[^\s.\x00-\x1f\x7f]+"
+_SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 
 
 class OutgoingMessage(NamedTuple):
@@ -29,42 +32,70 @@ class OutgoingMessage(NamedTuple):
     subject: str
     value: bytes | None
     key: bytes | None
-    headers: Mapping[str, str]
+    headers: Sequence[HeaderLine]
     message_id: str | None
     use_envelope: bool = False
 
     def to_wire(
         self, reply: str, *, stream: str | None = None, last_sequence: int | None = None
-    ) -> tuple[bytes, dict[str, str] | None]:
-        """Payload and headers of one attempt.
+    ) -> tuple[bytes, bytes]:
+        """Payload and header block of one attempt; the block is b"" without headers.
 
         `stream` and `last_sequence` are preconditions: only that stream stores the message, and
         only if `last_sequence` is its last offset.
         """
-        headers = dict(self.headers)
+        own: dict[str, str | bytes] = {}
         if stream is not None:
-            headers[EXPECTED_STREAM] = stream
+            own[EXPECTED_STREAM] = stream
         if self.use_envelope:
-            return self._enveloped(reply, headers, last_sequence), None
+            return self._enveloped(reply, _with(self.headers, own), last_sequence)
         if last_sequence is not None:
-            headers[EXPECTED_LAST_SEQUENCE] = str(last_sequence)
+            own[EXPECTED_LAST_SEQUENCE] = str(last_sequence)
         if self.message_id is not None:
-            headers[MESSAGE_ID] = self.message_id
+            own[MESSAGE_ID] = self.message_id
         if self.key is not None:
-            headers[KEY] = self.key.decode()
+            own[KEY] = self.key
         if self.value is None:
-            headers[TOMBSTONE] = "true"
-        return self.value or b"", headers or None
+            own[TOMBSTONE] = "true"
+        return self.value or b"", build_block(_with(self.headers, own))
 
-    def _enveloped(self, reply: str, headers: dict[str, str], last: int | None) -> bytes:
-        return envelope.encode(
+    def _enveloped(
+        self, reply: str, lines: Sequence[HeaderLine], last: int | None
+    ) -> tuple[bytes, bytes]:
+        """Headers that an envelope cannot hold stay in the header block, all of them: the order of
+        lines is kept."""
+        fitting = _enveloped_headers(lines)
+        payload = envelope.encode(
             self.value,
             key=self.key,
-            headers=headers or None,
+            headers=fitting or None,
             ack_subject=reply or None,
             message_id=self.message_id,
             expected_last_offset=last,
         )
+        return payload, b"" if fitting is not None else build_block(lines)
+
+
+def _with(lines: Sequence[HeaderLine], own: dict[str, str | bytes]) -> Sequence[HeaderLine]:
+    """The lines, and ours in the place of those with the same names."""
+    if not own:
+        return lines
+    added = [
+        (name.encode(), text.encode() if isinstance(text, str) else text)
+        for name, text in own.items()
+    ]
+    return without(lines, *own) + added if lines else added
+
+
+def _enveloped_headers(lines: Sequence[HeaderLine]) -> dict[str, str] | None:
+    """As an envelope holds them; None if it cannot: it has one value for each name, as text, and
+    bounds."""
+    try:
+        found = {name.decode(): value.decode() for name, value in lines}
+    except UnicodeDecodeError:
+        return None
+    is_whole = len(found) == len(lines) and not envelope.fields.wrong_headers(found)
+    return found if is_whole else None
 
 
 def checked(
@@ -72,7 +103,7 @@ def checked(
     value: bytes | str | None,
     *,
     key: bytes | str | None,
-    headers: Mapping[str, str],
+    headers: Sequence[HeaderLine],
     message_id: str | None,
     use_envelope: bool,
 ) -> OutgoingMessage:
@@ -82,24 +113,18 @@ def checked(
             f"{subject!r} is not a subject to publish on",
             hint="a subject consists of tokens joined by dots, without blanks or wildcards",
         )
-    for name, text in headers.items():
-        if not fits_header_line(name, text):
-            raise InvalidArgument(
-                f"the header {name!r} does not fit a NATS header line",
-                hint=f"a header value is one line of text {_WITHOUT_BLANKS}",
-            )
-    if message_id is not None and (not message_id or not _fits_header(message_id)):
+    if message_id is not None and (not message_id or not fits_header(message_id)):
         raise InvalidArgument(
             f"the message id {message_id!r} does not fit a NATS header",
-            hint=f"a message id is one line of text {_WITHOUT_BLANKS}, and not empty",
+            hint=f"a message id is {ONE_LINE}, and not empty",
         )
     raw_key = _to_bytes(key, "key")
     if value is None and raw_key is None:
         raise InvalidArgument("a tombstone (value None) needs a key")
-    if raw_key is not None and not use_envelope and not _fits_header(raw_key):
+    if raw_key is not None and not use_envelope and not fits_header(raw_key):
         raise InvalidArgument(
             f"the key {raw_key!r} does not fit a NATS header",
-            hint=f"a key in a header is one line of text {_WITHOUT_BLANKS}; an envelope carries "
+            hint=f"a key in a header is {ONE_LINE}; an envelope carries "
             "any bytes: Publisher(..., use_envelope=True), `liftlog pub --envelope`",
         )
     message = OutgoingMessage(
@@ -125,18 +150,3 @@ def _to_bytes(item: bytes | str | None, name: str) -> bytes | None:
         return item.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"the {name} {item!r} is not valid text: {error}") from error
-
-
-def fits_header_line(name: str, text: str) -> bool:
-    """Whether a header arrives unchanged."""
-    return _NAME.fullmatch(name) is not None and _fits_header(text)
-
-
-def _fits_header(item: str | bytes) -> bool:
-    """Whether it arrives unchanged: NATS clients strip blanks around a header value."""
-    if isinstance(item, bytes):
-        try:
-            item = item.decode()
-        except UnicodeDecodeError:
-            return False
-    return item == item.strip() and not _BREAKS_LINE.search(item)

@@ -16,10 +16,11 @@ from nats.aio.client import Client
 
 from acl.subjects import is_literal, matches_any
 from liftlog.client.publisher import Publisher
+from liftlog.client.publishing.headers import Headers, lines_of
 from liftlog.client.publishing.results import Ack
 from liftlog.errors import Conflict, InvalidArgument, NatsUnavailable
 from liftlog.protocol.described import StreamInfo
-from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE
+from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE, without
 from liftlog.server.http.bodies import PostedMessage
 from liftlog.server.ingest.servers import login_options
 from liftlog.settings import NatsSettings
@@ -60,9 +61,10 @@ class Appender:
                 f"the stream {stream.name} gives no acks, so the result would remain unknown",
                 hint="publish on its subject, or set acks: on",
             )
-        headers = dict(message.headers)
+        headers: Headers = message.headers
         if message.expected_last_offset is not None:
-            headers[EXPECTED_LAST_SEQUENCE] = str(message.expected_last_offset)
+            expected = (EXPECTED_LAST_SEQUENCE.encode(), b"%d" % message.expected_last_offset)
+            headers = [*without(lines_of(headers), EXPECTED_LAST_SEQUENCE), expected]
         # Other subscribers may not know envelopes, so a plain message is sent where possible.
         enveloped = stream.acks == "envelope" or not _fits_header(message.key)
         publisher = await self._publisher(enveloped)

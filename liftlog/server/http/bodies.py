@@ -7,17 +7,21 @@ import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from liftlog.client.publishing.headers import Headers, HeaderText
 from liftlog.errors import InvalidArgument
 from liftlog.records.decode import Record
 from liftlog.records.json_form import (
     BASE64,
+    HEADERS_BASE64,
     Encoding,
     HeaderValues,
+    exact_headers,
     group_headers,
+    lines_of_json,
     record_object,
     show_time,
 )
@@ -42,7 +46,7 @@ _Item = TypeVar("_Item")
 _FIELDS = frozenset(
     {
         "subject", "key", "key_encoding", "value", "value_encoding", "headers", "message_id",
-        "expected_last_offset",
+        "expected_last_offset", "headers_base64",
     }
 )  # fmt: skip
 
@@ -54,7 +58,7 @@ class PostedMessage:
     value: bytes | None
     subject: str | None = None
     key: bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Headers = ()
     message_id: str | None = None
     expected_last_offset: int | None = None
 
@@ -70,6 +74,7 @@ def record_json(stream: str, record: Record, encoding: Encoding) -> Iterator[str
     """
     try:
         fields = {"stream": stream, **record_object(record, encoding, headers={})}
+        exact_headers(record.raw_headers, encoding, in_order=True)
     except UnicodeDecodeError:
         raise NotRepresentable(
             f"the record at offset {record.offset} is not UTF-8", hint="ask with encoding=base64"
@@ -78,14 +83,16 @@ def record_json(stream: str, record: Record, encoding: Encoding) -> Iterator[str
     yield text.removesuffix("}}")
     lines = header_lines(record.raw_headers)
     headers: HeaderValues = {}
+    in_order = True
     for some in _pieces(lines):
-        group_headers(headers, some)
+        in_order = group_headers(headers, some) and in_order
         yield ""
     lead = ""
     for names in _pieces(list(headers)):
         yield lead + json.dumps({name: headers[name] for name in names}, ensure_ascii=False)[1:-1]
         lead = ", "
-    yield "}}"
+    exact = exact_headers(record.raw_headers, encoding, in_order=in_order)
+    yield "}}" if exact is None else f'}}, "{HEADERS_BASE64}": "{exact}"}}'
 
 
 def _pieces(whole: list[_Item]) -> Iterator[list[_Item]]:
@@ -191,14 +198,16 @@ def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
     )
 
 
-def _prefixed(headers: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _prefixed(headers: Mapping[str, str]) -> list[tuple[HeaderText, HeaderText]]:
+    """In their order; a name can occur several times. Text is checked as text later."""
+    found: list[tuple[HeaderText, HeaderText]] = []
     for name, value in headers.items():
         if name.lower().startswith(HEADER_PREFIX.lower()):
-            own = name[len(HEADER_PREFIX) :]
-            if own in found:
-                raise InvalidArgument(f"the header {own[:80]!r} occurs twice")
-            found[own] = _text(name, value)
+            raw = _unquoted(value)
+            try:
+                found.append((name[len(HEADER_PREFIX) :], raw.decode()))
+            except UnicodeDecodeError:
+                found.append((name[len(HEADER_PREFIX) :], raw))
     return found
 
 
@@ -241,16 +250,16 @@ def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
     return text.encode()
 
 
-def _headers_of(found: dict[str, Any]) -> dict[str, str]:
-    headers = found.get("headers")
-    if headers is None:
-        return {}
-    if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
-        raise InvalidArgument("'headers': expected an object with string values")
-    for name, value in headers.items():
-        _checked_text("headers", name)
-        _checked_text("headers", value)
-    return headers
+def _headers_of(found: dict[str, Any]) -> Headers:
+    try:
+        lines = lines_of_json(found)
+    except UnicodeEncodeError:
+        raise InvalidArgument("'headers': contains half of a surrogate pair") from None
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    if found.get(HEADERS_BASE64) is not None:
+        return lines
+    return [(name.decode(), value.decode()) for name, value in lines]  # checked as text
 
 
 def _offset_of(found: dict[str, Any], name: str) -> int | None:

@@ -199,7 +199,7 @@ class LogApi:
         head = bodies.record_head(record, block)
         # A browser must never take a published value for a page of this site.
         head.append(("Content-Disposition", f'attachment; filename="{stream}-{offset}"'))
-        return web.Response(body=record.value or b"", headers=dict(head), content_type=_RAW)
+        return web.Response(body=record.value or b"", headers=head, content_type=_RAW)
 
     async def _joined(self, pieces: Iterator[str]) -> str:
         found = []

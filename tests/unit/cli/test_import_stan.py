@@ -8,18 +8,17 @@ from typing import Any
 import nats
 import pytest
 
-from liftlog.cli import import_stan
+from liftlog.cli import import_stan, whole_headers
 from liftlog.cli.import_sources import Item
 from liftlog.cli.import_stan import NatsStreaming
 
 
 class _Connection:
-    async def close(self) -> None:
+    async def connect(self, *_: object, **__: object) -> None:
         pass
 
-
-async def _connect(*_: object, **__: object) -> _Connection:
-    return _Connection()
+    async def close(self) -> None:
+        pass
 
 
 class _Session:
@@ -44,7 +43,7 @@ class _Session:
 async def test_a_copy_is_whole_although_the_server_does_not_answer_the_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nats, "connect", _connect)
+    monkeypatch.setattr(whole_headers, "WholeHeaders", _Connection)
     monkeypatch.setattr(import_stan, "_Session", _Session)
     source = NatsStreaming(["nats://127.0.0.1:1"], None, "old", "orders")
     numbers = [item.sequence async for items in source.batches(1) for item in items]

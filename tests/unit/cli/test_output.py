@@ -122,6 +122,7 @@ def test_a_record_as_json() -> None:
         "key": "k",
         "value": "hé",
         "headers": {"Trace": "1", "Tag": ["a", "c"], "tag": "b"},
+        "headers_base64": base64.b64encode(BLOCK).decode(),  # `tag` was between the two
     }
 
 
@@ -171,7 +172,7 @@ def test_records_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert heading.index("KEY") == second.index("customer")
     # The first record with headers brings their column, and a heading that has it.
     assert again.split() == ["OFFSET", "TIME", "SUBJECT", "KEY", "HEADERS", "VALUE"]
-    assert third.endswith("Trace: 1, Tag: a, tag: b  x\\ny")
+    assert third.endswith("Trace: 1, Tag: a, tag: b, Tag: c  x\\ny")
     assert again.index("HEADERS") == third.index("Trace: 1")
     assert again.index("VALUE") == third.index("x\\ny")
 

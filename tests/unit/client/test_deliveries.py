@@ -28,7 +28,7 @@ class Watched(Delivery):
 
     def __init__(self, *expect: str) -> None:
         self.times = 0
-        message = OutgoingMessage("s.x", b"v", None, {}, "m")
+        message = OutgoingMessage("s.x", b"v", None, (), "m")
         super().__init__(message, expect, self._count)
 
     def _count(self, _: Delivery) -> None:

@@ -18,6 +18,7 @@ from liftlog.client.publisher import (
     PublishUnknown,
 )
 from liftlog.errors import LiftlogError
+from liftlog.records.message_headers import MessageHeaders
 
 
 class Connection:
@@ -26,7 +27,9 @@ class Connection:
     def __init__(self) -> None:
         self.is_connected = True
         self.is_closed = False
-        self.stats = {"reconnects": 0}
+        self.is_draining_pubs = False
+        self.stats = {"reconnects": 0, "out_msgs": 0, "out_bytes": 0}
+        self._flush_queue = None
         self.max_payload = 1000
         self.answers: Callable[[int], bytes | None] = lambda number: ack(number)
         self.sent: list[tuple[bytes, dict[str, str]]] = []
@@ -45,12 +48,16 @@ class Connection:
 
         return SimpleNamespace(unsubscribe=unsubscribe)
 
-    async def publish(
-        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
-    ) -> None:
+    async def _send_command(self, command: bytes) -> None:
+        head, _, rest = command.partition(b"\r\n")
+        operation, _, reply, size, total = head.decode().split(" ")
+        assert (operation, rest[int(total) :]) == ("HPUB", b"\r\n")
+        await self.publish("", rest[int(size) : int(total)], reply, rest[: int(size)])
+
+    async def publish(self, subject: str, payload: bytes, reply: str, block: bytes = b"") -> None:
         if self.fails is not None:
             raise self.fails
-        self.sent.append((payload, headers or {}))
+        self.sent.append((payload, dict(MessageHeaders(block))))
         body = self.answers(len(self.sent))
         if body is not None:
             assert self._hear is not None

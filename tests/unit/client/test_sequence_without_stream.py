@@ -27,7 +27,7 @@ class Line:
         self.queue = Sequenced(RetryPolicy(30.0), last_sequence, self.broken.append)
 
     def add(self) -> Delivery:
-        delivery = Delivery(OutgoingMessage("s", b"v", None, {}, "m"), ("ledger",), lambda _: None)
+        delivery = Delivery(OutgoingMessage("s", b"v", None, (), "m"), ("ledger",), lambda _: None)
         self.queue.add(delivery)
         return delivery
 

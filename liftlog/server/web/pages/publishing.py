@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from acl.subjects import is_literal
+from liftlog.client.publishing.headers import HeaderText
 from liftlog.client.publishing.results import PublishUnknown
 from liftlog.errors import InvalidArgument, LiftlogError
 from liftlog.protocol.described import StreamInfo
@@ -84,9 +85,9 @@ def _message(texts: dict[str, str]) -> PostedMessage:
     )
 
 
-def _headers(text: str) -> dict[str, str]:
-    """From lines `Name: value`. Raises InvalidArgument."""
-    found: dict[str, str] = {}
+def _headers(text: str) -> list[tuple[HeaderText, HeaderText]]:
+    """From lines `Name: value`, of which names may repeat. Raises InvalidArgument."""
+    found: list[tuple[HeaderText, HeaderText]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -94,9 +95,7 @@ def _headers(text: str) -> dict[str, str]:
         name = name.strip()
         if not colon or not name or not name.isascii() or not name.isprintable() or " " in name:
             raise InvalidArgument(f"headers, line {number}: expected Name: value")
-        if name in found:
-            raise InvalidArgument(f"headers, line {number}: {name} is there twice")
-        found[name] = value.strip()
+        found.append((name, value.strip()))
     return found
 
 

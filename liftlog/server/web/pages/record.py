@@ -7,7 +7,13 @@ from typing import Any
 from aiohttp import web
 
 from liftlog.records.decode import Record
-from liftlog.records.json_form import HeaderValues, group_headers, record_object
+from liftlog.records.json_form import (
+    HEADERS_BASE64,
+    HeaderValues,
+    exact_headers,
+    group_headers,
+    record_object,
+)
 from liftlog.records.message_headers import count_lines, header_lines
 from liftlog.server.http.bodies import parse_offset
 from liftlog.server.http.one_record import check_readable, read_record
@@ -28,8 +34,10 @@ async def record(asked: Asked) -> Shown:
     # The parts of the page, each of bounded cost.
     spread = asked.parts.spread
     shown = await spread.run(content.show, found.value, view)
-    headers = await spread.run(_header_values, found)
+    headers, exact = await spread.run(_header_values, found)
     whole = await spread.run(_whole, found, headers)
+    if exact is not None:
+        whole[HEADERS_BASE64] = exact
     lines = count_lines(found.raw_headers)
     data = {
         "stream": stream,
@@ -56,11 +64,13 @@ async def record(asked: Asked) -> Shown:
     return Shown(f"Record {found.offset:,} of {stream}", data, extra)
 
 
-def _header_values(record: Record) -> HeaderValues:
-    """The first headers: a record may have hundreds of thousands."""
+def _header_values(record: Record) -> tuple[HeaderValues, str | None]:
+    """The first headers: a record may have hundreds of thousands. And all of them in base64, if the
+    first ones are not what the record has."""
     found: HeaderValues = {}
-    group_headers(found, header_lines(record.raw_headers, _MAX_HEADERS))
-    return found
+    block = record.raw_headers
+    in_order = group_headers(found, header_lines(block, _MAX_HEADERS))
+    return found, exact_headers(block[:_MAX_JSON_BYTES], "auto", in_order=in_order)
 
 
 def _whole(record: Record, headers: HeaderValues) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""A NATS connection that keeps header blocks whole.
+
+nats-py makes a mapping of them: a repeated name keeps one value, bytes that are not UTF-8 are
+replaced, and a stored message with a header `Status` is taken for a message of the server.
+"""
+
+from __future__ import annotations
+
+from nats.aio.client import Client
+
+_STATUS_LINE = b"NATS/1.0 "
+
+
+class BlockHeaders(dict[str, str]):
+    """The block, and those headers by name that nats-py itself reads."""
+
+    def __init__(self, block: bytes, found: dict[str, str]) -> None:
+        super().__init__(found)
+        self.block = block
+
+
+class WholeHeaders(Client):
+    """A client whose messages have BlockHeaders, or None."""
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        if not headers:
+            return None
+        if headers.startswith(_STATUS_LINE):  # the server's own
+            return BlockHeaders(headers, await super()._process_headers(headers) or {})
+        return BlockHeaders(headers, {})  # none of these asks anything of nats-py
