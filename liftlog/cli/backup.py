@@ -106,10 +106,17 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 @click.argument("backup", type=_DIRECTORY)
 @click.argument("data_dir", type=_DIRECTORY)
 @_streams_option
+@click.option(
+    "--add",
+    is_flag=True,
+    help="Add the streams of --stream to DATA_DIR, which holds others; its daemon is stopped.",
+)
 @click.option("--dry-run", is_flag=True, help="Check the backup and the target; copy nothing.")
 @output_option
 @debug_option
-def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool) -> ExitCode:
+def restore(
+    backup: Path, data_dir: Path, names: tuple[str, ...], add: bool, dry_run: bool
+) -> ExitCode:
     """Restore BACKUP into DATA_DIR for a daemon to start with.
 
     DATA_DIR must be empty or must not exist. Every file is checked while it is copied; a damaged
@@ -117,13 +124,20 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
     backup get DIVERGED, never other records in place of those they know. No daemon opens DATA_DIR
     before the command has succeeded; if it was interrupted, run it again.
 
+    With --add, streams are restored beside those that DATA_DIR has. On a node of a cluster,
+    `liftlog cluster adopt` then makes them streams of the cluster, and after a restore into an
+    empty directory `liftlog cluster init --adopt` makes it that of the first node.
+
     Retention by age continues: records that are too old by now are deleted soon after the daemon
     starts.
 
     \b
-    Example:
+    Examples:
       liftlog backup restore /backup/liftlog-2026-01-31 /var/lib/liftlog
+      liftlog backup restore /backup/liftlog-2026-01-31 /var/lib/liftlog --stream orders --add
     """
     from liftlog.cli.backup_run import restore as run
 
-    return run(backup, data_dir, names, dry_run)
+    if add and not names:
+        raise click.UsageError("--add needs the names of the streams: --stream NAME")
+    return run(backup, data_dir, names, add=add, dry_run=dry_run)

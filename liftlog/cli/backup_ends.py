@@ -88,7 +88,11 @@ def _servers(data_dir: Path) -> Iterator[str]:
 
 def _connect(server: str, seconds: float) -> SyncClient:
     seconds = max(seconds, 1.0)
-    limits: dict[str, Any] = {"connect_timeout": seconds, "request_timeout": seconds, "reconnect_for": 0.0}
+    limits: dict[str, Any] = {
+        "connect_timeout": seconds,
+        "request_timeout": seconds,
+        "reconnect_for": 0.0,
+    }
     return connect_at(server, **limits) if server else connect_to_server(**limits)
 
 

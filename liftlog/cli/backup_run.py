@@ -20,13 +20,21 @@ from liftlog.cli.problems import Problem, note, warn
 from liftlog.cli.progress import byte_progress
 from liftlog.cli.suggestions import closest
 from liftlog.cli.text import plural, printable, show_size, show_time
-from liftlog.log.backup import Backup, create_backup, read_backup, restore_backup, verify_backup
-from liftlog.log.backup.restoring import check_target
+from liftlog.log.backup import (
+    Backup,
+    add_to_data_dir,
+    create_backup,
+    read_backup,
+    restore_backup,
+    verify_backup,
+)
+from liftlog.log.backup.restoring import check_addable, check_target
 from liftlog.log.data_dir import BACKUP_NAME, STREAMS_NAME, make_durable_directory
 from liftlog.log.filesystem import OsFileSystem, ReadOnlyFileSystem
 from liftlog.log.lock import exclusive
 from liftlog.log.offline.files import existing_part, find_streams, give_to_owner, stored_bytes
 from liftlog.log.offline.verify import DAMAGE, verify_stream
+from liftlog.server.replication.membership import read_node_file
 
 _MOST_NAMED = 5
 
@@ -149,13 +157,18 @@ def _bad_records(backup: Path) -> list[dict[str, str]]:
     ]
 
 
-def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool) -> ExitCode:
+def restore(
+    backup: Path, data_dir: Path, names: tuple[str, ...], *, add: bool, dry_run: bool
+) -> ExitCode:
     fs = ReadOnlyFileSystem()
     content = _read(backup)
     wanted = _known_names(names, [one.name for one in content.streams])
     chosen = [one for one in content.streams if wanted is None or one.name in wanted]
     total = sum(one.size_bytes for one in chosen)
-    check_target(OsFileSystem(), data_dir)
+    if add:
+        check_addable(OsFileSystem(), data_dir, wanted or frozenset())
+    else:
+        check_target(OsFileSystem(), data_dir)
     _check_room(data_dir, total)
     if dry_run:
         bad = verify_backup(backup, fs=fs)[1]
@@ -164,14 +177,18 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
         _show(content, f"would restore {_summary(content)}")
         return ExitCode.DAMAGED if bad else ExitCode.OK
     make_durable_directory(OsFileSystem(), data_dir)
+    now, files = int(time.time()), OsFileSystem()
     with exclusive(data_dir), byte_progress(total) as advance:
-        restored = restore_backup(
-            backup,
-            data_dir,
-            now_seconds=int(time.time()),
-            streams=wanted,
-            copied=partial(advance, "restoring"),
-        )
+        copied = partial(advance, "restoring")
+        if add:
+            restored = add_to_data_dir(
+                backup, data_dir, now_seconds=now, streams=wanted or frozenset(), copied=copied
+            )
+        else:
+            restored = restore_backup(
+                backup, data_dir, now_seconds=now, streams=wanted, copied=copied
+            )
+        is_of_node = add and read_node_file(files, data_dir) is not None
         give_to_owner(data_dir)
     if output_format() != "table":
         rows = [{name: getattr(one, name) for name in one.__slots__} for one in restored]
@@ -180,6 +197,8 @@ def restore(backup: Path, data_dir: Path, names: tuple[str, ...], dry_run: bool)
         for line in restored:
             records = plural(max(line.end_offset - line.log_start_offset, 0), "offset")
             click.echo(f"{line.name}: {records}, continues at {line.end_offset} in a new epoch")
+        if is_of_node:
+            note("Next: `liftlog cluster adopt -c FILE`, before the node starts.")
     return ExitCode.OK
 
 

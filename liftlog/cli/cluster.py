@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +45,12 @@ _MOVES = {
     listed={
         name: Listed(f"liftlog.cli.cluster_moves:{name.replace('-', '_')}", text)
         for name, text in _MOVES.items()
+    }
+    | {
+        "adopt": Listed(
+            "liftlog.cli.cluster_adopt:adopt",
+            "Make a stopped node's restored streams the cluster's.",
+        )
     },
 )
 @server_options
@@ -135,29 +140,16 @@ def _make_again(settings: Settings, replicas: int) -> None:
 
 
 def _adopt(settings: Settings) -> None:
+    from liftlog.cli.cluster_adopt import show
     from liftlog.server.streams.adopting import adopt
 
     assert settings.cluster is not None
     found = asyncio.run(adopt(settings, settings.cluster))
-    if output_format() != "table":
-        write_object({"streams": [asdict(one) for one in found]}, output_format())
+    if show(found):
         return
     if not found:
         note(f"Node {settings.cluster.node} has no streams to adopt: it starts as any other node.")
         return
-    print_table(
-        ("STREAM", "FIRST", "END", ""),
-        [
-            (
-                printable(one.stream),
-                f"{one.log_start_offset:,}",
-                f"{one.log_end_offset:,}",
-                "adopted" if one.is_new else "belonged to it already",
-            )
-            for one in found
-        ],
-        right=(1, 2),
-    )
     note(
         f"Node {settings.cluster.node} has {plural(len(found), 'stream')}, each with one replica. "
         "Start it, and the other nodes; then `liftlog cluster move STREAM --replicas a,b,c`."

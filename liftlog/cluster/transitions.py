@@ -386,6 +386,28 @@ def in_place_of(record: StreamRecord, deleted: StreamRecord) -> StreamRecord:
     return replace(record, former=former[-_MAX_FORMER:])
 
 
+def continued(record: StreamRecord, copy: StreamRecord) -> StreamRecord | None:
+    """A stream that was deleted, or that no other node has a replica of, continues with a copy that
+    was restored from a backup; `copy` would be the record of a new stream. None if that is so.
+
+    This is the next version of the same record, in a later epoch. So readers that were ahead of
+    the backup are told, and nodes that have copies from before a deletion remove them.
+    """
+    if not record.deleted and record.leader_epoch == copy.leader_epoch:
+        return None
+    return _after(
+        record,
+        replace(
+            copy,
+            leader_epoch=max(copy.leader_epoch, record.leader_epoch + 1),
+            starts={**record.starts, **copy.starts},
+            former=record.former,
+            unknown=record.unknown,
+            decided=record.decided,
+        ),
+    )
+
+
 def removed(record: StreamRecord, node: str) -> StreamRecord | None:
     """`node` has no copy any more: the stream was deleted or has moved, or the node will not come
     back. Without starts the record of a deleted stream is of no use any more: no copy is left."""

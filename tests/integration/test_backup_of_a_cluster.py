@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner, Result
 from support.cluster import NODES, Cluster
 from support.command_line import Cli
-from support.ingesting import publish
+from support.ingesting import publish, until
 from support.nats_server import NatsServer
+from support.pages import blocks, run_shell
 from support.raw_nats import RawNats
 
 from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.root import cli as root
 from liftlog.client import connect_sync
+from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.manifest import read_manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -25,6 +33,8 @@ STREAMS: dict[str, dict[str, Any]] = {
     "alone": {"subject": "alone.>", "replicas": 1},
 }
 COUNT = 200
+BACK_UP, RESTORE_ONE, MOVE, RESTORE_ALL = range(4)
+"""The examples of the page."""
 
 
 @pytest.fixture
@@ -43,6 +53,21 @@ def fill(server: NatsServer) -> None:
         for stream in STREAMS:
             for number in range(COUNT):
                 publish(raw, f"{stream}.x", b"%d" % number)
+
+
+def as_on_the_page(number: int, cluster: Cluster, node: str, place: Path) -> str:
+    """Run an example of the page, with the paths, addresses and the stream of this test."""
+    script = blocks("how-to/backup-cluster.md", "sh")[number]
+    daemon = cluster.nodes[node]
+    for shown, real in (
+        ("/var/lib/liftlog", str(daemon.data_dir)),
+        ("/backup/liftlog-a", str(place / "backup")),
+        ("/etc/liftlog/liftlog.yaml", config_of(cluster, node)),
+        ("orders", "three"),
+    ):
+        script = script.replace(shown, real)
+    server = daemon.pull_address if daemon.running else ""
+    return run_shell(script, place, {"LIFTLOG_SERVER": server} if server else {})
 
 
 def back_up(cluster: Cluster, node: str, place: Path, *more: str) -> CompletedProcess[str]:
@@ -85,11 +110,11 @@ def test_a_follower_that_lags_says_how_far_it_is(
     cluster: Cluster, server: NatsServer, tmp_path: Path
 ) -> None:
     follower = cluster.followers("three")[0]
-    leader = cluster.leader("three")
+    others = [node for node in NODES if node != follower]
     fill(server)
-    cluster.pause(leader)  # who is asked waits for it in vain
+    cluster.pause(*others)  # the leader does not answer, and no other node is elected
     done = back_up(cluster, follower, tmp_path / "behind", "--wait", "1s")
-    cluster.resume(leader)
+    cluster.resume(*others)
     assert done.returncode == ExitCode.BEHIND, done.stderr
     found = shown(cluster, tmp_path / "behind")["three"]
     assert found["end_offset"] <= COUNT + 1
@@ -120,3 +145,179 @@ def test_without_a_daemon_it_says_what_may_be_missing(
     done = back_up(cluster, holder, tmp_path / "warm")
     assert done.returncode == ExitCode.OK, done.stderr
     assert shown(cluster, tmp_path / "warm")["three"]["end_offset"] == COUNT + 1
+
+
+# --- restoring ---
+
+
+def cli(*words: str) -> Result:
+    return CliRunner().invoke(root, words)
+
+
+def values(cluster: Cluster, stream: str, node: str) -> list[int]:
+    reading = cluster.read(stream, node)
+    return [int(value or b"") for _, value, _ in (one.content for one in reading.records)]
+
+
+def test_a_restored_backup_becomes_the_first_node_of_a_cluster(
+    cluster: Cluster, server: NatsServer, tmp_path: Path
+) -> None:
+    """With the checkpoints of its consumers, and the groups, by which they go on."""
+    fill(server)
+    with connect_sync(cluster.nodes["a"].pull_address) as client:
+        client.commit_checkpoint("billing", "three", 50)
+        read = []
+        with client.group("workers", "three", member="one") as group:
+            for record in group:
+                read.append(record.offset)
+                if len(read) == COUNT:
+                    break
+        cluster.wait_isr("_offsets")
+    holder = cluster.leader("alone")
+    assert "ok, 3 streams" in as_on_the_page(BACK_UP, cluster, holder, tmp_path)
+    # What comes later is not in it.
+    with RawNats(server.port, timeout=30) as raw:
+        publish(raw, "three.x", b"lost")
+    cluster.stop()
+
+    with new_cluster(server, tmp_path) as other:
+        node = other.nodes["a"]
+        assert as_on_the_page(RESTORE_ALL, other, "a", tmp_path).count("adopted") == 2
+        done = cli("cluster", "init", "-c", config_of(other, "a"), "--adopt")
+        assert done.output.count("belonged to it already") == 2, done.output
+        other.start("a")
+        for stream in STREAMS:
+            assert values(other, stream, "a") == list(range(COUNT))
+        with connect_sync(node.pull_address) as client:
+            found = client.fetch_checkpoint("billing", "three")
+            assert found is not None
+            assert (found.offset, found.problem) == (50, "")
+            group_info = client.describe_group("workers", "three")
+            assert group_info is not None
+            assert min(group_info.offsets) == COUNT, "it left with the last one"
+            assert [one.name for one in client.cluster().replicated if one.is_moving] == []
+        other.start("b", "c")
+        moved = other.command("cluster", "move", "three", "--replicas", "a,b,c")
+        assert moved.returncode == 0, moved.stderr
+        other.wait_isr("three")
+        other.wait_all_in_sync()
+        with RawNats(server.port, timeout=30) as raw:
+            assert publish(raw, "three.x", b"%d" % COUNT)["seq"] == COUNT + 1
+        for reading in other.read_all("three"):
+            assert [one.offset for one in reading.records] == list(range(1, COUNT + 2))
+        other.assert_sound()
+
+
+def test_a_restore_by_an_older_version_is_adopted(
+    cluster: Cluster, server: NatsServer, tmp_path: Path
+) -> None:
+    """It left manifests that call themselves replicas."""
+    fill(server)
+    assert back_up(cluster, cluster.leader("alone"), tmp_path / "backup").returncode == ExitCode.OK
+    cluster.stop()
+    with new_cluster(server, tmp_path) as other:
+        data_dir = other.nodes["a"].data_dir
+        assert cli("backup", "restore", str(tmp_path / "backup"), str(data_dir)).exit_code == 0
+        for stream in STREAMS:
+            path = data_dir / "streams" / stream
+            manifest = read_manifest(OsFileSystem(), path)
+            assert manifest is not None
+            manifest.with_changes(replicated=True, incomplete="it was restored").write(
+                OsFileSystem(), path
+            )
+        done = cli("cluster", "init", "-c", config_of(other, "a"), "--adopt")
+        assert done.output.count("adopted") == 2, done.output
+        other.start("a")
+        for stream in STREAMS:
+            assert values(other, stream, "a") == list(range(COUNT))
+
+
+def test_one_stream_is_restored_into_a_running_cluster(
+    cluster: Cluster, server: NatsServer, tmp_path: Path
+) -> None:
+    fill(server)
+    epoch = cluster.stream("three").leader_epoch
+    assert back_up(cluster, "a", tmp_path / "backup", "-s", "three").returncode == ExitCode.OK
+    with connect_sync(cluster.nodes["a"].pull_address) as client:
+        client.commit_checkpoint("billing", "three", 50)
+        incarnation = client.describe_stream("three").incarnation
+    add = ("backup", "restore", str(tmp_path / "backup"), str(cluster.nodes["a"].data_dir))
+    add = (*add, "--stream", "three", "--add")
+    adopt = ("cluster", "adopt", "-c", config_of(cluster, "a"), "three")
+    assert cli(*add).exit_code == ExitCode.USAGE, "it is there"
+
+    configured = cluster.nodes["a"].settings["streams"].pop("three")
+    for node in ("b", "c"):
+        del cluster.nodes[node].settings["streams"]["three"]
+        cluster.stop(node)
+        cluster.start(node)
+    cluster.stop("a")
+    cluster.start("a")
+    cluster.kill("c")  # it comes back with a copy that was deleted meanwhile
+    deleted = cluster.command("stream", "delete", "three", "--yes", through="b")
+    assert deleted.returncode == 0, deleted.stderr
+    until(lambda: not (cluster.nodes["a"].data_dir / "streams" / "three").exists(), 60)
+
+    refused = cli(*add)
+    assert refused.exit_code == ExitCode.TRY_AGAIN, "the daemon runs"
+    cluster.stop("a")
+    assert "adopted" in as_on_the_page(RESTORE_ONE, cluster, "a", tmp_path)
+    assert cli(*add).exit_code == ExitCode.USAGE, "it is there"
+    done = cli(*adopt)
+    assert "belonged to it already" in done.output
+    cluster.start("a", "c")
+    assert values(cluster, "three", "a") == list(range(COUNT))
+    with connect_sync(cluster.nodes["b"].pull_address) as client:
+        info = client.describe_stream("three")
+        assert info.incarnation == incarnation
+        assert info.leader_epoch > epoch
+        found = client.fetch_checkpoint("billing", "three")
+        assert found is not None
+        assert (found.offset, found.problem) == (50, "")
+    as_on_the_page(MOVE, cluster, "b", tmp_path)
+    cluster.wait_isr("three")
+    cluster.wait_recorded("three")
+    with RawNats(server.port, timeout=30) as raw:
+        assert publish(raw, f"{configured['subject'][:-2]}.x", b"%d" % COUNT)["seq"] == COUNT + 1
+    for reading in cluster.read_all("three"):
+        assert [one.offset for one in reading.records] == list(range(1, COUNT + 2))
+
+
+def test_what_is_not_adopted(cluster: Cluster, server: NatsServer, tmp_path: Path) -> None:
+    fill(server)
+    assert back_up(cluster, "a", tmp_path / "backup").returncode == ExitCode.OK
+    adopt = ("cluster", "adopt", "-c", config_of(cluster, "a"))
+    assert cli(*adopt).exit_code == ExitCode.TRY_AGAIN, "the daemon runs"
+    cluster.stop("a")
+    done = cli(*adopt)
+    assert (done.exit_code, "no stream that belongs to no" in done.output) == (0, True), done.output
+    assert cli(*adopt, "nothing").exit_code == ExitCode.NOT_FOUND
+    # The cluster has it, on other nodes as well.
+    path = cluster.nodes["a"].data_dir / "streams" / "three"
+    path.rename(tmp_path / "aside")
+    add = ("backup", "restore", str(tmp_path / "backup"), str(cluster.nodes["a"].data_dir))
+    assert cli(*add, "--stream", "three", "--add").exit_code == ExitCode.OK
+    done = cli(*adopt)
+    assert done.exit_code == ExitCode.CONFLICT, done.output
+    assert "liftlog stream delete" in done.stderr
+    shutil.rmtree(path)
+    (tmp_path / "aside").rename(path)
+    cluster.start("a")
+
+
+def config_of(cluster: Cluster, node: str) -> str:
+    """Its configuration, also before it has run."""
+    daemon = cluster.nodes[node]
+    daemon.config_path.parent.mkdir(parents=True, exist_ok=True)
+    daemon.config_path.write_text(yaml.safe_dump(daemon.settings, sort_keys=False))
+    return str(daemon.config_path)
+
+
+@contextmanager
+def new_cluster(server: NatsServer, place: Path) -> Iterator[Cluster]:
+    """Nothing runs yet."""
+    other = Cluster(server.url, cluster={"session": "6s"}, directory=place / "other")
+    try:
+        yield other
+    finally:
+        other._end()

@@ -11,6 +11,7 @@ from liftlog.log.backup.files import BackedUpFile, BackedUpStream, Backup, read_
 from liftlog.log.backup.restoring import (
     BackupFinding,
     RestoredStream,
+    add_to_data_dir,
     restore_backup,
     verify_backup,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Committed",
     "Progress",
     "RestoredStream",
+    "add_to_data_dir",
     "create_backup",
     "read_backup",
     "restore_backup",

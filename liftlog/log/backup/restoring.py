@@ -9,7 +9,11 @@ position past that end is answered DIVERGED. The new epoch is the number of seco
 that is more than the old one: epochs rise by one with every unclean start, so neither the life that
 is given up nor that of another restore of the same backup ever gets there.
 
-While files are copied a marker keeps every daemon away; removing it is the last step.
+A restored stream belongs to no cluster, whatever it was a replica of: all that the backup has of
+it is committed. A cluster adopts it as it adopts the streams of a daemon on its own.
+
+While files are copied a marker keeps every daemon away; removing it is the last step. A stream that
+is added to a data directory is copied beside the others, and gets its name last.
 """
 
 from __future__ import annotations
@@ -29,9 +33,11 @@ from liftlog.log.backup.files import (
 )
 from liftlog.log.data_dir import (
     CLEAN_NAME,
+    DELETED_PREFIX,
     RESTORING_NAME,
     STREAMS_NAME,
     make_durable_directory,
+    read_states,
     write_states,
 )
 from liftlog.log.filesystem import FileSystem, OsFileSystem
@@ -117,24 +123,85 @@ def restore_backup(
     backup = read_backup(source, directory)
     wanted = [one for one in backup.streams if streams is None or one.name in streams]
     _begin(files, data_dir)
-    states, restored = {}, []
+    manifests = {}
     for stream in wanted:
-        _copy_stream(source, directory, files, data_dir, stream, copied)
-        manifest = _new_epoch(files, data_dir, stream, now_seconds)
-        states[stream.name] = _clean_state(manifest)
-        restored.append(
-            RestoredStream(
-                stream.name,
-                manifest.leader_epoch,
-                manifest.log_start_offset,
-                manifest.high_watermark,
-            )
-        )
+        old, new = (one / STREAMS_NAME / stream.name for one in (directory, data_dir))
+        _copy_stream(source, old, files, new, stream, copied)
+        manifests[stream.name] = _new_epoch(files, new, stream, now_seconds)
     files.fsync_directory(data_dir / STREAMS_NAME)
+    states = {name: _clean_state(manifest) for name, manifest in manifests.items()}
     write_states(files, data_dir, CLEAN_NAME, states)
     files.unlink(data_dir / RESTORING_NAME)
     files.fsync_directory(data_dir)
+    return [_restored(name, manifest) for name, manifest in manifests.items()]
+
+
+def add_to_data_dir(
+    directory: Path,
+    data_dir: Path,
+    *,
+    now_seconds: int,
+    streams: frozenset[str],
+    copied: Callable[[int], None] = lambda size: None,
+    fs: FileSystem | None = None,
+    backup_fs: FileSystem | None = None,
+) -> list[RestoredStream]:
+    """Add `streams` of the backup to a data directory whose daemon is stopped, beside those that it
+    has. The caller keeps daemons out by the lock. Durable on return; after an error or a stop, some
+    of the streams may be there, each of them whole. What is left of another is removed by the next
+    start of the daemon, or by the next try.
+
+    Raises what `restore_backup` raises, InvalidArgument for a stream that is there already.
+    """
+    files = fs or OsFileSystem()
+    source = backup_fs or files
+    backup = read_backup(source, directory)
+    wanted = [one for one in backup.streams if one.name in streams]
+    check_addable(files, data_dir, streams)
+    restored = []
+    for stream in wanted:
+        old = directory / STREAMS_NAME / stream.name
+        new = data_dir / STREAMS_NAME / stream.name
+        unnamed = new.with_name(f"{DELETED_PREFIX}{stream.name}")
+        _remove(files, unnamed)
+        _copy_stream(source, old, files, unnamed, stream, copied)
+        manifest = _new_epoch(files, unnamed, stream, now_seconds)
+        _add_clean(files, data_dir, stream.name, manifest)
+        files.rename(unnamed, new)
+        files.fsync_directory(new.parent)
+        restored.append(_restored(stream.name, manifest))
     return restored
+
+
+def check_addable(fs: FileSystem, data_dir: Path, streams: frozenset[str]) -> None:
+    """Raises InvalidArgument unless these streams may be added to `data_dir`."""
+    if not fs.exists(data_dir / STREAMS_NAME) or fs.exists(data_dir / RESTORING_NAME):
+        raise InvalidArgument(
+            f"{data_dir} is not a data directory that a daemon has used",
+            hint="without --add, a backup is restored into a directory that is empty",
+        )
+    there = [one for one in sorted(streams) if fs.exists(data_dir / STREAMS_NAME / one)]
+    if there:
+        raise InvalidArgument(
+            f"{data_dir} has a stream {there[0]} already",
+            hint="nothing is overwritten: delete that stream first, or restore into another "
+            "directory",
+        )
+
+
+def _add_clean(fs: FileSystem, data_dir: Path, name: str, manifest: Manifest) -> None:
+    """Until the stream has its name, no daemon looks for this. A marker that cannot be read counts
+    for none of the streams, as for the daemon."""
+    try:
+        states = read_states(fs, data_dir, CLEAN_NAME)
+    except CorruptMetadata:
+        states = {}
+    write_states(fs, data_dir, CLEAN_NAME, {**states, name: _clean_state(manifest)})
+
+
+def _restored(name: str, manifest: Manifest) -> RestoredStream:
+    end = manifest.high_watermark
+    return RestoredStream(name, manifest.leader_epoch, manifest.log_start_offset, end)
 
 
 def check_target(fs: FileSystem, data_dir: Path) -> None:
@@ -160,22 +227,25 @@ def _begin(fs: FileSystem, data_dir: Path) -> None:
         fs.unlink(data_dir / CLEAN_NAME)
     if fs.exists(data_dir / STREAMS_NAME):
         for name in fs.list_directory(data_dir / STREAMS_NAME):
-            stream = data_dir / STREAMS_NAME / name
-            for file in fs.list_directory(stream):
-                fs.unlink(stream / file)
-            fs.remove_directory(stream)
+            _remove(fs, data_dir / STREAMS_NAME / name)
     make_durable_directory(fs, data_dir / STREAMS_NAME)
+
+
+def _remove(fs: FileSystem, stream: Path) -> None:
+    if fs.exists(stream):
+        for file in fs.list_directory(stream):
+            fs.unlink(stream / file)
+        fs.remove_directory(stream)
 
 
 def _copy_stream(
     source: FileSystem,
-    directory: Path,
+    old: Path,
     fs: FileSystem,
-    data_dir: Path,
+    new: Path,
     stream: BackedUpStream,
     copied: Callable[[int], None],
 ) -> None:
-    old, new = (one / STREAMS_NAME / stream.name for one in (directory, data_dir))
     fs.make_directory(new)
     for file in stream.files:
         try:
@@ -196,9 +266,8 @@ def _copy_stream(
 
 
 def _new_epoch(
-    fs: FileSystem, data_dir: Path, stream: BackedUpStream, now_seconds: int
+    fs: FileSystem, directory: Path, stream: BackedUpStream, now_seconds: int
 ) -> Manifest:
-    directory = data_dir / STREAMS_NAME / stream.name
     manifest = read_manifest(fs, directory)
     if manifest is None or not manifest.segments:
         raise CorruptMetadata(f"the backup holds no {MANIFEST_NAME} of stream {stream.name}")
@@ -209,7 +278,8 @@ def _new_epoch(
         manifest,
         leader_epoch=epoch,
         epochs=epochs_from((*before, (epoch, end)), manifest.log_start_offset),
-        incomplete="it was restored from a backup" if manifest.replicated else "",
+        replicated=False,
+        incomplete="",
     )
     manifest.write(fs, directory)
     return manifest

@@ -1,27 +1,42 @@
-"""A daemon on its own becomes the first node of a new cluster, with all that it has.
+"""Streams that belonged to no cluster get into one, with all that they have: those of a daemon on
+its own that becomes the first node of a new cluster, or some that were restored from a backup into
+the data directory of a node.
 
-Its streams get records with this node as their only replica, and their logs become copies that
-others can follow. Nothing is copied: offsets, incarnations and epochs stay, so readers,
-leases and checkpoints go on. Each step can be repeated, so a stop in between is made good by doing
-it again; until the last step of a stream the node leaves it alone.
+They get records with this node as their only replica, and their logs become copies that others can
+follow. Nothing is copied: offsets, incarnations and epochs stay, so readers, leases and checkpoints
+go on. Each step can be repeated, so a stop in between is made good by doing it again; until the
+last step of a stream the node leaves it alone.
+
+The record of a stream says whether the cluster has it. That a manifest calls it a replica does not:
+it may be of another cluster, or of a record that was deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from liftlog.cluster import transitions
+from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MetaStore
-from liftlog.errors import ConfigError, Conflict, CorruptMetadata, LiftlogError, StorageError
+from liftlog.errors import (
+    ConfigError,
+    Conflict,
+    CorruptMetadata,
+    LiftlogError,
+    StorageError,
+    StreamNotFound,
+)
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import Manifest, read_manifest
 from liftlog.log.recovery import ActiveState
 from liftlog.names import is_stream_name
-from liftlog.server.replication.membership import Member, join
+from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME
+from liftlog.server.replication.membership import Member, join, read_node_file
 from liftlog.server.replication.mirror import Mirror
 from liftlog.server.streams.clustered import open_store
 from liftlog.server.streams.making import load_stream
@@ -50,6 +65,49 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
     Raises ConfigError when the cluster has other nodes, Conflict when a stream cannot be adopted,
     DataDirLocked while a daemon runs, StorageError, MetadataUnavailable.
     """
+
+    async def work(
+        store: MetaStore, data_dir: DataDir, states: dict[str, ActiveState]
+    ) -> list[Adopted]:
+        others = {key.removeprefix("node.") for key in await store.scan("node.")} - {cluster.node}
+        if others:
+            raise ConfigError(
+                f"cluster {cluster.name} has nodes already: {', '.join(sorted(others))}",
+                hint="only the first node brings all its streams. Start this one with an empty "
+                "data_dir; `liftlog cluster adopt` adds single streams of a backup",
+            )
+        return await _adopt(settings, cluster, store, data_dir, states, None)
+
+    return await _with_store(settings, cluster, work)
+
+
+async def adopt_more(
+    settings: Settings, cluster: ClusterSettings, names: Collection[str]
+) -> list[Adopted]:
+    """Make `names`, or without any all streams in the data directory of a node that is stopped
+    which belonged to no cluster, streams of the node's cluster. Durable on return.
+
+    Raises ConfigError when the directory belongs to no node, and what `adopt` raises.
+    """
+
+    async def work(
+        store: MetaStore, data_dir: DataDir, states: dict[str, ActiveState]
+    ) -> list[Adopted]:
+        if read_node_file(data_dir.environment.fs, data_dir.path) is None:
+            raise ConfigError(
+                f"the data directory {data_dir.path} belongs to no node of a cluster yet",
+                hint="start the node once with it; the first node of a new cluster brings all its "
+                "streams with `liftlog cluster init -c FILE --adopt`",
+            )
+        return await _adopt(settings, cluster, store, data_dir, states, names)
+
+    return await _with_store(settings, cluster, work)
+
+
+_Work = Callable[[MetaStore, DataDir, dict[str, ActiveState]], Awaitable[list[Adopted]]]
+
+
+async def _with_store(settings: Settings, cluster: ClusterSettings, work: _Work) -> list[Adopted]:
     environment = LogEnvironment.create(OsFileSystem(), SystemClock())
     data_dir = DataDir(Path(settings.data_dir), environment)
     await asyncio.to_thread(data_dir.open)
@@ -57,7 +115,7 @@ async def adopt(settings: Settings, cluster: ClusterSettings) -> list[Adopted]:
     try:
         store, close_store = await open_store(settings, cluster, environment.fs)
         try:
-            return await _adopt(settings, cluster, store, data_dir, states)
+            return await work(store, data_dir, states)
         finally:
             await close_store()
     finally:
@@ -70,13 +128,10 @@ async def _adopt(
     store: MetaStore,
     data_dir: DataDir,
     states: dict[str, ActiveState],
+    names: Collection[str] | None,
 ) -> list[Adopted]:
-    others = {key.removeprefix("node.") for key in await store.scan("node.")} - {cluster.node}
-    if others:
-        raise ConfigError(
-            f"cluster {cluster.name} has nodes already: {', '.join(sorted(others))}",
-            hint="only the first node brings its streams. Start this one with an empty data_dir",
-        )
+    """All streams of the directory if `names` is None; if it is empty, those that belonged to no
+    cluster."""
     member = await join(
         store,
         data_dir.environment.fs,
@@ -87,11 +142,56 @@ async def _adopt(
         may_bring_streams=True,
     )
     mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
-    names = await asyncio.to_thread(data_dir.stream_names)
+    there = list(filter(is_stream_name, await asyncio.to_thread(data_dir.stream_names)))
+    if names is not None:
+        if missing := sorted(set(names) - set(there)):
+            raise StreamNotFound(
+                f"the data directory {data_dir.path} has no stream {missing[0]}",
+                hint="`liftlog backup restore BACKUP DATA_DIR --stream NAME --add` adds one",
+            )
+        free = [one for one in there if not await asyncio.to_thread(_is_replica, data_dir, one)]
+        there = [one for one in there if one in names] if names else free
     return [
         await _adopt_stream(name, settings.streams.get(name), mirror, member, data_dir, states)
-        for name in filter(is_stream_name, names)
+        for name in there
     ]
+
+
+def _is_replica(data_dir: DataDir, name: str) -> bool:
+    with storage_errors(f"reading the manifest of {name}"):
+        manifest = read_manifest(data_dir.environment.fs, data_dir.stream_path(name))
+    return manifest is not None and manifest.replicated
+
+
+def _check_free(
+    name: str, manifest: Manifest, record: StreamRecord | None, member: Member, data_dir: DataDir
+) -> bool:
+    """Whether the stream is still to be adopted; False if it is the cluster's. Raises Conflict."""
+    is_known = record is not None and not record.deleted
+    is_same = record is not None and record.incarnation == manifest.incarnation
+    if record is not None and is_known:
+        if is_same and manifest.replicated and member.name in record.members:
+            return False
+        # Then a try before this one has stored the record, or the disk was lost and restored.
+        if not (is_same and record.members == (member.name,)):
+            raise Conflict(
+                f"the cluster has a stream {name} on {', '.join(record.replicas)}",
+                hint="`liftlog stream delete` removes it there, if this one is to take its place; "
+                "or move the directory of this one away",
+            )
+    if record is not None and manifest.incarnation in record.former:
+        raise Conflict(
+            f"the cluster has deleted this stream {name}, and had another one of the name since",
+            hint="an hour after the other one is deleted on every node, it can be adopted",
+        )
+    if manifest.replicated and data_dir.environment.fs.exists(data_dir.path / KNOWN_RECORDS_NAME):
+        raise Conflict(
+            f"the directory of {name} is a replica that this node has had in the cluster, which "
+            "does not know the stream any more",
+            hint="if the metadata store was lost or set back, `liftlog cluster restore-metadata` "
+            "restores the stream; if it was deleted, move the directory away",
+        )
+    return True
 
 
 async def _adopt_stream(
@@ -105,7 +205,13 @@ async def _adopt_stream(
     fs, path = data_dir.environment.fs, data_dir.stream_path(name)
     with storage_errors(f"reading the manifest of {name}"):
         manifest = await asyncio.to_thread(read_manifest, fs, path)
-    if manifest is not None and manifest.replicated:
+    if manifest is None:
+        raise Conflict(
+            f"the directory {path} has no manifest",
+            hint="`liftlog log repair` may find one; or move the directory away",
+        )
+    present = await mirror.read(name)
+    if not _check_free(name, manifest, present, member, data_dir):
         end = manifest.high_watermark
         return Adopted(name, manifest.log_start_offset, end, is_new=False)
     # As the daemon opens it: what a power cut has left is settled before others copy it.
@@ -132,15 +238,30 @@ async def _adopt_stream(
         leader_epoch=log.leader_epoch,
         log_start=log.log_start_offset,
     )
-    stored = await mirror.create(record, has_log=True)
-    if (stored.incarnation, stored.replicas) != (record.incarnation, record.replicas):
-        raise Conflict(
-            f"the cluster has another stream {name}",
-            hint="delete it there, or move the directory of this one away",
-        )
+    await _store(mirror, record)
     await asyncio.to_thread(_make_copy, data_dir, name, end)
     logger.info("stream-adopted stream=%s log_end=%d", name, end)
     return Adopted(name, log.log_start_offset, end, is_new=True)
+
+
+async def _store(mirror: Mirror, copy: StreamRecord) -> StreamRecord:
+    """Store the record of an adopted stream, or have a record of it that is there continue with it.
+    Raises Conflict, MetadataUnavailable."""
+
+    def step(present: StreamRecord) -> StreamRecord | None:
+        is_same = present.incarnation == copy.incarnation
+        is_free = present.deleted or present.members == copy.replicas
+        return transitions.continued(present, copy) if is_same and is_free else None
+
+    stored = await mirror.change(copy.name, step)
+    if stored is None or (stored.deleted and stored.incarnation != copy.incarnation):
+        stored = await mirror.create(copy, has_log=True)
+    if (stored.incarnation, stored.members) != (copy.incarnation, copy.replicas):
+        raise Conflict(
+            f"the cluster has another stream {copy.name}",
+            hint="delete it there, or move the directory of this one away",
+        )
+    return stored
 
 
 def _make_copy(data_dir: DataDir, name: str, end: int) -> None:
@@ -150,4 +271,5 @@ def _make_copy(data_dir: DataDir, name: str, end: int) -> None:
         manifest: Manifest | None = read_manifest(fs, path)
         if manifest is None:
             raise CorruptMetadata(f"stream {name} has no manifest any more")
-        manifest.with_changes(replicated=True, high_watermark=end).write(fs, path)
+        manifest = manifest.with_changes(replicated=True, high_watermark=end, incomplete="")
+        manifest.write(fs, path)

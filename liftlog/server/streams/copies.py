@@ -120,6 +120,7 @@ def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
     if not manifest.replicated:
         raise Conflict(
             f"the directory {path} holds a stream that belonged to no cluster",
-            hint="move it away, or run the daemon without `cluster:` to read it",
+            hint="`liftlog cluster adopt` makes it a stream of the cluster; else move it away, or "
+            "run the daemon without `cluster:` to read it",
         )
     return manifest.incarnation

@@ -27,6 +27,7 @@ from liftlog.server.checkpoints.opening import (
     make_checkpoints,
     offsets_settings,
     receive_over_nats,
+    subject_prefix,
 )
 from liftlog.server.checkpoints.table import load_table
 from liftlog.server.commits.host import SYSTEM, StreamHost
@@ -113,6 +114,13 @@ class ReplicatedOffsets:
         if host is None or not host.is_leading or not led.leader.is_ready:
             return
         table = await asyncio.to_thread(load_table, host.log)
+        now = asyncio.get_running_loop().time()
+        if self._loading is not led:
+            self._loading, self._own_until = led, now + _OWN_SECONDS
+        if now < self._own_until:
+            # Until then raised or timed out: it is tried again. Other consumers wait no longer.
+            async with asyncio.timeout(self._own_until - now):
+                await self._own.store_groups(host, table, subject_prefix(self._broker.settings))
         checkpoints = make_checkpoints(
             self._broker.settings,
             self._find,
@@ -122,10 +130,7 @@ class ReplicatedOffsets:
             check_storable=partial(_check_storable, led),
         )
         now = asyncio.get_running_loop().time()
-        if self._loading is not led:
-            self._loading, self._own_until = led, now + _OWN_SECONDS
         if now < self._own_until:
-            # Until then raised or timed out: it is tried again. Other consumers wait no longer.
             async with asyncio.timeout(self._own_until - now):
                 await self._own.store_at(checkpoints)
         if self._streams.led_here(OFFSETS_STREAM) is not led:

@@ -1,6 +1,7 @@
-"""The checkpoints that a node has of its own: from before it was a node, or of versions in which
-each node had its own. At the first start they are set aside, and then stored among the checkpoints
-of the cluster. One that a consumer has committed there since is left as it is.
+"""The checkpoints and consumer groups that a node has of its own: from before it was a node, or of
+versions in which each node had its own. At the first start they are set aside, and then stored
+among those of the cluster. One that a consumer has committed there since is left as it is, and so
+is a group that has begun there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 from functools import partial
 
 from liftlog.errors import CheckpointMoved, LiftlogError
+from liftlog.groups.state import decode_key as decode_group_key
 from liftlog.log import DataDir, LogConfig
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import read_manifest
@@ -17,6 +19,7 @@ from liftlog.protocol.checkpoints import CommitCheckpoint
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints.service import complete
 from liftlog.server.checkpoints.table import CheckpointTable, load_table
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
 
@@ -48,6 +51,22 @@ class OwnCheckpoints:
         self._table: CheckpointTable | None = None
         self._is_loaded = False
         self._loading = asyncio.Lock()
+        self._groups_stored = asyncio.Event()
+
+    async def store_groups(self, offsets: StreamHost, table: CheckpointTable, prefix: str) -> None:
+        """Store the groups in `offsets`, which this node leads, and add them to its `table`, before
+        either is used. Raises what storing them raises; they are then looked for again."""
+        await self._load()
+        own = {} if self._table is None else self._table.groups
+        new = {key: value for key, value in own.items() if key not in table.groups}
+        if new:
+            stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            subjects = [_subject_of_group(prefix, key) for key in new]
+            offsets.store(subjects, list(new), list(new.values()), partial(complete, stored))
+            await stored
+            table.groups.update(new)
+            logger.info("own-groups-taken-over count=%d", len(new))
+        self._groups_stored.set()
 
     async def store_at(self, checkpoints: Checkpoints) -> None:
         """Store it before consumers are answered, where this node begins to lead the checkpoints:
@@ -67,6 +86,8 @@ class OwnCheckpoints:
             requests = await self._requests()
             if self._table is None:
                 return
+            if self._table.groups:  # their records can be stored by who leads the checkpoints only
+                await self._groups_stored.wait()
             for request, owner in requests:
                 await _store(broker, streams, request, owner)
             self._table = None
@@ -75,12 +96,15 @@ class OwnCheckpoints:
         except LiftlogError as error:
             logger.error("own-checkpoints-left directory=%s error=%s", _SET_ASIDE, error)  # noqa: TRY400
 
-    async def _requests(self) -> list[tuple[CommitCheckpoint, str]]:
-        """Each with its owner."""
+    async def _load(self) -> None:
         async with self._loading:
             if not self._is_loaded:
                 self._table = await asyncio.to_thread(_load, self._data_dir)
                 self._is_loaded = True
+
+    async def _requests(self) -> list[tuple[CommitCheckpoint, str]]:
+        """Each with its owner."""
+        await self._load()
         return [
             (
                 CommitCheckpoint(
@@ -96,6 +120,11 @@ class OwnCheckpoints:
             )
             for (consumer, stream), stored in (self._table or {}).items()
         ]
+
+
+def _subject_of_group(prefix: str, key: bytes) -> bytes:
+    group, stream = decode_group_key(key)
+    return f"{prefix}.{stream}.{group}".encode("ascii")
 
 
 def _load(data_dir: DataDir) -> CheckpointTable | None:

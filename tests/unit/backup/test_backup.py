@@ -20,9 +20,23 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.log import LogConfig, OsFileSystem
-from liftlog.log.backup import Backup, create_backup, read_backup, restore_backup, verify_backup
+from liftlog.log.backup import (
+    Backup,
+    add_to_data_dir,
+    create_backup,
+    read_backup,
+    restore_backup,
+    verify_backup,
+)
 from liftlog.log.checkpoint_file import read_checkpoint_file
-from liftlog.log.data_dir import CLEAN_NAME, RESTORING_NAME, refuse_unfit
+from liftlog.log.data_dir import (
+    CLEAN_NAME,
+    RESTORING_NAME,
+    make_durable_directory,
+    read_states,
+    refuse_unfit,
+    write_states,
+)
 from liftlog.log.filesystem import ReadOnlyFileSystem
 from liftlog.log.manifest import read_manifest
 from liftlog.log.opening import open_log
@@ -504,3 +518,64 @@ def _check_restored(fs: SimFileSystem) -> None:
     manifest = read_manifest(fs, DIRECTORY)
     assert manifest is not None
     assert manifest.epochs[-1] == (NOW_SECONDS, 13)
+
+
+# --- added to a data directory ---
+
+
+def test_a_stop_at_any_moment_of_adding_a_stream(tmp_path: Path) -> None:
+    """Afterwards the stream is there as a whole, or not at all, and the others are as they were."""
+    stored = filled(tmp_path / "data", 4)
+    stored.close()
+    back_up(tmp_path / "data", tmp_path / "backup")
+
+    def run(stop_at: int | None) -> SimFileSystem:
+        fs = SimFileSystem()
+        make_durable_directory(fs, Path("/data/streams"))
+        write_states(fs, Path("/data"), CLEAN_NAME, {"other": OTHER})
+        before = fs.operations
+        fs.stop_at = None if stop_at is None else before + stop_at
+        try:
+            add_to_data_dir(
+                tmp_path / "backup",
+                Path("/data"),
+                now_seconds=NOW_SECONDS,
+                streams=frozenset({STREAM}),
+                fs=fs,
+                backup_fs=OsFileSystem(),
+            )
+        except MachineStopped:
+            pass
+        fs.stop_at = None
+        return fs
+
+    there = absent = 0
+    for stop_at in range(run(None).operations + 1):
+        fs = run(stop_at)
+        for image in [*(fs.power_cut(keep, stop_at) for keep in KEEPS), fs.kill()]:
+            states = read_states(image, Path("/data"), CLEAN_NAME)
+            assert states["other"] == OTHER
+            if image.exists(DIRECTORY):
+                there += 1
+                _check_restored(image)
+            else:
+                absent += 1
+                left = image.list_directory(Path("/data/streams"))
+                assert set(left) <= {f".deleted-{STREAM}"}, "the next start removes it"
+    assert there > 0
+    assert absent > 0
+
+
+OTHER = ActiveState.empty("c0ffee", 1, 0)
+
+
+def test_nothing_is_added_over_another_stream(backup: Path, tmp_path: Path) -> None:
+    wanted = frozenset({STREAM})
+    with pytest.raises(InvalidArgument, match="not a data directory"):
+        add_to_data_dir(backup, tmp_path / "none", now_seconds=1, streams=wanted)
+    stored = filled(tmp_path / "mine", 1)
+    stored.close()
+    before = files_of(tmp_path / "mine")
+    with pytest.raises(InvalidArgument, match=f"has a stream {STREAM} already"):
+        add_to_data_dir(backup, tmp_path / "mine", now_seconds=1, streams=wanted)
+    assert files_of(tmp_path / "mine") == before

@@ -13,6 +13,7 @@ from liftlog.errors import InvalidArgument
 from liftlog.log import LogConfig
 from liftlog.log.backup import create_backup, restore_backup, verify_backup
 from liftlog.log.data_dir import KnownStates
+from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.manifest import read_manifest
 from liftlog.log.offline.filesystems import KeepingFileSystem
 from liftlog.log.offline.repair import Repair
@@ -58,20 +59,18 @@ def test_a_backup_ends_at_the_high_watermark(tmp_path: Path, committed: int, clo
     alone.close()
 
 
-def test_a_replica_that_was_restored_is_incomplete(tmp_path: Path) -> None:
+def test_a_replica_that_was_restored_belongs_to_no_cluster(tmp_path: Path) -> None:
     stored = _filled(tmp_path / "data")
     stored.log.commit_up_to(stored.log.log_end_offset)
     stored.close()
     create_backup(tmp_path / "data", tmp_path / "backup", created_ns=1)
     restore_backup(tmp_path / "backup", tmp_path / "new", now_seconds=1_800_000_000)
-    again = StoredLog(tmp_path / "new", replicated=True)
+    manifest = read_manifest(OsFileSystem(), tmp_path / "new" / "streams" / STREAM)
+    assert manifest is not None
+    assert (manifest.replicated, manifest.incomplete) == (False, "")
+    again = StoredLog(tmp_path / "new")
     assert again.report.clean
-    assert "restored" in again.report.incomplete
     assert again.log.high_watermark == again.log.log_end_offset == 37
-    again.log.note_complete()
-    again.close()
-    again = StoredLog(tmp_path / "new", replicated=True)
-    assert again.log.incomplete == ""
     again.close()
 
 

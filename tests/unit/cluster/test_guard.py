@@ -203,3 +203,20 @@ def test_an_operator_gives_up_what_is_not_heard(stored: StreamRecord | None) -> 
     assert (after.isr, after.leader) == (("b", "c"), None)
     assert restored_by_operator(NEW, heard(b=NEW)) is None
     assert restored_by_operator(stored, {"a": None}) is None
+
+
+def test_a_stream_that_continues_with_a_restored_copy_is_the_same_stream() -> None:
+    """Deleted, or with its only replica lost: who has seen it before believes the store, and who
+    sees the older record again does not."""
+    alone = t.create("s", "one", {"min_isr": 1}, "a", starts={"a": 9}, leader_epoch=1_800_000_000)
+    deleted = then(t.delete(NEW))
+    again = then(t.continued(deleted, alone))
+    assert (again.leader, again.isr, again.deleted) == ("a", ("a",), False)
+    assert again.leader_epoch == 1_800_000_000
+    assert again.starts == {**deleted.starts, "a": 9}, "b and c remove the copies that they have"
+    for known in (OLD, NEW, deleted):
+        assert not is_regressed(known, again)
+        assert is_regressed(again, known)
+    assert t.continued(again, alone) is None, "a second try"
+    later = then(t.continued(again, replace(alone, leader_epoch=7)))
+    assert later.leader_epoch == again.leader_epoch + 1
