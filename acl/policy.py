@@ -74,6 +74,8 @@ class Policy:
                     if operation in rule.operations
                 )
 
+        self.deliverable = () if rules.nats is None else rules.nats.deliver
+        """The subjects to which clients of NATS may have records sent, in addition to inboxes."""
         if rules.nats is not None:
             matcher = StreamMatcher(rules.nats.streams)
             for operation in rules.nats.operations:

@@ -27,6 +27,7 @@ _SECTIONS = ("principals", "roles", "bindings", "nats")
 _NATS_OPERATIONS = ("create", "read", "delete")
 _CREDENTIALS = ("token_hash", "nkey", "certificate_cn", "unix_uid")
 _RULE_KEYS = ("allow", "streams", "subjects", "attach")
+_NATS_KEYS = (*_RULE_KEYS, "deliver")
 _MAX_UID = 2**32 - 2
 
 
@@ -111,13 +112,16 @@ class _Reader:
             return ()
         return tuple(self._rule(name, n, item, (*at, n)) for n, item in enumerate(value))
 
-    def _rule(self, role: str, index: int, value: Any, at: Path) -> Rule:
+    def _rule(
+        self, role: str, index: int, value: Any, at: Path, known: tuple[str, ...] = _RULE_KEYS
+    ) -> Rule:
         item = self._mapping(value, at)
-        self._known(item, at, _RULE_KEYS)
+        self._known(item, at, known)
         allow = self._texts(item, "allow", at, _wrong_operation, required=True)
         streams = self._texts(item, "streams", at, _wrong_stream_pattern, required=True)
         subjects = self._texts(item, "subjects", at, _wrong_subject)
         attach = self._texts(item, "attach", at, _wrong_subject)
+        deliver = self._texts(item, "deliver", at, _wrong_subject)
         # Half a rule would allow something other than its author thinks.
         if "create" in allow and "attach" not in item:
             self._say(at, "`create` needs `attach`: the NATS subjects that a stream may record")
@@ -125,6 +129,8 @@ class _Reader:
             self._say((*at, "attach"), "has no effect without `create` in `allow`")
         if "subjects" in item and allow and "read" not in allow:
             self._say((*at, "subjects"), "has no effect without `read` in `allow`")
+        if "deliver" in item and allow and "read" not in allow:
+            self._say((*at, "deliver"), "has no effect without `read` in `allow`")
         return Rule(
             role,
             index + 1,
@@ -132,10 +138,11 @@ class _Reader:
             streams,
             subjects if "subjects" in item else None,
             attach,
+            deliver,
         )
 
     def _nats(self, value: Any) -> Rule:
-        rule = self._rule(OVER_NATS, 0, value, ("nats",))
+        rule = self._rule(OVER_NATS, 0, value, ("nats",), _NATS_KEYS)
         for operation in sorted(rule.operations - set(_NATS_OPERATIONS)):
             expected = ", ".join(_NATS_OPERATIONS)
             self._say(("nats", "allow"), f"{operation}: expected some of {expected}")

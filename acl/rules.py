@@ -58,7 +58,8 @@ class Rule:
     """Allows `operations` on the streams that match one of the patterns in `streams`.
 
     `subjects` limits reading to records on these subjects (None: all). `attach` holds the NATS
-    subjects that a created stream may record.
+    subjects that a created stream may record. `deliver`, only in the section `nats`, holds those to
+    which clients may have records sent, in addition to inboxes.
     """
 
     role: str
@@ -67,6 +68,7 @@ class Rule:
     streams: tuple[str, ...]
     subjects: tuple[str, ...] | None = None
     attach: tuple[str, ...] = ()
+    deliver: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.role == OVER_NATS:

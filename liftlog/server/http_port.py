@@ -34,7 +34,7 @@ def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
             failure_delay_seconds=shared.limits.auth_failure_delay_seconds,
             hosts=hosts,
         )
-        appender = _appender(settings, sources.link)
+        appender = _appender(settings, sources.broker, sources.link)
         if http.log_api:
             mounted.append(_log_api(settings, sources.broker, appender, callers))
         if http.web:
@@ -49,11 +49,12 @@ def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
     )
 
 
-def _appender(settings: Settings, link: NatsLink) -> Appender:
+def _appender(settings: Settings, broker: Broker, link: NatsLink) -> Appender:
     return Appender(
         settings.nats,
         link.servers,
         lambda: link.connected,
+        broker.recording,
         ack_timeout_seconds=settings.http.append_timeout_seconds,
     )
 

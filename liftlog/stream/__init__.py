@@ -10,23 +10,23 @@ dedupe      message ids seen within the window; marks, which stand for text of p
 subject_sequences   the last offset of each subject
 room        how much more is stored, where a limit refuses messages
 group       what one write and one fsync make durable, and who is to be told
-acks, ack_subjects, refusals     what is answered, and where that may go
+acks, destinations, refusals     what is answered, and where that may go
 config      what of a stream's settings matters here
 """
 
-from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.dedupe import DedupeWindow
+from liftlog.stream.destinations import Destinations
 from liftlog.stream.group import CommitGroup
 from liftlog.stream.run import MessageRun
 from liftlog.stream.sequencer import Sequencer
 
 __all__ = [
     "AckFormat",
-    "AckSubjects",
     "CommitGroup",
     "DedupeWindow",
+    "Destinations",
     "MessageRun",
     "Sequencer",
     "SequencerConfig",

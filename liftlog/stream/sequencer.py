@@ -11,11 +11,11 @@ from itertools import accumulate, compress, repeat
 from operator import add, not_
 
 from acl.subjects import matches_any
-from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import Answer, Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import NO_CONTROL, Control
 from liftlog.stream.dedupe import AddedRun, DedupeWindow
+from liftlog.stream.destinations import Destinations
 from liftlog.stream.enveloped import merge_headers, open_envelope, reply_of, with_envelope
 from liftlog.stream.group import CommitGroup
 from liftlog.stream.judging import (
@@ -56,7 +56,7 @@ class Sequencer(Tail):
         self,
         config: SequencerConfig,
         dedupe: DedupeWindow,
-        ack_subjects: AckSubjects,
+        destinations: Destinations,
         *,
         next_offset: int,
         last_timestamp_ns: int = 0,
@@ -68,7 +68,7 @@ class Sequencer(Tail):
         super().__init__(
             config,
             dedupe,
-            ack_subjects,
+            destinations,
             next_offset=next_offset,
             last_timestamp_ns=last_timestamp_ns,
             last_message_id=last_message_id,
@@ -149,7 +149,7 @@ class Sequencer(Tail):
         wants_acks = self.config.acks == "on" and any(run.replies)
         if wants_acks:
             replies = run.replies
-            if not self.ack_subjects.all_allowed(replies):
+            if not self.destinations.all_allowed(replies):
                 if has_fast_batch(replies):
                     return False
                 replies = [self._checked(reply) for reply in replies]

@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from envelope.liftbridge import LEADER, Ack
-from liftlog.stream.ack_subjects import AckSubjects
 from liftlog.stream.acks import AckFormat, Answer, Asked, Echo, publish_commands
 from liftlog.stream.config import SequencerConfig
 from liftlog.stream.control import Control
 from liftlog.stream.dedupe import DedupeWindow
+from liftlog.stream.destinations import Destinations
 from liftlog.stream.group import CommitGroup, HeldGroup, Released
 from liftlog.stream.judging import Columns
 from liftlog.stream.liftbridge import ack_commands, nack_body
@@ -46,7 +46,7 @@ class Tail:
         self,
         config: SequencerConfig,
         dedupe: DedupeWindow,
-        ack_subjects: AckSubjects,
+        destinations: Destinations,
         *,
         next_offset: int,
         last_timestamp_ns: int,
@@ -55,7 +55,7 @@ class Tail:
     ) -> None:
         self.config = config
         self.dedupe = dedupe
-        self.ack_subjects = ack_subjects
+        self.destinations = destinations
         self.subjects: SubjectSequences | None = None
         """The last offset of each subject, if it is kept; may come and go between two runs."""
         self.room: Room | None = None
@@ -381,13 +381,13 @@ class Tail:
 
     def _checked(self, reply: bytes) -> bytes:
         """The reply subject, or b"" when no ack may be sent there."""
-        if not reply or self.ack_subjects.allows(reply):
+        if not reply or self.destinations.allows(reply):
             return reply
         self.acks_suppressed += 1
         return NO_REPLY
 
     def _with_checked_replies(self, part: Columns) -> Columns:
-        if self.ack_subjects.all_allowed_or_empty(part.replies):
+        if self.destinations.all_allowed_or_empty(part.replies):
             return part
         return part._replace(replies=[self._checked(reply) for reply in part.replies])
 

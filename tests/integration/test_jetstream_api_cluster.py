@@ -93,6 +93,34 @@ def test_one_node_answers_whoever_is_asked(cluster: Cluster, server: NatsServer)
         assert {one["config"]["name"] for one in asked(raw, "STREAM.LIST")["streams"]} == {"js"}
 
 
+def test_no_consumer_pushes_into_a_stream_of_another_node(
+    cluster: Cluster, server: NatsServer
+) -> None:
+    """All nodes lead some of these streams, and each one's consumers are tried on each subject."""
+    names = [f"own{number}" for number in range(6)]
+    with RawNats(server.port, timeout=60) as raw:
+        until(lambda: is_created(raw))
+        for name in names:
+            config = {"name": name, "subjects": [f"{name}.>"], "num_replicas": 1}
+            assert "error" not in asked_again(raw, f"STREAM.CREATE.{name}", config)
+        for name in names:
+            publish_until_acked(raw, f"{name}.a", b"1", name)
+        assert len({cluster.leader(name) for name in names}) > 1
+        for name in names:
+            for target in names:
+                config = {"ack_policy": "none", "deliver_subject": f"{target}.pushed"}
+                body = {"stream_name": name, "config": config}
+
+                def is_refused(name: str = name, body: object = body) -> bool:
+                    error = asked_again(raw, f"CONSUMER.CREATE.{name}", body)["error"]
+                    return error["err_code"] == 10081
+
+                until(is_refused)
+        for name in names:
+            assert asked_again(raw, f"STREAM.INFO.{name}")["state"]["messages"] == 1
+            asked_again(raw, f"STREAM.DELETE.{name}")
+
+
 def test_the_nodes_do_not_take_each_other_for_jetstream(
     cluster: Cluster, server: NatsServer
 ) -> None:

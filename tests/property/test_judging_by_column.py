@@ -17,7 +17,7 @@ from hypothesis import given, settings
 import envelope
 from envelope import alike, liftbridge
 from envelope.liftbridge import Publish, encode_publish
-from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.acks import published
 from liftlog.stream.control import NO_CONTROL, parse_control
 from liftlog.stream.header_columns import (
@@ -209,7 +209,7 @@ def sequencer(
 ) -> Sequencer:
     dedupe = DedupeWindow(WINDOW_NS, max_ids)
     dedupe.restore({"key": "00" * 16, "remembered": []})
-    made = Sequencer(config, dedupe, AckSubjects(["in.>"]), next_offset=next_offset)
+    made = Sequencer(config, dedupe, Destinations(["in.>"]), next_offset=next_offset)
     made.columns_from_rows = columns_from_rows
     made.sibling_streams = {b"other": ("in.*",)}
     made.subjects = SubjectSequences(100, known_from=1, log_start_offset=lambda: 1)

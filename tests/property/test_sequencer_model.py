@@ -25,7 +25,7 @@ import envelope
 from envelope.liftbridge import decode_ack
 from liftlog.records import decode_batch
 from liftlog.records.message_headers import header_lines
-from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.refusals import STORE_FAILED
 from liftlog.stream.room import Room, Stored
 from liftlog.stream.subject_sequences import SubjectSequences
@@ -154,7 +154,7 @@ class Harness:
         )
         self.config = config
         self.dedupe = DedupeWindow(WINDOW_NS, 1000)
-        self.sequencer = Sequencer(config, self.dedupe, AckSubjects(["in.>"]), next_offset=1)
+        self.sequencer = Sequencer(config, self.dedupe, Destinations(["in.>"]), next_offset=1)
         self.sequencer.columns_from_rows = columns_from_rows
         self.sequencer.sibling_streams = {SIBLING.encode(): (SIBLING_SUBJECT,)}
         self.model = Model(acks, keeps_subjects=keeps_subjects, max_messages=max_messages)

@@ -24,7 +24,7 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.writing import CommitJob, InlineBudget
 from liftlog.server.streams.making import make_sequencer
 from liftlog.settings import StreamSettings, parse_stream_settings
-from liftlog.stream import AckSubjects, MessageRun
+from liftlog.stream import Destinations, MessageRun
 from liftlog.stream.acks import published
 from liftlog.stream.refusals import RefusalReason
 
@@ -137,7 +137,7 @@ class GatedStream:
     ) -> None:
         self.gate = LaggingGate(high_watermark)
         self.gate.log_end = lambda: self.log.log_end_offset
-        sequencer = make_sequencer("s", self.settings, self.log, AckSubjects(["in"]), self.now)
+        sequencer = make_sequencer("s", self.settings, self.log, Destinations(["in"]), self.now)
         self.host = StreamHost(
             "s",
             self.settings,

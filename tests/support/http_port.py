@@ -43,7 +43,7 @@ class NoAppender:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def append(self, stream: Any, message: Any) -> Any:
+    async def append(self, stream: Any, message: Any, may_administer: Any) -> Any:
         self.asked.append(stream.name)
         raise AssertionError("something was appended")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from liftlog.client.publishing.delivery import NO_RESPONDERS, Delivery, Outcome, read_answer
 from liftlog.client.publishing.message import OutgoingMessage
 from liftlog.client.publishing.send_queue import SendQueue
-from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.refusals import STORE_FAILED
 
 SECOND_NS = 1_000_000_000
@@ -43,7 +43,7 @@ class Stream:
         self.sequencer = Sequencer(
             SequencerConfig(STREAM, max_message_bytes=max_message_bytes),
             DedupeWindow(120 * SECOND_NS, 100_000),
-            AckSubjects(["orders.>"]),
+            Destinations(["orders.>"]),
             next_offset=1,
         )
         self.records: list[bytes] = []

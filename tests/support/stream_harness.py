@@ -12,7 +12,7 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.commits.writing import InlineBudget, WriterPool
 from liftlog.server.streams.making import make_sequencer
 from liftlog.settings import parse_stream_settings
-from liftlog.stream import AckSubjects, MessageRun
+from liftlog.stream import Destinations, MessageRun
 
 
 class Shared:
@@ -53,7 +53,7 @@ class Harness:
         self.log: Log = self.data_dir.create_log(
             "s", log_config(parsed), initial_offset=1, metadata={}
         )
-        sequencer = make_sequencer("s", parsed, self.log, AckSubjects(["in"]), 0)
+        sequencer = make_sequencer("s", parsed, self.log, Destinations(["in"]), 0)
         self.shared = Shared(inline_max_messages)
         self.host = StreamHost("s", parsed, self.log, sequencer, self.shared, origin="api")
 

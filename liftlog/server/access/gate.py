@@ -17,6 +17,7 @@ Kept = TypeVar("Kept")
 
 _CHANGES = frozenset({"create", "delete"})
 _MAX_KEPT = 4096
+_MAX_SHOWN = 80
 
 PRIVILEGED = frozenset({"create", "delete", "admin"})
 """Audited also when it is allowed."""
@@ -86,6 +87,22 @@ class Gate:
             self._audit.denied(principal, peer, "read", stream, decision.explanation)
             raise _forbidden(principal, "read", stream, decision.explanation)
         return decision.subjects
+
+    @property
+    def deliverable(self) -> tuple[str, ...] | None:
+        """The subjects to which clients of NATS may have records sent, in addition to inboxes;
+        None: any."""
+        return None if self.policy is None else self.policy.deliverable
+
+    def delivery_denied(self, principal: str, stream: str, subject: str, *, peer: str) -> Forbidden:
+        """The error for records of `stream` that were to be sent to a subject, which the audit
+        notes."""
+        why = (
+            f"denied: {subject[:_MAX_SHOWN]!a} is not an inbox, and `deliver` in the section nats "
+            "leaves it out"
+        )
+        self._audit.denied(principal, peer, "read", stream, why)
+        return Forbidden(f"records of {stream!r} may not be sent there", hint=why)
 
     def may(self, principal: str | None, operation: Operation, stream: str) -> bool:
         """Whether it is allowed; for answers that show only what the principal may see."""

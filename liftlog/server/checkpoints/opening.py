@@ -16,7 +16,7 @@ from liftlog.server.checkpoints.table import CheckpointTable, load_table
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
-from liftlog.stream import AckSubjects
+from liftlog.stream import Destinations
 
 logger = logging.getLogger("liftlog.server.checkpoints")
 
@@ -27,7 +27,7 @@ class StreamsOfDaemon(Protocol):
     settings: Settings
 
     @property
-    def ack_subjects(self) -> AckSubjects: ...
+    def destinations(self) -> Destinations: ...
     def stream(self, name: str) -> StreamHost: ...
     def now_ns(self) -> int: ...
     def send(self, commands: bytes) -> None: ...
@@ -114,7 +114,7 @@ def receive_over_nats(streams: StreamsOfDaemon, checkpoints: Callable[[], Checkp
         checkpoints,
         subject_prefix(settings),
         streams.send,
-        lambda: streams.ack_subjects,
+        lambda: streams.destinations,
         owner="" if settings.acl.file is None else OVER_NATS_OWNER,
     )
     # Unless the settings ask for it, the daemon's NATS user may lack the permission.

@@ -16,7 +16,7 @@ from typing import Any
 from liftlog.errors import InvalidArgument, LiftlogError
 from liftlog.protocol.checkpoints import MAX_METADATA_CHARS
 from liftlog.server.checkpoints.service import Checkpoints
-from liftlog.stream import AckSubjects, MessageRun
+from liftlog.stream import Destinations, MessageRun
 from liftlog.stream.acks import publish_commands
 
 logger = logging.getLogger("liftlog.server.checkpoints")
@@ -42,7 +42,7 @@ class CheckpointIntake:
         checkpoints: Callable[[], Checkpoints],
         prefix: str,
         send: Callable[[bytes], None],
-        ack_subjects: Callable[[], AckSubjects],
+        destinations: Callable[[], Destinations],
         *,
         owner: str = "",
     ) -> None:
@@ -52,7 +52,7 @@ class CheckpointIntake:
         self._checkpoints = checkpoints
         self._skipped = prefix.count(".") + 1
         self._send = send
-        self._ack_subjects = ack_subjects
+        self._destinations = destinations
         self._silent_refusals = 0
 
     def receive(self, run: MessageRun) -> None:
@@ -86,9 +86,10 @@ class CheckpointIntake:
             }
             if "offset" in error.details:
                 body["error"]["offset"] = error.details["offset"]
-        if reply and self._ack_subjects().allows(reply):
+        target = self._destinations().for_answer(reply) if reply else None
+        if target is not None:
             text = json.dumps(body, separators=(",", ":")).encode("ascii")
-            self._send(publish_commands([(reply, text)]))
+            self._send(publish_commands([(target, text)]))
 
     def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
         """Log refusals that no one else is told, for lack of a reply subject; fewer and fewer of

@@ -32,7 +32,7 @@ from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, Told, WatermarkWaiters
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
-from liftlog.stream import AckSubjects, MessageRun, Sequencer
+from liftlog.stream import Destinations, MessageRun, Sequencer
 from liftlog.stream.refusals import (
     NOT_LEADING,
     OVERLOADED,
@@ -355,11 +355,11 @@ class StreamHost:
         return metadata | ({"switches": switches} if switches else {})
 
     def set_neighbours(
-        self, ack_subjects: AckSubjects, siblings: dict[bytes, tuple[str, ...]]
+        self, destinations: Destinations, siblings: dict[bytes, tuple[str, ...]]
     ) -> None:
         """Where acks may go, and the subjects of the streams that get messages of their own, by
         name. Holds from the next message on."""
-        self.sequencer.ack_subjects = ack_subjects
+        self.sequencer.destinations = destinations
         self.sequencer.sibling_streams = siblings
 
     def note_possible_loss(self, reason: str, time_ns: int) -> int:

@@ -18,7 +18,7 @@ from acl.subjects import is_literal, matches_any
 from liftlog.client.publisher import Publisher
 from liftlog.client.publishing.headers import Headers, lines_of
 from liftlog.client.publishing.results import Ack
-from liftlog.errors import Conflict, InvalidArgument, NatsUnavailable
+from liftlog.errors import Conflict, Forbidden, InvalidArgument, NatsUnavailable
 from liftlog.protocol.described import StreamInfo
 from liftlog.records.message_headers import EXPECTED_LAST_SEQUENCE, without
 from liftlog.server.http.bodies import PostedMessage
@@ -38,9 +38,12 @@ class Appender:
         settings: NatsSettings,
         servers: Sequence[str],
         is_connected: Callable[[], bool],
+        recording: Callable[[str], Sequence[str]],
         *,
         ack_timeout_seconds: float,
     ) -> None:
+        """`recording` names the streams that record and ack a subject."""
+        self._recording = recording
         self._settings = settings
         self._servers = list(servers)
         self._is_connected = is_connected
@@ -49,13 +52,21 @@ class Appender:
         self._client: Client | None = None
         self._publishers: dict[bool, Publisher] = {}
 
-    async def append(self, stream: StreamInfo, message: PostedMessage) -> Ack:
+    async def append(
+        self, stream: StreamInfo, message: PostedMessage, may_administer: Callable[[str], bool]
+    ) -> Ack:
         """One attempt; returns the stream's ack. PublishUnknown after a timeout: the message may
-        have been stored; with a message id it is safe to repeat it.
+        have been stored; with a message id it is safe to repeat it. The client `may_administer`
+        this stream; other streams that store the message it must be able to administer, too.
 
-        Raises InvalidArgument, Conflict, NatsUnavailable, PublishFailed.
+        Raises InvalidArgument, Forbidden, Conflict, NatsUnavailable, PublishFailed.
         """
         subject = subject_of(stream, message.subject)
+        if not all(map(may_administer, self._recording(subject))):
+            raise Forbidden(
+                f"another stream records {subject[:80]!r}, too, and you may not administer it",
+                hint="publish on NATS as a user that may, or ask for `admin` on that stream",
+            )
         if stream.acks == "off":
             raise Conflict(
                 f"the stream {stream.name} gives no acks, so the result would remain unknown",

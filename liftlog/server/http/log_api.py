@@ -222,7 +222,10 @@ class LogApi:
             message = bodies.message_from_json(body)
         else:
             message = bodies.message_from_raw(request.headers, body)
-        ack = await self._appender.append(info, message)
+        gate = self._callers.gate
+        ack = await self._appender.append(
+            info, message, lambda name: gate.may(principal, "admin", name)
+        )
         response = _json(
             {
                 "stream": ack.stream,

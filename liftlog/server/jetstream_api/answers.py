@@ -21,6 +21,7 @@ from liftlog.errors import (
     OffsetOutOfRange,
     StreamNotFound,
 )
+from liftlog.stream.destinations import Destination
 
 _TYPE_PREFIX = "io.nats.jetstream.api.v1."
 _MAX_DESCRIPTION = 1024
@@ -110,7 +111,7 @@ DIRECT_GET = "direct_get"
 """The kind of answers without JSON."""
 
 
-def refusal(reply: bytes, kind: str, error: JetStreamError) -> bytes:
+def refusal(reply: Destination, kind: str, error: JetStreamError) -> bytes:
     """The command that tells the client: JSON, or for a direct get a status in the headers."""
     if kind == DIRECT_GET:
         return command(reply, b"", status(error.code, error.description))
@@ -146,9 +147,12 @@ def is_utf8(value: str) -> bool:
 # --- NATS ---
 
 
-def command(subject: bytes, body: bytes, headers: bytes = b"") -> bytes:
+def command(
+    subject: Destination, body: bytes, headers: bytes = b"", *, reply: bytes = b""
+) -> bytes:
     """One `PUB`, or one `HPUB` if there are headers."""
+    target = b"%b %b" % (subject, reply) if reply else subject
     if not headers:
-        return b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body)
+        return b"PUB %b %d\r\n%b\r\n" % (target, len(body), body)
     size = len(headers)
-    return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, size, size + len(body), headers, body)
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (target, size, size + len(body), headers, body)

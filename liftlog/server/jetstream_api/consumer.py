@@ -23,9 +23,11 @@ from liftlog.server.jetstream_api.answers import time_text
 from liftlog.server.jetstream_api.budget import Part
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec
 from liftlog.server.jetstream_api.cursor import PIECE_BYTES, Cursor, Row
+from liftlog.server.jetstream_api.deliveries import Deliveries
 from liftlog.server.jetstream_api.leaf import FLOW_PREFIX, LeafLink
 from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.pull.services import PullServices
+from liftlog.stream.destinations import Destination, Why
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
@@ -63,6 +65,7 @@ class Consumer:
         services: PullServices,
         leaf: LeafLink,
         cursor: Cursor,
+        deliveries: Deliveries,
         *,
         party: bytes,
         waiting: Part,
@@ -79,6 +82,7 @@ class Consumer:
         self._services = services
         self._leaf = leaf
         self._cursor = cursor
+        self._to = deliveries
         self.party = party
         self._waiting = waiting
         self._window = window
@@ -115,7 +119,7 @@ class Consumer:
         self._active_at = self._loop.time()
         count = len(self._requests)
         if count >= self.spec.max_waiting or not self._waiting.resize(count + 1):
-            self._services.spawn(self._try_send(_status(request.reply, b"409 Exceeded MaxWaiting")))
+            self._services.spawn(self._try_send(self._status(request, b"409 Exceeded MaxWaiting")))
             return
         self._requests.append(request)
         self._news.set()
@@ -146,11 +150,13 @@ class Consumer:
     async def _say_end(self, status: bytes) -> None:
         self._let_go()
         requests, self._requests = self._requests, deque()
-        replies = [request.reply for request in requests]
-        if self.spec.deliver_subject:
-            replies = [self.spec.deliver_subject.encode()]
-        if status:
-            await self._try_send(b"".join([_status(reply, status) for reply in replies]))
+        if not status:
+            return
+        commands = [self._status(request, status) for request in requests]
+        target = self._to.pushes() if self.spec.deliver_subject else Why.RESERVED
+        if not isinstance(target, Why):
+            commands.append(_message(target, b"", _status_block(status), b""))
+        await self._try_send(b"".join(commands))
 
     def _let_go(self) -> None:
         self._cursor.close()
@@ -210,6 +216,8 @@ class Consumer:
         if not self.is_there():
             await self._say_end(b"409 Leadership Change")
             return "the stream is not led here, or may not be read any more"
+        if self.spec.deliver_subject and isinstance(found := self._to.pushes(), Why):
+            return f"nothing may be sent to {self.spec.deliver_subject} any more: {found.value}"
         now = self._loop.time()
         await self._expire(now)
         self._waiting.resize(len(self._requests))
@@ -320,16 +328,18 @@ class Consumer:
         self._caught_up = False
 
     def _push(self) -> bytes:
+        target = self._to.pushes()
+        if isinstance(target, Why):
+            return b""  # the next step ends the consumer
         rows = list(self._rows)
         self._rows.clear()
-        subject = self.spec.deliver_subject.encode()
-        commands = self._commands(subject, rows)
+        commands = self._commands(target, rows)
         size = sum(map(len, commands))
         self._heartbeat_at = self._loop.time() + self.spec.heartbeat_seconds
         question = self._flow.sent(size)
         if question:
             commands.append(
-                _message(subject, question, b"NATS/1.0 100 FlowControl Request\r\n\r\n", b"")
+                _message(target, question, b"NATS/1.0 100 FlowControl Request\r\n\r\n", b"")
             )
         return b"".join(commands)
 
@@ -338,8 +348,12 @@ class Consumer:
         now = self._loop.time()
         while self._rows and self._requests:
             request = self._requests[0]
+            target = self._to.pulls(request.reply)
+            if isinstance(target, Why):
+                self._requests.popleft()
+                continue
             rows, is_full = self._rows_for(request)
-            commands += self._commands(request.reply, rows)
+            commands += self._commands(target, rows)
             request.batch -= len(rows)
             request.delivered += len(rows)
             if request.heartbeat_at is not None:
@@ -352,7 +366,7 @@ class Consumer:
                         if request.delivered
                         else (b"409 Message Size Exceeds MaxBytes")
                     )
-                    commands.append(_status(request.reply, word, request))
+                    commands.append(self._status(request, word, counted=True))
         return b"".join(commands)
 
     def _rows_for(self, request: PullRequest) -> tuple[list[Row], bool]:
@@ -375,7 +389,7 @@ class Consumer:
             rows.append(self._rows.popleft())
         return rows, request.max_bytes < 0
 
-    def _commands(self, subject: bytes, rows: Sequence[Row]) -> list[bytes]:
+    def _commands(self, target: Destination, rows: Sequence[Row]) -> list[bytes]:
         """The messages that carry these rows."""
         head, left, number = self._ack_head, self._cursor.left, self._delivered
         commands = []
@@ -391,9 +405,9 @@ class Consumer:
                 row.subject,
             )
             if self.spec.headers_only:
-                commands.append(_message(subject, reply, _headers_only(row), b""))
+                commands.append(_message(target, reply, _headers_only(row), b""))
             else:
-                commands.append(_message(subject, reply, row.headers, row.value))
+                commands.append(_message(target, reply, row.headers, row.value))
         self._cursor.left = left
         self._delivered = number
         if rows:
@@ -415,9 +429,8 @@ class Consumer:
             lambda one: one.expires_at is not None and one.expires_at <= now
         )
         if ended:
-            await self._leaf.send(
-                b"".join([_status(one.reply, b"408 Request Timeout", one) for one in ended])
-            )
+            statuses = [self._status(one, b"408 Request Timeout", counted=True) for one in ended]
+            await self._leaf.send(b"".join(statuses))
 
     async def _end_no_wait(self) -> None:
         """There is nothing more for requests that do not wait."""
@@ -428,20 +441,18 @@ class Consumer:
             words = [
                 b"408 Request Timeout" if one.delivered else b"404 No Messages" for one in ended
             ]
-            await self._leaf.send(
-                b"".join(
-                    [_status(one.reply, word, one) for one, word in zip(ended, words, strict=True)]
-                )
-            )
+            pairs = zip(ended, words, strict=True)
+            statuses = [self._status(one, word, counted=True) for one, word in pairs]
+            await self._leaf.send(b"".join(statuses))
 
     async def _send_heartbeats(self, now: float) -> None:
         commands = []
         for request in self._requests:
             if request.heartbeat_at is not None and request.heartbeat_at <= now:
                 request.heartbeat_at = now + request.heartbeat_seconds
-                commands.append(_status(request.reply, b"100 Idle Heartbeat"))
-        spec = self.spec
-        if spec.deliver_subject and spec.heartbeat_seconds and self._heartbeat_at <= now:
+                commands.append(self._status(request, b"100 Idle Heartbeat"))
+        spec, target = self.spec, self._to.pushes() if self.spec.deliver_subject else Why.RESERVED
+        if not isinstance(target, Why) and spec.heartbeat_seconds and self._heartbeat_at <= now:
             self._heartbeat_at = now + spec.heartbeat_seconds
             lines = b"Nats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n" % (
                 self._delivered,
@@ -450,9 +461,23 @@ class Consumer:
             if self._flow.question and not self._flow.is_open:
                 lines += b"Nats-Consumer-Stalled: %b\r\n" % self._flow.question
             headers = b"NATS/1.0 100 Idle Heartbeat\r\n%b\r\n" % lines
-            commands.append(_message(spec.deliver_subject.encode(), b"", headers, b""))
+            commands.append(_message(target, b"", headers, b""))
         if commands:
             await self._leaf.send(b"".join(commands))
+
+    def _status(self, request: PullRequest, words: bytes, *, counted: bool = False) -> bytes:
+        """The command that tells a request; empty if nothing may be sent there. `counted`: with
+        what is left of the request."""
+        target = self._to.statuses(request.reply)
+        if target is None:
+            return b""
+        lines = b""
+        if counted:
+            lines = b"Nats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d\r\n" % (
+                max(request.batch, 0),
+                max(request.max_bytes, 0),
+            )
+        return _message(target, b"", _status_block(words, lines), b"")
 
     async def _try_send(self, commands: bytes) -> None:
         with contextlib.suppress(NatsUnavailable):
@@ -494,23 +519,17 @@ class _Flow:
         return True
 
 
-def _message(subject: bytes, reply: bytes, headers: bytes, body: bytes) -> bytes:
+def _message(target: Destination, reply: bytes, headers: bytes, body: bytes) -> bytes:
     """As one leaf node sends it to another."""
-    target = b"%b %b" % (subject, reply) if reply else subject
+    place = b"%b %b" % (target, reply) if reply else target
     if not headers:
-        return b"LMSG %b %d\r\n%b\r\n" % (target, len(body), body)
+        return b"LMSG %b %d\r\n%b\r\n" % (place, len(body), body)
     size = len(headers)
-    return b"HMSG %b %d %d\r\n%b%b\r\n" % (target, size, size + len(body), headers, body)
+    return b"HMSG %b %d %d\r\n%b%b\r\n" % (place, size, size + len(body), headers, body)
 
 
-def _status(reply: bytes, words: bytes, request: PullRequest | None = None) -> bytes:
-    lines = b""
-    if request is not None:
-        lines = b"Nats-Pending-Messages: %d\r\nNats-Pending-Bytes: %d\r\n" % (
-            max(request.batch, 0),
-            max(request.max_bytes, 0),
-        )
-    return _message(reply, b"", b"NATS/1.0 %b\r\n%b\r\n" % (words, lines), b"")
+def _status_block(words: bytes, lines: bytes = b"") -> bytes:
+    return b"NATS/1.0 %b\r\n%b\r\n" % (words, lines)
 
 
 def _headers_only(row: Row) -> bytes:

@@ -100,8 +100,10 @@ class _Reader(ConfigFields):
         if len(name) > _MAX_NAME or re.search(r"[\s.*>/\\\x00-\x20\x7f]", name):
             raise JetStreamError(400, 10103, "Invalid consumer name")
         deliver = self._text("deliver_subject")
-        if deliver and (why_invalid(deliver) or not {"*", ">"}.isdisjoint(deliver.split("."))):
-            raise JetStreamError(400, 10079, "invalid push consumer deliver subject")
+        if deliver and not {"*", ">"}.isdisjoint(deliver.split(".")):
+            raise JetStreamError(400, 10079, "consumer deliver subject has wildcards")
+        if deliver and (why_invalid(deliver) or not is_utf8(deliver)):
+            raise JetStreamError(400, 10112, "invalid push consumer deliver subject")
         policy = self._choice("deliver_policy", _POLICIES)
         spec = ConsumerSpec(
             config={},

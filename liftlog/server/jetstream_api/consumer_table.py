@@ -13,6 +13,7 @@ from liftlog.server.jetstream_api.budget import Budget
 from liftlog.server.jetstream_api.consumer import LEAST_WINDOW_BYTES, Consumer
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, refused
 from liftlog.server.jetstream_api.cursor import Budgets, Cursor
+from liftlog.server.jetstream_api.deliveries import Deliveries
 from liftlog.server.jetstream_api.leaf import LeafLink
 from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.jetstream_api.shown import Shown
@@ -128,6 +129,10 @@ class Consumers:
         if leaf is None:
             raise refused(NO_LEAF)
         key = (host.name, spec.name)
+        deliveries = Deliveries(
+            self._broker, self._services.gate, host, spec.deliver_subject.encode()
+        )
+        deliveries.check()
         shown = Shown(host, self._ages, None)
         cursor = Cursor(self._services, shown, spec.filters, readable, spec.name, self._budgets)
         self._being_made[party] += 1
@@ -153,6 +158,7 @@ class Consumers:
             self._services,
             leaf,
             cursor,
+            deliveries,
             party=party,
             waiting=self._waiting.part(),
             window=self._windows.part(),

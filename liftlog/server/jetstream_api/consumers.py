@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from acl.rules import OVER_NATS
-from liftlog.server.jetstream_api.answers import JetStreamError, bad_request, invalid_json
+from liftlog.errors import Forbidden
+from liftlog.server.jetstream_api.answers import (
+    JetStreamError,
+    bad_request,
+    command,
+    invalid_json,
+)
 from liftlog.server.jetstream_api.consumer import Consumer, PullRequest
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, parse_consumer, refused
 from liftlog.server.jetstream_api.methods import (
@@ -143,16 +149,18 @@ async def _next(request: Request) -> None:
         await _say(request, b"503")
         return
     try:
+        request.record_target()
         consumer.add(_pull_request(request, consumer.spec))
+    except Forbidden as error:
+        await _say(request, b"403 %b" % f"{error.message}: {error.hint}".encode())
     except JetStreamError as error:
         words = b"400 Bad Request - %b" if error.code == 400 else b"409 %b"
         await _say(request, words % error.description.encode())
 
 
 async def _say(request: Request, words: bytes) -> None:
-    headers = b"NATS/1.0 %b\r\n\r\n" % words
-    size = len(headers)
-    await request.parts.send(b"HPUB %b %d %d\r\n%b\r\n" % (request.reply, size, size, headers))
+    block = b"NATS/1.0 %b\r\n\r\n" % words
+    await request.parts.send(lambda: command(request.target(), b"", block))
 
 
 def _pull_request(request: Request, spec: ConsumerSpec) -> PullRequest:

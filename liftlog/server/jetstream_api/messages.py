@@ -140,6 +140,7 @@ async def _get(request: Request) -> Answer:
     wish = parse_wish(request.body())
     if wish.is_empty or wish.is_contradictory or wish.batch or wish.max_bytes or wish.multi_last:
         raise bad_request()
+    request.record_target()
     found = await _one(lookup, wish)
     if found is None:
         raise no_message()
@@ -203,7 +204,7 @@ async def _direct_get(request: Request) -> None:
         block = refusal.block
     except TooManyResults:
         block = status(413, "Too Many Results")
-    await request.parts.send(command(request.reply, b"", block))
+    await request.parts.send(lambda: command(request.target(), b"", block))
 
 
 async def _serve_direct(request: Request) -> None:
@@ -259,14 +260,15 @@ def _message(request: Request, host: StreamHost, wish: Wish, found: Found, more:
     limit = request.parts.max_payload_bytes()
     if limit and len(headers) + len(value) > limit:
         raise _Status(500, "The Message Is Too Large For NATS")
-    return command(request.reply, value, headers)
+    return command(request.record_target(), value, headers)
 
 
 async def _send(
     request: Request, host: StreamHost, wish: Wish, found: Sequence[Found], more: bytes = b""
 ) -> None:
-    commands = [_message(request, host, wish, one, more) for one in found]
-    await request.parts.send(b"".join(commands))
+    await request.parts.send(
+        lambda: b"".join([_message(request, host, wish, one, more) for one in found])
+    )
 
 
 async def _send_batch(request: Request, host: StreamHost, lookup: Lookup, wish: Wish) -> None:
@@ -292,7 +294,7 @@ async def _send_batch(request: Request, host: StreamHost, lookup: Lookup, wish: 
         raise _Status(404, "Message Not Found")
     pending = await lookup.count(last + 1, subjects)
     end = b"NATS/1.0 204 EOB\r\n%b\r\n" % _progress(pending, last)
-    await request.parts.send(command(request.reply, b"", end))
+    await request.parts.send(lambda: command(request.target(), b"", end))
 
 
 async def _send_last_of_each(
@@ -326,7 +328,7 @@ async def _send_last_of_each(
             break
     up_to = b"Nats-UpTo-Sequence: %d\r\n" % (end - 1)
     line = b"NATS/1.0 204 EOB\r\n%b%b\r\n" % (_progress(pending, last), up_to)
-    await request.parts.send(command(request.reply, b"", line))
+    await request.parts.send(lambda: command(request.target(), b"", line))
 
 
 def _progress(pending: int, last: int) -> bytes:

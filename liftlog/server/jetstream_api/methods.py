@@ -21,10 +21,12 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.buckets import Buckets
 from liftlog.server.jetstream_api.consumer_table import Consumers
+from liftlog.server.jetstream_api.deliveries import record_target
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
+from liftlog.stream.destinations import Destination, Why
 
 PREFIX = "$JS.API."
 
@@ -63,8 +65,10 @@ class Parts:
     services: PullServices
     mark: str
     """Who answers: this daemon, or its cluster."""
-    send: Callable[[bytes], Awaitable[None]]
-    """Returns when NATS commands are queued, which waits for room. Raises NatsUnavailable."""
+    send: Callable[[Callable[[], bytes]], Awaitable[None]]
+    """Waits for room, and then queues the NATS commands that a function returns: it composes them
+    at that moment, since where they may go can change. Raises NatsUnavailable, and what it raises.
+    """
     max_payload_bytes: Callable[[], int]
     """Of one message; 0 if not known."""
     consumers: Consumers
@@ -76,6 +80,10 @@ class Parts:
     def gate(self) -> Gate:
         """Its decisions may change at each await."""
         return self.services.gate
+
+
+class NoDestination(Exception):
+    """Nothing may be sent to the reply subject, not even a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,23 @@ class Request:
 
     def may_read(self, stream: str) -> bool:
         return self.parts.gate.may(OVER_NATS, "read", stream)
+
+    def target(self) -> Destination:
+        """Where the answer goes. Raises NoDestination."""
+        found = self.broker.destinations.for_answer(self.reply)
+        if found is None:
+            raise NoDestination
+        return found
+
+    def record_target(self) -> Destination:
+        """Where a record goes. Raises NoDestination, Forbidden."""
+        found = record_target(self.broker, self.parts.gate, self.reply)
+        if found is Why.NOT_GRANTED:
+            shown = self.reply.decode("utf-8", "replace")
+            raise self.parts.gate.delivery_denied(OVER_NATS, self.stream, shown, peer="nats")
+        if isinstance(found, Why):
+            raise NoDestination
+        return found
 
     def check_exists(self) -> None:
         """Raises StreamNotFound for a stream that was deleted in the cluster, though this node has

@@ -16,6 +16,7 @@ from liftlog.server.ingest.jetstream import MARK
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.jetstream_api.answers import command
 from liftlog.server.jetstream_api.methods import PREFIX
+from liftlog.stream.destinations import own_subject
 from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
@@ -47,7 +48,7 @@ class Presence:
         self._asked += 1
         reply = f"{self._inbox}.{self._asked}".encode()
         try:
-            self._link.send(command(_QUESTION.encode() + b" " + reply, b""))
+            self._link.send(command(own_subject(_QUESTION.encode()), b"", reply=reply))
             await self._link.confirm()
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return self._judge(await self._answer)

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from liftlog.errors import InternalError, LiftlogError, NatsRefused, NatsUnavailable
@@ -44,6 +44,7 @@ from liftlog.server.jetstream_api.methods import (
     REFUSED,
     TOO_MANY,
     ApiCounters,
+    NoDestination,
     Parts,
     Request,
     find_method,
@@ -55,6 +56,7 @@ from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.stream.destinations import own_subject
 from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
@@ -333,13 +335,13 @@ class JetStreamApi:
         self.counters.requests["unknown", TOO_MANY] += unseen
         self._waiting.refused += unseen
         if self.link.unsent_bytes < _MAX_UNSENT_BYTES:
-            error = too_many_requests()
+            error, destinations = too_many_requests(), self._broker.destinations
             self.link.send(
                 b"".join(
                     [
-                        refusal(reply, self._kind_of(subject), error)
+                        refusal(target, self._kind_of(subject), error)
                         for subject, reply, _, _ in refused[:_MAX_OF_PARTY]
-                        if self._broker.ack_subjects.allows(reply)
+                        if (target := destinations.for_answer(reply)) is not None
                     ]
                 )
             )
@@ -355,6 +357,8 @@ class JetStreamApi:
                     await self._pace.run(self._answer(message))
             except NatsUnavailable:
                 pass  # the client asks again
+            except NoDestination:
+                self._count(message, REFUSED)
             except Exception as error:  # a supervisor: the other requests are answered
                 self.counters.requests[self._method_of(message[0]), FAILED] += 1
                 logger.exception("jetstream-api-failed error=%r", error)
@@ -363,9 +367,10 @@ class JetStreamApi:
 
     async def _answer(self, message: _Message) -> None:
         subject, reply, payload, _ = message
-        if not self._broker.ack_subjects.allows(reply):
+        if not self._broker.destinations.allows(reply):
+            self._count(message, REFUSED)
             return
-        kind, result = self._kind_of(subject), ANSWERED
+        kind, refused = self._kind_of(subject), None
         try:
             body = await self._perform(subject, reply, payload)
             if body is None:
@@ -375,13 +380,19 @@ class JetStreamApi:
             limit = self.link.max_payload_bytes
             if limit and len(text) > limit:
                 raise InternalError(f"the answer is larger than NATS accepts ({limit} bytes)")
-            answer = command(reply, text)
         except JetStreamError as error:
-            answer, result = refusal(reply, kind, error), REFUSED
+            refused = error
         except LiftlogError as error:
-            answer, result = refusal(reply, kind, from_liftlog(error)), REFUSED
-        await self.send(answer)
-        self._count(message, result)
+            refused = from_liftlog(error)
+
+        def composed() -> bytes:
+            target = self._broker.destinations.for_answer(reply)
+            if target is None:
+                raise NoDestination
+            return command(target, text) if refused is None else refusal(target, kind, refused)
+
+        await self.send(composed)
+        self._count(message, ANSWERED if refused is None else REFUSED)
 
     def _count(self, message: _Message, result: str) -> None:
         method = self._method_of(message[0])
@@ -437,7 +448,7 @@ class JetStreamApi:
         cluster = self._broker.settings.cluster
         assert cluster is not None, "only a cluster has other nodes"
         target = passed_on_prefix(cluster.name, node) + subject.removeprefix(PREFIX.encode())
-        await self.send(command(target + b" " + reply, payload))
+        await self.send(lambda: command(own_subject(target), payload, reply=reply))
 
     def _is_passed_on(self, subject: bytes) -> bool:
         return bool(self._own_prefix) and subject.startswith(self._own_prefix)
@@ -453,10 +464,10 @@ class JetStreamApi:
 
     # --- answers ---
 
-    async def send(self, commands: bytes) -> None:
+    async def send(self, compose: Callable[[], bytes]) -> None:
         """See `Parts`. Acks share the connection: they must not wait behind long answers."""
         await self.link.room()
-        self.link.send(commands)
+        self.link.send(compose())
 
 
 def _leaf_link(broker: Broker) -> LeafLink | None:

@@ -61,7 +61,7 @@ from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
-from liftlog.stream import AckSubjects
+from liftlog.stream import Destinations
 
 logger = logging.getLogger("liftlog.server")
 
@@ -262,8 +262,12 @@ class Broker:
         self.attachments.receive_for(name, receive, is_required=is_required)
 
     @property
-    def ack_subjects(self) -> AckSubjects:
-        return self._neighbours.ack_subjects
+    def destinations(self) -> Destinations:
+        return self._neighbours.destinations
+
+    def recording(self, subject: str) -> list[str]:
+        """The streams, of the cluster too, that store and ack a message on this subject."""
+        return self._neighbours.recording(subject)
 
     def send(self, commands: bytes) -> None:
         """Send NATS commands."""

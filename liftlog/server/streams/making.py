@@ -37,7 +37,7 @@ from liftlog.server.streams.settings import (
     with_switches,
 )
 from liftlog.settings import Settings, StreamSettings
-from liftlog.stream import AckSubjects, DedupeWindow, Sequencer
+from liftlog.stream import DedupeWindow, Destinations, Sequencer
 
 logger = logging.getLogger("liftlog.server")
 
@@ -240,7 +240,7 @@ class StreamMaker:
             name,
             settings,
             log,
-            self._neighbours.ack_subjects,
+            self._neighbours.destinations,
             self._steady_ns(),
             is_leading=is_leading,
             ids=ids,
@@ -327,7 +327,7 @@ def make_sequencer(
     name: str,
     settings: StreamSettings,
     log: Log,
-    ack_subjects: AckSubjects,
+    destinations: Destinations,
     now_ns: int,
     *,
     is_leading: bool = True,
@@ -346,7 +346,7 @@ def make_sequencer(
     sequencer = Sequencer(
         sequencer_config(name, settings, log.leader_epoch),
         dedupe,
-        ack_subjects,
+        destinations,
         next_offset=log.log_end_offset,
         last_timestamp_ns=log.max_timestamp_ns,
         last_message_id=last_message_id(log),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from acl.subjects import overlap_any
+from acl.subjects import matches_any, overlap_any
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings
-from liftlog.stream import AckSubjects
+from liftlog.stream import Destinations
 
 
 class Neighbours:
@@ -16,14 +16,14 @@ class Neighbours:
     def __init__(
         self,
         hosts: Mapping[str, StreamHost],
-        ack_subjects: Sequence[str],
+        chosen: Sequence[str],
         elsewhere: Callable[[], Mapping[str, StreamSettings]],
     ) -> None:
-        """`ack_subjects` are those to which the operator allows acks. `elsewhere` gives the streams
-        of the cluster: an ack must not reach those either that have no host here."""
-        self._chosen = tuple(ack_subjects)
-        self.ack_subjects = AckSubjects(chosen=self._chosen)
-        """The subjects to which acks may be sent."""
+        """`chosen`: the operator allows acks to these subjects. `elsewhere` gives the streams of
+        the cluster: an ack must not reach those either that have no host here."""
+        self._chosen = tuple(chosen)
+        self.destinations = Destinations(chosen=self._chosen)
+        """Where acks, answers and records may go."""
         self._hosts = hosts
         self._elsewhere = elsewhere
         self._recorded: dict[str, StreamSettings] = {}
@@ -39,7 +39,7 @@ class Neighbours:
         # A host that has failed may still have the subscriptions of its old settings.
         recorded = [*self._elsewhere().values(), *(host.settings for host in hosts)]
         self._warnings.clear()
-        self.ack_subjects = AckSubjects(
+        self.destinations = Destinations(
             [subject for one in recorded if one.acks != "off" for subject in one.subjects],
             [subject for one in recorded if one.acks == "off" for subject in one.subjects],
             self._chosen,
@@ -60,7 +60,15 @@ class Neighbours:
                 for name, other in self._recorded.items()
                 if not share_messages(host.settings, other)
             }
-        host.set_neighbours(self.ack_subjects, self._siblings[group])
+        host.set_neighbours(self.destinations, self._siblings[group])
+
+    def recording(self, subject: str) -> list[str]:
+        """The streams that store and ack a message on this subject."""
+        return [
+            name
+            for name, one in self._recorded.items()
+            if one.acks != "off" and matches_any(one.subjects, subject)
+        ]
 
     def warnings(self, host: StreamHost) -> list[str]:
         """Computed once per change, as it compares the stream with every other."""

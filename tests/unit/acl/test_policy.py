@@ -475,6 +475,15 @@ def test_the_section_nats_is_a_rule_for_all_its_clients(
         assert "section 'nats'" in decision.explanation
 
 
+def test_where_clients_of_nats_may_have_records_sent() -> None:
+    assert Policy.load(TEXT).deliverable == ()
+    assert Policy.load(TEXT + NATS_RULE).deliverable == ()
+    section = 'nats: {allow: [read], streams: ["*"], deliver: ["a.>", "b"]}\n'
+    assert Policy.load(TEXT + section).deliverable == ("a.>", "b")
+    with pytest.raises(AclError, match="unknown key"):
+        Policy.load("principals: {a: {unix_uid: 1}}\nroles: {r: [" + section[6:].strip() + "]}\n")
+
+
 def test_no_principal_can_have_the_name_of_the_clients_of_nats() -> None:
     text = TEXT.replace("principals:\n", f'principals:\n  "{OVER_NATS}": {{unix_uid: 7}}\n')
     with pytest.raises(AclError, match="expected a name"):
@@ -489,6 +498,8 @@ def test_no_principal_can_have_the_name_of_the_clients_of_nats() -> None:
         ("nats: {allow: [create], streams: ['*']}", "`create` needs `attach`"),
         ("nats: {allow: [read]}", "streams"),
         ("nats: {allow: [read], streams: ['*'], who: x}", "unknown key"),
+        ("nats: {allow: [read], streams: ['*'], deliver: ['a b']}", "not a NATS subject"),
+        ("nats: {allow: [create], streams: ['*'], attach: [a], deliver: [b]}", "without `read`"),
         ("nats: [read]", "expected a mapping"),
         ("nats:", "expected a mapping"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from liftlog.errors import CheckpointMoved, InvalidArgument, StreamNotFound
 from liftlog.names import check_stream_name
 from liftlog.server.checkpoints.over_nats import CheckpointIntake, parse_payload
-from liftlog.stream import AckSubjects, MessageRun
+from liftlog.stream import Destinations, MessageRun
 
 PREFIX = "liftlog.main.offsets"
 
@@ -82,7 +82,7 @@ class Committing:
 
 def intake() -> tuple[Committing, CheckpointIntake, list[bytes]]:
     committing, sent = Committing(), list[bytes]()
-    subjects = AckSubjects(["recorded.>"], [])
+    subjects = Destinations(["recorded.>"], [])
     made = CheckpointIntake(lambda: committing, PREFIX, sent.append, lambda: subjects)  # type: ignore[arg-type]
     return committing, made, sent
 

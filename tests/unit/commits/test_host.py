@@ -13,7 +13,7 @@ from liftlog.errors import StreamUnavailable
 from liftlog.log import Log, SystemClock
 from liftlog.server.streams.dedupe_restoring import write_dedupe_snapshot
 from liftlog.server.streams.making import make_sequencer
-from liftlog.stream import AckSubjects, MessageRun
+from liftlog.stream import Destinations, MessageRun
 
 
 async def test_a_bug_while_judging(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ async def test_a_dedupe_snapshot_holds_only_what_was_stored(harness: Harness) ->
     dedupe.add(b"stored", 1, stamp)
     dedupe.add(b"judged", 2, stamp)
     write_dedupe_snapshot(harness.log, dedupe)
-    restored = make_sequencer("s", harness.host.settings, harness.log, AckSubjects(), stamp).dedupe
+    restored = make_sequencer("s", harness.host.settings, harness.log, Destinations(), stamp).dedupe
     assert restored.lookup(b"stored") == 1
     assert restored.lookup(b"judged") is None
 

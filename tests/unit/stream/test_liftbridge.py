@@ -11,7 +11,7 @@ import envelope
 from envelope import liftbridge
 from envelope.liftbridge import Ack, Publish, decode_ack, encode_publish
 from liftlog.records import decode_batch
-from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.refusals import (
     DISK_FULL,
     OVERLOADED,
@@ -34,7 +34,7 @@ def make(*, next_offset: int = 1, **config: Any) -> Sequencer:
             "orders", **{"recognise_liftbridge": True, "subjects": ("orders.*",)} | config
         ),
         DedupeWindow(120 * S, 1000),
-        AckSubjects(["orders.*"]),
+        Destinations(["orders.*"]),
         next_offset=next_offset,
         commit_clock=lambda: COMMIT_TIME,
     )
@@ -276,6 +276,6 @@ def test_a_stream_that_takes_nothing_is_silent(refusal: RefusalReason) -> None:
 
 def test_without_a_clock_the_newest_record_dates_the_commit() -> None:
     config = SequencerConfig("orders", recognise_liftbridge=True)
-    sequencer = Sequencer(config, DedupeWindow(0, 1), AckSubjects(), next_offset=1)
+    sequencer = Sequencer(config, DedupeWindow(0, 1), Destinations(), next_offset=1)
     _, sent = judged(sequencer, run_of(wrap()))
     assert sent[0][1].commit_timestamp == T0

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from liftlog.stream import (
-    AckSubjects,
     DedupeWindow,
+    Destinations,
     MessageRun,
     Sequencer,
     SequencerConfig,
@@ -19,7 +19,7 @@ from liftlog.stream.subject_sequences import SubjectSequences
 class World:
     def __init__(self, columns_from_rows: int = 1, max_subjects: int = 100) -> None:
         config = SequencerConfig("s", is_bucket=True, one_per_subject=True)
-        self.sequencer = Sequencer(config, DedupeWindow(10**9, 10), AckSubjects(), next_offset=1)
+        self.sequencer = Sequencer(config, DedupeWindow(10**9, 10), Destinations(), next_offset=1)
         self.sequencer.columns_from_rows = columns_from_rows
         self.log_start = 1
         self.sequencer.subjects = SubjectSequences(

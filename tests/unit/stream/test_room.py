@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.refusals import STORE_FAILED
 from liftlog.stream.room import Room, Stored
 
@@ -14,7 +14,7 @@ class World:
 
     def __init__(self, columns_from_rows: int, group_max_bytes: int) -> None:
         config = SequencerConfig("s", group_max_bytes=group_max_bytes)
-        self.sequencer = Sequencer(config, DedupeWindow(0, 10), AckSubjects(), next_offset=1)
+        self.sequencer = Sequencer(config, DedupeWindow(0, 10), Destinations(), next_offset=1)
         self.sequencer.columns_from_rows = columns_from_rows
         self.stored = Stored(1, 1, 0)
         self.sequencer.room = Room(None, MAX_BYTES, lambda: self.stored)

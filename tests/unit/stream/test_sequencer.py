@@ -10,7 +10,7 @@ import pytest
 
 import envelope
 from envelope import AckPolicy
-from liftlog.stream import AckSubjects, DedupeWindow, MessageRun, Sequencer, SequencerConfig
+from liftlog.stream import DedupeWindow, Destinations, MessageRun, Sequencer, SequencerConfig
 from liftlog.stream.acks import published
 from liftlog.stream.refusals import OVERLOADED
 
@@ -22,7 +22,7 @@ def make(**config: object) -> Sequencer:
     return Sequencer(
         SequencerConfig("orders", **config),  # type: ignore[arg-type]
         DedupeWindow(120 * S, 1000),
-        AckSubjects(["orders.>"]),
+        Destinations(["orders.>"]),
         next_offset=1,
     )
 
@@ -287,7 +287,7 @@ def test_acks_by_policy(policy: AckPolicy, columns_from_rows: int) -> None:
     """Under `leader` they leave as soon as the group is durable here; so do answers to duplicates,
     and refusals that count on what was judged before."""
     config = SequencerConfig("orders", is_replicated=True, ack_policy=policy, leader_epoch=3)
-    one = Sequencer(config, DedupeWindow(10**9, 100), AckSubjects(["orders.>"]), next_offset=1)
+    one = Sequencer(config, DedupeWindow(10**9, 100), Destinations(["orders.>"]), next_offset=1)
     one.columns_from_rows = columns_from_rows
     wanted: list[AckPolicy | None] = [None, "leader", "all"]
     names = {b"plain": policy, b"again": policy, b"refused": policy}

@@ -1337,16 +1337,16 @@ async def test_no_ack_goes_to_what_another_node_records(tmp_path: Path, store: S
     record = transitions.create("far", "far-1", {"subject": "far.>"}, ["b"], starts={"b": 1})
     sequencer = broker.hosts["here"].sequencer
     await mirror.create(record)
-    await wait(lambda: not sequencer.ack_subjects.allows(b"far.x"))
-    assert not broker.ack_subjects.allows(b"far.x")
+    await wait(lambda: not sequencer.destinations.allows(b"far.x"))
+    assert not broker.destinations.allows(b"far.x")
     assert sequencer.sibling_streams[b"far"] == ("far.>",)
 
     await mirror.update("far", lambda one: transitions.update(one, {"subject": "farther.>"}))
-    await wait(lambda: not sequencer.ack_subjects.allows(b"farther.x"))
-    assert sequencer.ack_subjects.allows(b"far.x")
+    await wait(lambda: not sequencer.destinations.allows(b"farther.x"))
+    assert sequencer.destinations.allows(b"far.x")
 
     await mirror.change("far", transitions.delete)
-    await wait(lambda: sequencer.ack_subjects.allows(b"farther.x"))
+    await wait(lambda: sequencer.destinations.allows(b"farther.x"))
     assert b"far" not in sequencer.sibling_streams
     await node.close()
 

@@ -205,7 +205,7 @@ class Appending:
         self.messages: list[Any] = []
         self.error: LiftlogError | None = None
 
-    async def append(self, stream: Any, message: Any) -> Ack:
+    async def append(self, stream: Any, message: Any, may_administer: Any) -> Ack:
         self.messages.append((stream.name, message))
         if self.error is not None:
             raise self.error

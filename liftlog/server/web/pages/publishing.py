@@ -38,7 +38,9 @@ async def publish(asked: Asked) -> Shown:
     try:
         message = _message(texts)
         asked.authorize("admin")  # again after the awaits, and audited
-        ack = await asked.parts.appender.append(described, message)
+        ack = await asked.parts.appender.append(
+            described, message, lambda name: asked.may("admin", name)
+        )
     except LiftlogError as error:
         return _form(asked, described, texts, error)
     extra = {"offset": ack.offset, "is_duplicate": ack.duplicate}

@@ -1,0 +1,183 @@
+"""Which subjects the daemon may publish to because a client has named them.
+
+A publisher names the subject of its ack, a client of JetStream's API those of its answers and of
+its deliveries. The daemon sends there with its own rights, so such a subject must reach nothing but
+that client: not JetStream's API ($JS...), not the system ($SYS...), not our own subjects, and not a
+subject that a stream records (an ack would be recorded and acked for ever). One exception: a silent
+witness (`acks: off`) that records inboxes, perhaps as part of `>`, does not take the acks away
+from everybody else.
+
+An ack or an answer says what the daemon chooses. A record says what its publisher chose: it goes to
+inboxes, and elsewhere only by permission.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import NewType
+
+from acl.subjects import is_subset, matches, overlaps
+
+MAX_LENGTH = 255
+_INBOX = re.compile(rb"_INBOX(?:\.[A-Za-z0-9_-]+)+")
+_LITERAL = re.compile(rb"[!-)+-=?-~]+")  # printable ASCII without blank, `*` and `>`
+_INBOX_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
+_CACHED = 10_000
+_OF_CLIENTS = re.compile(r"_INBOX[._]|_R_\.")
+"""Inboxes: the usual ones, those of clients with a prefix of their own (`_INBOX_name.`), and those
+by which nats-server passes answers on to another account."""
+_OVER_GATEWAY = re.compile(rb"_GR_\.[^.]*\.[^.]*\.")
+"""Put before a reply subject by the servers of a super-cluster, and taken off again."""
+
+Destination = NewType("Destination", bytes)
+"""A subject to which the daemon may publish now. Only this module makes one; the decision holds
+until the next await, since streams and permissions may change."""
+
+
+class Why(Enum):
+    """Why the daemon does not publish to a subject."""
+
+    RESERVED = "it is not an ordinary subject, or NATS or liftlog use it themselves"
+    NOT_CHOSEN = "the setting nats.ack_subjects leaves it out"
+    RECORDED = "a stream records it"
+    NOT_GRANTED = "it is not an inbox, and `deliver` in the section nats of the ACL leaves it out"
+
+
+def own_subject(subject: bytes) -> Destination:
+    """A subject that no client has chosen."""
+    return Destination(subject)
+
+
+def is_inbox(subject: str) -> bool:
+    return _OF_CLIENTS.match(subject) is not None
+
+
+class Destinations:
+    """Decides per subject, and for whole runs of ordinary inboxes in a few C calls."""
+
+    def __init__(
+        self,
+        attached: Iterable[str] = (),
+        witnesses: Iterable[str] = (),
+        chosen: Iterable[str] = (">",),
+    ) -> None:
+        """Subjects of the streams that ack, and of those that never do; and `chosen` by the
+        operator; one of them must match."""
+        self._chosen = tuple(chosen)
+        attached = tuple(attached)
+        self._attached = _by_token(attached)
+        self._witnesses = _by_token(witnesses)
+        self._inbox_is_ordinary = any(
+            is_subset("_INBOX.>", pattern) for pattern in self._chosen
+        ) and not any(overlaps(pattern, "_INBOX.>") for pattern in attached)
+        self._cached = lru_cache(maxsize=_CACHED)(self._decide)
+
+    # --- acks and answers ---
+
+    def allows(self, subject: bytes) -> bool:
+        return self.why_not(subject) is None
+
+    def for_answer(self, subject: bytes) -> Destination | None:
+        """None if no ack and no answer may go there."""
+        return Destination(subject) if self.why_not(subject) is None else None
+
+    def why_not(self, subject: bytes) -> Why | None:
+        if len(subject) > MAX_LENGTH:
+            return Why.RESERVED
+        if self._inbox_is_ordinary and _INBOX.fullmatch(subject) is not None:
+            return None  # not remembered: clients use each inbox once
+        return self._cached(subject)
+
+    def _decide(self, subject: bytes) -> Why | None:
+        subject = _behind_gateway(subject)
+        if not _LITERAL.fullmatch(subject):
+            return Why.RESERVED
+        text = subject.decode("ascii")
+        if text.startswith(("$", "liftlog.")) or "" in text.split("."):
+            return Why.RESERVED
+        if _matched(self._attached, text):
+            return Why.RECORDED
+        if not any(matches(pattern, text) for pattern in self._chosen):
+            return Why.NOT_CHOSEN
+        if not is_inbox(text) and _matched(self._witnesses, text):
+            return Why.RECORDED
+        return None
+
+    # --- records ---
+
+    def for_records(self, subject: bytes, granted: Sequence[str] | None) -> Destination | Why:
+        """Where a client asks to be sent records. `granted` are the subjects that it may name
+        beside inboxes; None: any."""
+        found = self.why_not(subject)
+        if found is not None:
+            return found
+        if granted is not None:
+            text = _behind_gateway(subject).decode()
+            if not is_inbox(text) and not any(matches(one, text) for one in granted):
+                return Why.NOT_GRANTED
+        return Destination(subject)
+
+    def for_pushes(
+        self, subject: bytes, granted: Sequence[str] | None, source: Sequence[str]
+    ) -> Destination | Why:
+        """As `for_records`, for the records of a stream on the subjects `source`, which are sent
+        until the client goes away.
+
+        Not even a witness may record them: a stream that reads itself, or two that read each other,
+        grow for ever. Only a witness of `>` may, since its own records then go nowhere."""
+        found = self.for_records(subject, granted)
+        if isinstance(found, Why):
+            return found
+        text = _behind_gateway(subject).decode()
+        if any(matches(one, text) for one in source) or _matched(self._witnesses, text, but=">"):
+            return Why.RECORDED
+        return found
+
+    # --- whole runs ---
+
+    def all_allowed_or_empty(self, subjects: Sequence[bytes]) -> bool:
+        """As `all_allowed`, where b"" stands for no reply subject."""
+        if b"" not in subjects:
+            return self.all_allowed(subjects)
+        given = list(filter(None, subjects))
+        return not given or self.all_allowed(given)
+
+    def all_allowed(self, subjects: Sequence[bytes]) -> bool:
+        """True only if every one may be acked to; False means: ask one by one."""
+        if not self._inbox_is_ordinary:
+            return False
+        if len(subjects) == 1:
+            return len(subjects[0]) <= MAX_LENGTH and _INBOX.fullmatch(subjects[0]) is not None
+        joined = b"\n" + b"\n".join(subjects)
+        return (
+            joined.count(b"\n_INBOX.") == joined.count(b"\n") == len(subjects)
+            and not joined.translate(None, _INBOX_BYTES + b"\n")
+            and b".." not in joined
+            and b".\n" not in joined
+            and not joined.endswith(b".")
+            and max(map(len, subjects)) <= MAX_LENGTH
+        )
+
+
+def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
+    """By the first token. There may be hundreds of patterns for each of a thousand streams, and
+    each message may have another reply subject."""
+    found: dict[str, list[str]] = {}
+    for pattern in patterns:
+        found.setdefault(pattern.partition(".")[0], []).append(pattern)
+    return found
+
+
+def _behind_gateway(subject: bytes) -> bytes:
+    """Where another cluster takes it."""
+    return _OVER_GATEWAY.sub(b"", subject, count=1) if subject.startswith(b"_GR_.") else subject
+
+
+def _matched(patterns: Mapping[str, Sequence[str]], subject: str, *, but: str = "") -> bool:
+    near = subject.partition(".")[0], "*", ">"
+    return any(
+        matches(one, subject) for token in near for one in patterns.get(token, ()) if one != but
+    )

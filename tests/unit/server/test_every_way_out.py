@@ -1,0 +1,105 @@
+"""Nothing is published to a subject that a client has chosen without `Destinations` being asked.
+
+The ways out are collected from the code: whatever composes a NATS command, publishes through a
+client, or makes a `Destination`. One that is new fails here until it is written down, with what
+keeps a client from choosing the subject; `tests/integration/test_every_way_out.py` tries them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.repository import REPOSITORY
+
+_COMMAND = re.compile(rb"\s*(?:H?PUB|[LRH]MSG) (?=[%{])|\s*(?:H?PUB|[LRH]MSG) $")
+_CALLS = {"own_subject", "Destination", "publish", "publish_commands"}
+
+TYPED = "takes a `Destination`, which mypy demands of its callers"
+CHECKED = "`Tail._checked` and `Destinations.all_allowed` have seen the reply subjects"
+OWN = "the daemon chooses the subject"
+
+WAYS_OUT = {
+    "liftlog/server/jetstream_api/answers.py: command: PUB": TYPED,
+    "liftlog/server/jetstream_api/answers.py: command: HPUB": TYPED,
+    "liftlog/server/jetstream_api/consumer.py: _message: LMSG": TYPED,
+    "liftlog/server/jetstream_api/consumer.py: _message: HMSG": TYPED,
+    "liftlog/server/jetstream_api/presence.py: Presence.rival: own_subject": OWN,
+    "liftlog/server/jetstream_api/service.py: JetStreamApi._pass_on: own_subject": (
+        "a node of the cluster, which asks again before it answers"
+    ),
+    "liftlog/server/checkpoints/over_nats.py: CheckpointIntake._answer: publish_commands": (
+        "`for_answer` gives the target"
+    ),
+    "liftlog/server/ingest/jetstream.py: _Look._answered: PUB": OWN,
+    "liftlog/server/ingest/nats_link.py: NatsLink.send: PUB": "it counts them",
+    "liftlog/stream/acks.py: : PUB": CHECKED,
+    "liftlog/stream/acks.py: AckFormat._make_form: PUB": CHECKED,
+    "liftlog/stream/acks.py: AckFormat.asked: publish_commands": CHECKED,
+    "liftlog/stream/acks.py: AckFormat.mixed: publish_commands": CHECKED,
+    "liftlog/stream/acks.py: AckFormat.repeating: PUB": CHECKED,
+    "liftlog/stream/acks.py: publish_commands: PUB": "see its callers",
+    "liftlog/stream/liftbridge.py: _commands: publish_commands": CHECKED,
+    "liftlog/stream/sequencer.py: Sequencer.refuse_run: publish_commands": CHECKED,
+    "liftlog/stream/tail.py: Tail._acknowledge: publish_commands": CHECKED,
+    "liftlog/stream/tail.py: Tail._refuse: publish_commands": CHECKED,
+    "liftlog/stream/tail.py: Tail.failed: publish_commands": CHECKED,
+    "liftlog/server/ingest/handover.py: Handover._send_mark: publish_commands": OWN,
+    "liftlog/server/replication/kv_link.py: _frame: PUB": OWN,
+    "liftlog/server/replication/kv_link.py: _frame: HPUB": OWN,
+    "liftlog/server/http/appending.py: Appender.append: publish": (
+        "`subject_of`, within a stream that acks, so it is no address of a service; `recording`"
+    ),
+    "liftlog/stream/destinations.py: own_subject: Destination": "see its callers",
+    "liftlog/stream/destinations.py: Destinations.for_answer: Destination": "it decides",
+    "liftlog/stream/destinations.py: Destinations.for_records: Destination": "it decides",
+}
+
+
+def ways_out(tree: ast.AST, name: str = "") -> Iterator[tuple[str, str]]:
+    """(function, what it does) of each place that publishes."""
+    for node in ast.iter_child_nodes(tree):
+        inner = name
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{name}.{node.name}".lstrip(".")
+        text = node.value if isinstance(node, ast.Constant) else None
+        text = text.encode() if isinstance(text, str) else text
+        if isinstance(text, bytes) and _COMMAND.match(text):
+            yield name, text.split()[0].decode()
+        if isinstance(node, ast.Call):
+            function = node.func
+            called = function.attr if isinstance(function, ast.Attribute) else ""
+            called = function.id if isinstance(function, ast.Name) else called
+            if called in _CALLS:
+                yield name, called
+        yield from ways_out(node, inner)
+
+
+def found_in(path: Path) -> set[str]:
+    place = path.relative_to(REPOSITORY).as_posix()
+    tree = ast.parse(path.read_text())
+    return {f"{place}: {function}: {what}" for function, what in ways_out(tree)}
+
+
+def test_every_way_out_is_known() -> None:
+    found: set[str] = set()
+    for room in ("server", "stream", "groups", "cluster", "log"):
+        for path in sorted((REPOSITORY / "liftlog" / room).rglob("*.py")):
+            found |= found_in(path)
+    new = found - WAYS_OUT.keys()
+    assert not new, "who keeps clients from choosing the subject? then say so in WAYS_OUT"
+    assert not WAYS_OUT.keys() - found, "these are gone"
+
+
+def test_a_new_way_out_is_noticed() -> None:
+    new = ast.parse(
+        "class A:\n"
+        "    def echo(self, reply):\n"
+        "        self.link.send(b'PUB %b 0\\r\\n\\r\\n' % reply)\n"
+        "        self.link.send(f'HPUB {reply} 0 0'.encode())\n"
+        "    async def tell(self, subject):\n"
+        "        await self.client.publish(subject, b'')\n"
+    )
+    assert set(ways_out(new)) == {("A.echo", "PUB"), ("A.echo", "HPUB"), ("A.tell", "publish")}
