@@ -49,7 +49,7 @@ _MOVES = {
     | {
         "adopt": Listed(
             "liftlog.cli.cluster_adopt:adopt",
-            "Make a stopped node's restored streams the cluster's.",
+            "Make restored streams of a stopped node the cluster's.",
         )
     },
 )

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 @settings_options
 @debug_option
 def adopt(streams: tuple[str, ...], config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
-    """Make streams in the data directory of a stopped node streams of its cluster.
+    """Make restored streams of a stopped node the cluster's.
 
-    These are streams that belong to no cluster: `liftlog backup restore --add` has restored them.
-    Without STREAMS it adopts all of them. FILE is the configuration of the node, which has been in
-    the cluster before. Each stream has one replica then; start the node, and `liftlog cluster move`
-    gives it more.
+    These are streams in the data directory of the node that belong to no cluster, since
+    `liftlog backup restore --add` has restored them. Without STREAMS it adopts all of them. FILE is
+    the configuration of the node, which has been in the cluster before. Each stream has one replica
+    then; start the node, and `liftlog cluster move` gives it more.
 
     A stream of the same name must be deleted in the cluster before. If it is the same stream, which
     was deleted by mistake, consumers continue where they were, up to the end of the backup.
