@@ -78,12 +78,12 @@ class RawPull:
 class BlockingPull:
     """The same without an event loop, on a port of this machine. Bodies are read and dropped."""
 
-    def __init__(self, port: int, *, greet: bool = True) -> None:
+    def __init__(self, port: int, *, greet: bool = True, token: str | None = None) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=20)
         if greet:
             self.send(frame(HELLO))
             assert self.receive()["k"] == "challenge"
-            self.send(frame(AUTH))
+            self.send(frame(AUTH if token is None else {**AUTH, "m": "token", "t": token}))
             assert self.receive()["k"] == "welcome"
 
     def send(self, data: bytes) -> None:

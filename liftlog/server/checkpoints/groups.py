@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,10 @@ from liftlog.server.checkpoints.checkpoint import StreamBounds, why_not_storable
 from liftlog.server.commits.host import StreamHost
 
 logger = logging.getLogger("liftlog.server.checkpoints")
+
+
+_PAGE_WEIGHT = 8192
+"""Slots and members of the groups on one page, which takes some milliseconds of the event loop."""
 
 
 class Progress(NamedTuple):
@@ -278,28 +283,44 @@ class Groups:
         after: str | None = None,
         limit: int = PAGE_GROUPS,
     ) -> tuple[list[GroupInfo], str | None]:
-        """Groups by name, and what to pass as `after` for the next ones, or None at the end."""
+        """Groups by name, and what to pass as `after` for the next ones, or None at the end. At
+        most `limit`, and fewer if they are large."""
         keys = self.keys()
         first = 0
         if after is not None:
             group, _, name = after.partition("/")
             first = bisect_right(keys, (group, name))
-        allowed = {name: may_read(name) for name in {key[1] for key in keys}}
-        shown = [key for key in keys[first:] if stream in (None, key[1]) and allowed[key[1]]]
-        found = [self._summary(key, self._coordinator.groups[key]) for key in shown[:limit]]
-        return found, "/".join(shown[limit - 1]) if len(shown) > limit else None
+        allowed: dict[str, bool] = {}
+        found: list[GroupInfo] = []
+        weight = 0
+        for key in keys[first:]:
+            name = key[1]
+            if stream not in (None, name):
+                continue
+            if name not in allowed:
+                allowed[name] = may_read(name)
+            if not allowed[name]:
+                continue
+            if len(found) == limit or weight >= _PAGE_WEIGHT:
+                return found, f"{found[-1].group}/{found[-1].stream}"
+            state = self._coordinator.groups[key]
+            weight += state.slots + len(state.members)
+            found.append(self._summary(key, state))
+        return found, None
 
     def _summary(self, key: GroupKey, state: GroupState) -> GroupInfo:
         group, stream = key
-        behind: dict[str, int] = {}
         lags = self._lags(stream, state)
         lag = None if lags is None else max(lags)
+        slots = Counter(state.owners)
+        behind: dict[str, int] = {}
         for owner, one in zip(state.owners, lags or (), strict=False):
-            behind[owner] = max(behind.get(owner, 0), one)
+            if one > behind.get(owner, 0):
+                behind[owner] = one
         members = [
             {
                 "name": name,
-                "slots": state.owners.count(name),
+                "slots": slots[name],
                 "session_ms": member.session_ms,
                 "principal": member.principal,
                 "lag": None if lag is None else behind.get(name, 0),

@@ -23,6 +23,7 @@ answer_builder   the batches of such an answer
 pieces           what filters read of the log; the members of a group share it
 shares           the slots that the members ask for, and what is kept together because of it
 
+turns            the turns in which requests compute in the event loop
 fairness         the time that reading from clients takes in a turn of the loop, and the threads for
                  filtered answers, both shared fairly
 read_share       what all consumers together may take of the event loop

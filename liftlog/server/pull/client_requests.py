@@ -4,8 +4,7 @@ answered in any order."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -21,15 +20,15 @@ from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.peers import PeerRequests
 from liftlog.server.pull.requests import (
-    QUESTIONS,
     STARTERS,
     Caller,
     Starter,
-    Turn,
+    asks_only,
     perform,
     start,
 )
 from liftlog.server.pull.services import PullServices
+from liftlog.server.pull.turns import Asker
 
 _OfPeer = Replicate | Peer | Suspect | Ends | Resign | Forward | Copies
 
@@ -42,7 +41,7 @@ class ClientRequests:
         self._caller = caller
         self._answers = answers
         self._fetches: dict[str, FetchQueue] = {}
-        self._question, self._measuring = asyncio.Lock(), asyncio.Lock()
+        self._measuring = asyncio.Lock()
         self._peer: PeerRequests | None = None
 
     def begin(self, request_id: int, message: Message) -> None:
@@ -156,29 +155,28 @@ class ClientRequests:
 
     # --- requests that wait for the daemon ---
 
+    async def _perform(self, message: Message, caller: Caller) -> Message:
+        """Called when the turn of the request has come."""
+        if not isinstance(message, ListExtents):
+            self._check_wanted(message)
+            return await perform(caller, message)
+        # Each keeps a thread busy, beside which the loop is slow.
+        async with self._measuring, self._services.measuring:
+            self._check_wanted(message)
+            return await perform(caller, message)
+
+    def _check_wanted(self, message: Message) -> None:
+        """Drop a question whose client has gone. Raises Cancelled."""
+        if not self._answers.is_open and asks_only(message):
+            raise Cancelled("the client has gone")
+
     async def _serve(self, request_id: int, message: Message, caller: Caller) -> None:
-        """They run to their end even if the client disconnects."""
+        """Changes are carried out even if the client disconnects."""
         try:
-            self._answers.answer(request_id, await perform(caller, message, self._turn_of(message)))
+            # Another node may ask for its clients: they take turns among themselves, too.
+            asker = Asker(caller.principal or self._answers, self._answers)
+            answer = await self._services.turns.run(asker, self._perform(message, caller))
+            self._answers.answer(request_id, answer)
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal
             self._answers.refuse(request_id, error)
         self._answers.settle()
-
-    def _turn_of(self, message: Message) -> Turn:
-        if isinstance(message, QUESTIONS):
-            # Each keeps the loop busy for as long as there are streams to describe.
-            return partial(self._turn, self._question, self._services.question)
-        if isinstance(message, ListExtents):
-            # Each keeps a thread busy, beside which the loop is slow.
-            return partial(self._turn, self._measuring, self._services.measuring)
-        return contextlib.nullcontext
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, own: asyncio.Lock, shared: asyncio.Lock) -> AsyncIterator[None]:
-        """One such request is answered per turn of the loop, and the connections take turns: a
-        flood delays only its sender."""
-        async with own, shared:
-            await asyncio.sleep(0)  # nothing else would end this turn before the next one's
-            if not self._answers.is_open:
-                raise Cancelled("the client has gone")
-            yield

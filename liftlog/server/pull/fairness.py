@@ -5,7 +5,8 @@ Reading from one connection costs little, but a thousand connections can be read
 within one turn of the loop no message is stored and no ack leaves. Connections for which a turn has
 no time left are read in the next turns.
 
-`FairThreads`: a few threads for the scans of all clients.
+`FairThreads`: a few threads for the scans of all clients. (`turns` is for what requests do in the
+event loop.)
 
 In both, the parties (principals) take turns, and so do the members of each (its connections): a
 principal with many jobs or many connections delays only itself. `read_share` bounds how much of the
@@ -23,13 +24,14 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 _TURN_SECONDS = 0.005
 _SPREAD_SECONDS = 0.002
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 class FairInput:
@@ -84,6 +86,36 @@ class FairInput:
         return work
 
 
+class FairQueue(Generic[Item]):
+    """What waits, by party and member, which take turns."""
+
+    def __init__(self) -> None:
+        # In the order of their turns; every party and member here has an item.
+        self._waiting: dict[Hashable, dict[Hashable, deque[Item]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, party: Hashable, member: Hashable, item: Item) -> None:
+        self._waiting.setdefault(party, {}).setdefault(member, deque()).append(item)
+
+    def take(self) -> Item | None:
+        """The next one; None if there is none."""
+        if not self._waiting:
+            return None
+        party, members = next(iter(self._waiting.items()))
+        member, items = next(iter(members.items()))
+        item = items.popleft()
+        # Both go to the end of their line, if they have more.
+        del members[member]
+        if items:
+            members[member] = items
+        del self._waiting[party]
+        if members:
+            self._waiting[party] = members
+        return item
+
+
 _Job = tuple[Future[Any], Callable[[], Any]]
 
 
@@ -93,8 +125,7 @@ class FairThreads:
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, name)
         self._lock = threading.Lock()
-        # In the order of their turns; every party and member here has a job.
-        self._waiting: dict[Hashable, dict[Hashable, deque[_Job]]] = {}
+        self._waiting: FairQueue[_Job] = FairQueue()
 
     def of(self, party: Hashable, member: Hashable = None) -> Executor:
         return _Place(self, party, member)
@@ -105,8 +136,7 @@ class FairThreads:
         """Raises RuntimeError after `shutdown`."""
         future: Future[Result] = Future()
         with self._lock:
-            members = self._waiting.setdefault(party, {})
-            members.setdefault(member, deque()).append((future, function))
+            self._waiting.put(party, member, (future, function))
         try:
             self._pool.submit(self._run_next)
         except RuntimeError:
@@ -123,19 +153,7 @@ class FairThreads:
 
     def _take(self) -> _Job | None:
         with self._lock:
-            if not self._waiting:
-                return None
-            party, members = next(iter(self._waiting.items()))
-            member, jobs = next(iter(members.items()))
-            job = jobs.popleft()
-            # Both go to the end of their line, if they have more.
-            del members[member]
-            if jobs:
-                members[member] = jobs
-            del self._waiting[party]
-            if members:
-                self._waiting[party] = members
-            return job
+            return self._waiting.take()
 
     def _run_next(self) -> None:
         """Runs once for each job that was submitted, so no job is left over."""

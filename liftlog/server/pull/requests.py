@@ -8,27 +8,26 @@ is (`forward`), and what the principal may see of the answer is again decided he
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from acl.rules import Operation
 from liftlog.errors import InternalError, LiftlogError, StreamNotFound
-from liftlog.protocol.administration import Metadata, StreamsFor, UpdateStream
-from liftlog.protocol.checkpoints import CommitCheckpoint, ListCheckpoints
-from liftlog.protocol.groups import ListGroups
+from liftlog.protocol.administration import (
+    AcquireLease,
+    ReleaseLease,
+    RenewLease,
+    UpdateStream,
+)
+from liftlog.protocol.checkpoints import CommitCheckpoint
 from liftlog.protocol.messages import (
     CreateStream,
-    DescribeStream,
     Done,
-    ListStreams,
     Message,
     StreamsAnswer,
 )
-from liftlog.protocol.replication import DescribeCluster
 from liftlog.server.access.gate import Gate
 from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.streams.broker import Broker
@@ -59,17 +58,6 @@ class At(Enum):
     OFFSETS = "the leader of the checkpoints"
     EVERYWHERE = "all leaders, each for its streams"
 
-
-QUESTIONS = (
-    ListStreams,
-    DescribeStream,
-    StreamsFor,
-    Metadata,
-    ListCheckpoints,
-    ListGroups,
-    DescribeCluster,
-)
-"""Answered without waiting for anything, but at a cost that grows with the number of streams."""
 
 Asked = TypeVar("Asked", bound=Message)
 Perform = Callable[[Caller, Any], Awaitable[Message]]
@@ -129,6 +117,19 @@ STARTERS: dict[type[Message], Starter] = {}
 the checkpoints answers them."""
 
 
+_LEASE_CHANGES = (AcquireLease, RenewLease, ReleaseLease)
+
+
+def asks_only(message: Message) -> bool:
+    """Whether the request changes nothing."""
+    handler = HANDLERS.get(type(message))
+    return (
+        handler is not None
+        and handler.operation in (None, "read")
+        and not isinstance(message, _LEASE_CHANGES)
+    )
+
+
 def starts(
     kind: type[Asked], operation: Operation
 ) -> Callable[[Callable[[Caller, Asked, Told], None]], Callable[[Caller, Asked, Told], None]]:
@@ -163,11 +164,7 @@ def _begin(caller: Caller, message: Message, starter: Starter, told: Told) -> No
         )
 
 
-Turn = Callable[[], AbstractAsyncContextManager[object]]
-"""What is held while this node itself answers."""
-
-
-async def perform(caller: Caller, message: Message, turn: Turn = contextlib.nullcontext) -> Message:
+async def perform(caller: Caller, message: Message) -> Message:
     """The answer to a request; raises Forbidden, InvalidArgument and what the broker raises."""
     handler = HANDLERS.get(type(message))
     if handler is None:
@@ -176,12 +173,10 @@ async def perform(caller: Caller, message: Message, turn: Turn = contextlib.null
         _authorize(caller, message, handler.operation)
     if handler.and_read:
         _authorize(caller, message, "read")
-    return await carry_out(caller, message, turn)
+    return await carry_out(caller, message)
 
 
-async def carry_out(
-    caller: Caller, message: Message, turn: Turn = contextlib.nullcontext
-) -> Message:
+async def carry_out(caller: Caller, message: Message) -> Message:
     """`perform` for a caller that has authorized the operation. Raises what the broker raises."""
     starter = STARTERS.get(type(message))
     if starter is not None:
@@ -197,8 +192,7 @@ async def carry_out(
         stream = OFFSETS_STREAM if handler.at is At.OFFSETS else _stream_of(message)
         return await _at(caller, node, stream, message, handler)
     others = await _gathered(caller, message) if handler.at is At.EVERYWHERE else []
-    async with turn():
-        answer = await handler.perform(caller, message)
+    answer = await handler.perform(caller, message)
     return _merged(answer, others) if others else answer
 
 

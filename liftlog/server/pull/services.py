@@ -24,6 +24,7 @@ from liftlog.server.pull.pieces import SharedPieces
 from liftlog.server.pull.read_share import ReadShare, ThreadUsage
 from liftlog.server.pull.send_queue import UnsentMemory
 from liftlog.server.pull.tailing import TailGroup
+from liftlog.server.pull.turns import Turns
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.intake import Ingested
 
@@ -77,10 +78,9 @@ class PullServices:
         self.cold_readers = ThreadPoolExecutor(_COLD_READERS, "liftlog-cold-read")
         self.scanners = FairThreads(_SCANNERS, "liftlog-scan")
         self.shared_pieces = SharedPieces()
-        self.question = asyncio.Lock()
-        """Held while one of `requests.QUESTIONS` is answered: one at a time for all clients."""
+        self.turns = Turns()
         self.measuring = asyncio.Lock()
-        """The same for `extents`."""
+        """Held while `extents` is answered: one at a time for all clients."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._tails: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
         self._live: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()

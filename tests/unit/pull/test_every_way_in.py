@@ -17,13 +17,13 @@ import pytest
 from support.http_port import http_port
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
+from support.request_examples import SECRET, example_of
 
 from acl.policy import Policy
 from liftlog.cluster import transitions
 from liftlog.protocol.described import DaemonInfo
-from liftlog.protocol.messages import REQUESTS, Message, StreamInfo
+from liftlog.protocol.messages import REQUESTS, StreamInfo
 from liftlog.protocol.replication import ClusterInfo
-from liftlog.protocol.wire import wire_fields
 from liftlog.server.http.server import HttpServer
 from liftlog.server.pull.requests import HANDLERS, STARTERS
 
@@ -50,21 +50,6 @@ SHOWING_ROUTES = {
     "/ui/streams", "/ui/consumers", "/ui/topology", "/ui/access", "/ui/health", "/ui/cluster",
 }  # fmt: skip
 """And their twins: they show what may be read."""
-
-SECRET = "secret-stream"
-_VALUES: dict[str, Any] = {
-    "str": SECRET, "uint": 1, "int": 1, "bool": True, "map": {"subject": "a.b"}, "bin": b"0" * 16,
-    "uint or str": 1, "array of uint": [1], "array of str": [SECRET],
-}  # fmt: skip
-
-
-def example_of(kind: type[Message]) -> dict[str, Any]:
-    """A request with all that it must say, and a stream if it can name one."""
-    request: dict[str, Any] = {"k": kind.KIND, "i": 7}
-    for field in wire_fields(kind):
-        if field.required or field.name in ("start", "stream"):
-            request[field.key] = _VALUES[field.kind.label]
-    return request
 
 
 class Trapped(LogBroker):

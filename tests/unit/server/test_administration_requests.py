@@ -18,9 +18,8 @@ from liftlog.client.aio.calls import Calls
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.errors import Conflict, Forbidden, InvalidArgument, LeaseGone, OffsetOutOfRange
 from liftlog.protocol import administration as messages
-from liftlog.protocol.checkpoints import ListCheckpoints
 from liftlog.protocol.groups import BeatGroup, CommitGroup, JoinGroup, LeaveGroup
-from liftlog.protocol.messages import REQUESTS, Cancel, DescribeStream, Fetch
+from liftlog.protocol.messages import REQUESTS, Cancel, Fetch
 from liftlog.protocol.replication import (
     Copies,
     Ends,
@@ -32,7 +31,7 @@ from liftlog.protocol.replication import (
     Resign,
     Suspect,
 )
-from liftlog.server.pull.requests import HANDLERS, QUESTIONS
+from liftlog.server.pull.requests import HANDLERS
 
 
 @pytest.fixture
@@ -133,12 +132,6 @@ async def test_questions(call: Caller, running: Running) -> None:
     assert await call("streams_for", "out") == []
     info = await call("metadata")
     assert (info.server_id, info.stream_count) == (running.broker.server_id, 1)
-
-
-def test_what_describes_many_streams_takes_turns() -> None:
-    """Of a list of checkpoints a page is shown at a time."""
-    about_all = {kind for kind, handler in HANDLERS.items() if handler.operation is None}
-    assert about_all == {*QUESTIONS, ListCheckpoints} - {DescribeStream}
 
 
 def test_both_clients_have_the_same_methods() -> None:

@@ -13,7 +13,8 @@ from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.client import connect
 from liftlog.errors import Forbidden
-from liftlog.protocol.groups import BeatGroup
+from liftlog.groups.requests import Join
+from liftlog.protocol.groups import MAX_SLOTS, BeatGroup
 from liftlog.server.checkpoints.opening import open_checkpoints
 
 SECRET = "a-secret-that-is-long-enough-for-"
@@ -68,3 +69,22 @@ async def test_a_member_reads_and_commits(running: Running) -> None:
                 await clients["blind"].describe_group("billing", "s")
         for client in clients.values():
             await client.close()
+
+
+async def test_a_page_of_large_groups_is_short(running: Running) -> None:
+    """Its cost lies in slots and members: a page of a thousand groups could have a million."""
+    groups = running.broker.checkpoints.groups
+    for number in range(10):
+        await groups.asked(Join((f"g{number}", "s"), "m", "t", 60_000, MAX_SLOTS, 0, "", 0))
+    pages: list[list[str]] = []
+    after = None
+    while after is not None or not pages:
+        found, after = groups.page(lambda _: True, after=after)
+        pages.append([one.group for one in found])
+    assert [len(page) for page in pages] == [8, 2]
+    assert [name for page in pages for name in page] == [f"g{number}" for number in range(10)]
+    found, after = groups.page(lambda name: name != "s")
+    assert (found, after) == ([], None)
+    async with pull_server(running.broker) as (_, address):  # type: ignore[arg-type]
+        async with connect(address) as client:
+            assert len(await client.list_groups()) == 10

@@ -1,0 +1,216 @@
+"""Requests compute one at a time, and whoever sends many delays only itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pull_broker import LogBroker, pull_server
+from support.raw_pull import RawPull
+from support.request_examples import example_of
+
+from liftlog.protocol.messages import REQUESTS
+from liftlog.protocol.replication import Copies, Ends, Forward, Peer, Replicate, Resign, Suspect
+from liftlog.server.pull.requests import HANDLERS, STARTERS
+from liftlog.server.pull.turns import Asker, Turns
+
+COSTLY_SECONDS = 0.0012
+"""More than all together may take in one turn of the loop."""
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.order: list[str] = []
+        self.loop_turns: list[int] = []
+        self._loop_turn = 0
+
+    async def computes(self, label: str) -> str:
+        self.order.append(label)
+        self.loop_turns.append(self._loop_turn)
+        time.sleep(COSTLY_SECONDS)
+        return label
+
+    def ask(
+        self, label: str, party: str, member: int = 0, work: Coroutine[Any, Any, str] | None = None
+    ) -> asyncio.Task[str]:
+        if work is None:
+            work = self.computes(label)
+        return asyncio.create_task(self.turns.run(Asker(party, member), work))
+
+    async def all(self, *tasks: asyncio.Task[str]) -> list[str]:
+        async with asyncio.timeout(20):
+            while not all(task.done() for task in tasks):
+                self._loop_turn += 1
+                await asyncio.sleep(0)
+        return [task.result() for task in tasks]
+
+
+async def test_one_in_each_turn_of_the_loop() -> None:
+    bench = Bench()
+    labels = [f"r{n}" for n in range(20)]
+    assert await bench.all(*[bench.ask(one, "a") for one in labels]) == labels
+    assert len(set(bench.loop_turns)) == len(labels)
+
+
+async def test_cheap_ones_begin_at_once() -> None:
+    turns, begun = Turns(), 0
+
+    async def cheap() -> None:
+        nonlocal begun
+        begun += 1
+
+    for _ in range(5):
+        await turns.run(Asker("a"), cheap())
+    tasks = [asyncio.create_task(turns.run(Asker("a"), cheap())) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert begun == 10
+    await asyncio.gather(*tasks)
+
+
+async def test_parties_take_turns_and_their_members_too() -> None:
+    bench = Bench()
+    greedy = [bench.ask(f"g{n % 3}", "greedy", n % 3) for n in range(30)]
+    modest = [bench.ask("modest", "modest") for _ in range(2)]
+    await bench.all(*greedy, *modest)
+    # The first one found the turn free.
+    assert bench.order[:7] == ["g0", "g1", "modest", "g2", "modest", "g0", "g1"]
+
+
+async def test_the_party_may_become_known_later() -> None:
+    bench = Bench()
+    asker = Asker("somebody")
+
+    async def logs_in() -> str:
+        await bench.computes("login")
+        asker.party = "shop"
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.01)
+        return await bench.computes("request")
+
+    one = asyncio.create_task(bench.turns.run(asker, logs_in()))
+    await asyncio.sleep(0)
+    others = [bench.ask("other", "somebody") for _ in range(30)]
+    await bench.all(one, *others)
+    assert bench.order.index("request") < 20
+
+
+@pytest.mark.parametrize(
+    ("pause", "others_meanwhile"),
+    [(lambda: asyncio.sleep(0), False), (lambda: asyncio.sleep(0.001), True)],
+    ids=["pauses", "waits"],
+)
+async def test_who_waits_gives_the_turn_back(
+    pause: Callable[[], Awaitable[None]], others_meanwhile: bool
+) -> None:
+    bench = Bench()
+
+    async def in_two_steps() -> str:
+        await bench.computes("first")
+        await pause()
+        return await bench.computes("second")
+
+    one = bench.ask("", "a", work=in_two_steps())
+    other = bench.ask("other", "b")
+    await bench.all(one, other)
+    assert bench.order == (
+        ["first", "other", "second"] if others_meanwhile else ["first", "second", "other"]
+    )
+
+
+async def test_errors_and_timeouts_are_those_of_the_request() -> None:
+    turns = Turns()
+
+    async def fails() -> None:
+        raise LookupError("no")
+
+    async def gives_up() -> str:
+        try:
+            async with asyncio.timeout(0.001):
+                await asyncio.get_running_loop().create_future()
+        except TimeoutError:
+            return "too long"
+        return "never"
+
+    with pytest.raises(LookupError):
+        await turns.run(Asker("a"), fails())
+    assert await turns.run(Asker("a"), gives_up()) == "too long"
+    assert await turns.run(Asker("a"), Bench().computes("goes on")) == "goes on"
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+async def test_who_is_cancelled_takes_no_turn_from_others(after: int) -> None:
+    """At each of its awaits: before its turn, when that was just given, while it waits."""
+    bench = Bench()
+
+    async def waits() -> str:
+        await bench.computes("cancelled")
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().create_future()
+        return "never"
+
+    first = bench.ask("first", "a")
+    given_up = bench.ask("", "b", work=waits())
+    others = [bench.ask("other", "c") for _ in range(3)]
+    for _ in range(after):
+        await asyncio.sleep(0)
+    given_up.cancel()
+    assert await bench.all(first, *others) == ["first", *["other"] * 3]
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    assert not bench.turns._is_taken
+    assert not bench.turns._waiting
+
+
+# --- which requests ---
+
+WITHOUT = {
+    "ping": "costs nothing",
+    "cancel": "likewise",
+    "fetch": "answered in pieces, within `read_share` and in the threads of all scans",
+    **{
+        kind.KIND: "of another node, which is trusted"
+        for kind in (Peer, Replicate, Suspect, Forward, Copies, Ends, Resign)
+    },
+    **{kind.KIND: "begun by the input, and judged many at a time" for kind in STARTERS},
+}
+
+
+def test_which_requests_take_no_turn() -> None:
+    """What is added later has a handler, and so takes its turn (below)."""
+    assert set(WITHOUT) == set(REQUESTS) - {kind.KIND for kind in HANDLERS}
+
+
+@pytest.mark.parametrize("kind", sorted(kind.KIND for kind in HANDLERS))
+async def test_each_other_kind_takes_its_turn(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is begun while another client's request has the turn."""
+    begun: list[str] = []
+    of_kind = REQUESTS[kind]
+
+    async def notes(*_: object) -> None:
+        begun.append(kind)
+        raise LookupError
+
+    monkeypatch.setitem(HANDLERS, of_kind, HANDLERS[of_kind]._replace(perform=notes))
+    broker = LogBroker(tmp_path)
+    try:
+        async with pull_server(broker) as (server, address):
+            async with await RawPull.connect(address) as peer:
+                turns = server.services.turns
+                await turns._take(Asker("another"))
+                given = turns.given
+                peer.send(example_of(of_kind))
+                async with asyncio.timeout(10):
+                    while turns.given == given:
+                        await asyncio.sleep(0)
+                assert begun == []
+                turns._give_back()
+                assert (await peer.receive())["k"] == "error"
+                assert begun == [kind]
+    finally:
+        broker.close()
