@@ -33,6 +33,7 @@ What a crash can leave, and how it is recovered:
     checkpoint_file    the form of all small files
     unreadable         reading around what the disk does not give, in windows
     filesystem         what is beneath
+    shared_descriptors files that are open for writing share a bounded number of descriptors
     environment        what all logs share: clock, open files, indexes (rebuilt if lost or bad)
 
     rewrite      compaction, re-batching, scrubbing; in a process of its own

@@ -8,11 +8,11 @@ import gc
 import json
 import logging
 import os
-import resource
 import ssl
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -22,7 +22,8 @@ from liftlog import __version__
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.filesystem import storage_errors
-from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
+from liftlog.log.shared_descriptors import SharedDescriptors
+from liftlog.log.slot import BOOT_ID_UNKNOWN, SLOT_NAME, current_boot_id
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.cleaning.mending import Mender
@@ -47,6 +48,7 @@ from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.clustered import ClusterNode
 from liftlog.server.streams.housekeeping import Housekeeping, keep_house
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
+from liftlog.server.vitals.descriptors import Descriptors, raise_open_file_limit, shares_of
 from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.web.sessions import Sessions
 from liftlog.settings import Settings
@@ -76,7 +78,6 @@ def run(
     """
     # A writer thread that returns from a sync must not wait 5 ms for the interpreter.
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
-    raise_open_file_limit()
     manager = ServiceManager.from_environment(os.environ)
     with (
         contextlib.closing(manager),
@@ -114,10 +115,17 @@ class Daemon:
         self.reloads = Reloads()
         self._clock = clock = SystemClock()
         self._sync_times = SyncTimes()
+        self._shares = shares = shares_of(
+            raise_open_file_limit(),
+            read_files=settings.log.max_open_files,
+            pull=settings.pull.max_connections,
+            http=settings.http.max_connections,
+        )
+        fs = SharedDescriptors(OsFileSystem(), shares.written_files, unsynced=(SLOT_NAME,))
         environment = LogEnvironment.create(
-            OsFileSystem(),
+            fs,
             clock,
-            max_open_files=settings.log.max_open_files,
+            max_open_files=shares.read_files,
             cached_indexes=settings.log.index_cache_segments,
             synced=self._sync_times.observe,
         )
@@ -151,6 +159,7 @@ class Daemon:
         logger.info(
             "starting version=%s data_dir=%s seam=%s", __version__, self._data_dir.path, seam
         )
+        self._report_descriptors()
         if not current_boot_id():
             logger.warning("boot-id-unknown problem=%s advice=%s", *BOOT_ID_UNKNOWN)
         await asyncio.to_thread(self._data_dir.open)
@@ -158,6 +167,8 @@ class Daemon:
             watchdog = asyncio.create_task(self._manager.keep_watchdog(), name="watchdog")
             stack.callback(watchdog.cancel)
             broker = Broker(self.settings, self._data_dir, self._clock)
+            broker.descriptors = descriptors = Descriptors()
+            broker.conditions.add(descriptors.conditions)
             stack.push_async_callback(broker.close)
             cluster = await self._join_cluster(stack, broker)
             if self._stop.is_set():
@@ -187,9 +198,10 @@ class Daemon:
                 reading_is_held=broker.intake.reading_is_held,
             )
             stack.push_async_callback(link.close)
-            pull = PullServer(
-                broker, limits_of(self.settings.pull), policy, tls, broker.intake.ingested
+            limits = replace(
+                limits_of(self.settings.pull), max_connections=self._shares.pull_connections
             )
+            pull = PullServer(broker, limits, policy, tls, broker.intake.ingested)
             self._links.append(link)
             self._make_reloadable(pull)
             # Opening the streams may take minutes: meanwhile the daemon is alive, but not ready.
@@ -219,6 +231,25 @@ class Daemon:
                 cluster.start()
             await self._serve(housekeeping, broker, cleaner, health)
             return await self._drain(broker, pull)
+
+    def _report_descriptors(self) -> None:
+        shares, pull = self._shares, self.settings.pull
+        logger.info(
+            "descriptors limit=%d written_files=%d read_files=%d pull_connections=%d "
+            "http_connections=%d",
+            shares.limit,
+            shares.written_files,
+            shares.read_files,
+            shares.pull_connections,
+            shares.http_connections,
+        )
+        if shares.pull_connections < pull.max_connections:
+            logger.warning(
+                "connections-bounded limit=%d max_connections=%d advice=%s",
+                shares.limit,
+                shares.pull_connections,
+                "raise the limit of open files (LimitNOFILE), or lower pull.max_connections",
+            )
 
     async def _join_cluster(
         self, stack: contextlib.AsyncExitStack, broker: Broker
@@ -304,7 +335,7 @@ class Daemon:
             ready_after_seconds=cluster.ready_after_seconds if cluster is not None else 0.0,
         )
         guard = ConnectionGuard(
-            max_connections=self.settings.http.max_connections,
+            max_connections=self._shares.http_connections,
             timeout_seconds=self.settings.http.timeout_seconds,
         )
         sources = Sources(
@@ -406,15 +437,6 @@ class Daemon:
         self.reloads.close()
         logger.info("drained code=%d", code)
         return code
-
-
-def raise_open_file_limit() -> None:
-    """Raise it to the hard limit. Each stream holds two files open and each connection one; the
-    soft limit of most systems (1024) is meant for programs that use `select`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _calm_garbage_collector() -> None:

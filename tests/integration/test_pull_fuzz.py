@@ -27,7 +27,7 @@ from support.raw_pull import AUTH, HELLO, BlockingPull, frame
 
 from liftlog.client import connect_sync
 from liftlog.protocol.messages import REQUESTS
-from liftlog.server.daemon import raise_open_file_limit
+from liftlog.server.vitals.descriptors import raise_open_file_limit
 
 pytestmark = pytest.mark.integration
 

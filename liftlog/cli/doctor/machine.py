@@ -15,13 +15,14 @@ from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
 from liftlog.cli.text import show_size
 from liftlog.log.offline.files import existing_part
 from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
+from liftlog.server.vitals.descriptors import KEPT_BACK, LEAST
 from liftlog.settings import Settings
 
 _SYNCS = 32
 _SLOW_SYNC_SECONDS = 0.05
 _FREE_PART = 0.1
 _FEW_BYTES = 1 << 30
-_OTHER_FILES = 64
+_SHARED_FILES = 512
 _YEAR_2024 = 1_704_067_200
 _STA_UNSYNC = 0x40
 _VOLATILE = {"tmpfs": "is in memory: nothing survives a restart", "ramfs": "is in memory"}
@@ -134,15 +135,20 @@ def measure_syncs(directory: Path) -> list[float]:
 
 
 def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
-    """What the bounds in the settings add up to, against what this process may open."""
+    """What the bounds in the settings add up to, against what this process may open. Streams that
+    are idle need none, so they share what is left."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = (
         settings.log.max_open_files
         + settings.pull.max_connections
         + settings.http.max_connections
-        + 2 * len(settings.streams)
-        + _OTHER_FILES
+        + min(2 * len(settings.streams), _SHARED_FILES)
+        + KEPT_BACK
     )
+    if 0 <= hard < LEAST:
+        detail = f"{hard:,} may be open, the daemon does not start with less than {LEAST}"
+        yield Checkup("file descriptors", FAILED, detail, f"LimitNOFILE={needed}")
+        return
     detail = f"{limit:,} may be open in this shell, the daemon needs up to {needed:,}"
     if limit != resource.RLIM_INFINITY and limit < needed:
         more = f"ulimit -n {needed}" if hard >= needed or hard < 0 else f"LimitNOFILE={needed}"

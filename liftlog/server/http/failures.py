@@ -26,6 +26,7 @@ from liftlog.errors import (
     UnsupportedVersion,
 )
 from liftlog.protocol.messages import answer_for
+from liftlog.server.vitals.descriptors import for_want_of_descriptors
 
 logger = logging.getLogger("liftlog.server.http")
 
@@ -109,7 +110,10 @@ def failure(error: Exception) -> web.Response:
     and the answer is INTERNAL."""
     if isinstance(error, PublishRefused):
         return _answer(status_of(error), _refusal_object(error))
-    if not isinstance(error, LiftlogError) or not (error.code or isinstance(error, _OWN)):
+    if (want := for_want_of_descriptors(error)) is not None:
+        logger.error("no-descriptor-left error=%s", error)
+        error = want
+    elif not isinstance(error, LiftlogError) or not (error.code or isinstance(error, _OWN)):
         logger.error("request-failed", exc_info=error)
         error = InternalError("the daemon failed to answer this request")
     shown: dict[str, Any] = {

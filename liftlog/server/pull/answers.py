@@ -17,6 +17,7 @@ from liftlog.server.pull.limits import ENCODED_UNSENT_BYTES
 from liftlog.server.pull.send_queue import SendQueue
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.tailing import MAX_TAIL_BYTES
+from liftlog.server.vitals.descriptors import for_want_of_descriptors
 
 logger = logging.getLogger("liftlog.server.pull")
 
@@ -136,7 +137,10 @@ class Answers:
         is told only that the daemon failed."""
         if not self.is_open:
             return
-        if not isinstance(error, LiftlogError):
+        if (want := for_want_of_descriptors(error)) is not None:
+            logger.error("no-descriptor-left peer=%s error=%s", self._peer, error)
+            error = want
+        elif not isinstance(error, LiftlogError):
             logger.error("request-failed peer=%s", self._peer, exc_info=error)
             error = InternalError("the daemon failed to answer this request")
         elif not error.code:

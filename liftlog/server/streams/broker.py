@@ -59,6 +59,7 @@ from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import check_same, origin_of, save_metadata, settings_of
 from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition, Conditions
+from liftlog.server.vitals.descriptors import Descriptors
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import Destinations
@@ -89,6 +90,8 @@ class Broker:
         self.reserve = DiskReserve(data_dir.path)
         self.conditions = Conditions()
         """What is wrong with the daemon and its streams."""
+        self.descriptors: Descriptors | None = None
+        """Set if the process is this daemon's alone."""
         self.conditions.add(self._stream_conditions)
         self.changes = asyncio.Lock()
         """Held while streams come or go."""
@@ -370,11 +373,13 @@ class Broker:
         return self.describe(host)
 
     def _check_creatable(self, name: str) -> None:
-        """Raises ShuttingDown, StreamUnavailable."""
+        """Raises ShuttingDown, StreamUnavailable, LimitExceeded."""
         if self._closing:
             raise ShuttingDown("the daemon is stopping")
         if name in self.broken:
             raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
+        if self.descriptors is not None and name not in self.hosts:
+            self.descriptors.check_spare()
 
     async def _create_replicated(self, name: str, settings: StreamSettings) -> StreamInfo:
         """The nodes that hold a replica open it as soon as they see the record."""

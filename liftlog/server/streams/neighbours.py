@@ -9,6 +9,8 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings
 from liftlog.stream import Destinations
 
+_WILDCARDS = ("*", ">")
+
 
 class Neighbours:
     """Belongs to the event loop."""
@@ -28,6 +30,7 @@ class Neighbours:
         self._elsewhere = elsewhere
         self._recorded: dict[str, StreamSettings] = {}
         """All streams, as of the last change."""
+        self._recorders = Recorders({})
         self._warnings: dict[str, list[str]] = {}
         self._siblings: dict[str | None, dict[bytes, tuple[str, ...]]] = {}
 
@@ -38,6 +41,7 @@ class Neighbours:
         self._recorded = {**self._elsewhere(), **{host.name: host.settings for host in hosts}}
         # A host that has failed may still have the subscriptions of its old settings.
         recorded = [*self._elsewhere().values(), *(host.settings for host in hosts)]
+        self._recorders = Recorders(self._recorded)
         self._warnings.clear()
         self.destinations = Destinations(
             [subject for one in recorded if one.acks != "off" for subject in one.subjects],
@@ -71,12 +75,39 @@ class Neighbours:
         ]
 
     def warnings(self, host: StreamHost) -> list[str]:
-        """Computed once per change, as it compares the stream with every other."""
+        """Computed once per change."""
         found = self._warnings.get(host.name)
         if found is None:
-            found = rivals(host.name, host.settings, self._recorded)
+            others = self._recorders.of_subjects(host.settings.subjects)
+            found = rivals(host.name, host.settings, others)
             self._warnings[host.name] = found
         return found
+
+
+class Recorders:
+    """Streams by the first token of their subjects: with thousands of them, to compare each with
+    every other takes half a minute."""
+
+    def __init__(self, recorded: Mapping[str, StreamSettings]) -> None:
+        self._recorded = recorded
+        self._by_token: dict[str, dict[str, StreamSettings]] = {}
+        for name, settings in recorded.items():
+            for subject in settings.subjects:
+                self._by_token.setdefault(_first_token(subject), {})[name] = settings
+
+    def of_subjects(self, subjects: Sequence[str]) -> Mapping[str, StreamSettings]:
+        """All streams that may record a message on one of these patterns, and perhaps others."""
+        tokens = {_first_token(subject) for subject in subjects}
+        if not tokens.isdisjoint(_WILDCARDS):
+            return self._recorded
+        found: dict[str, StreamSettings] = {}
+        for token in (*tokens, *_WILDCARDS):
+            found |= self._by_token.get(token, {})
+        return found
+
+
+def _first_token(subject: str) -> str:
+    return subject.partition(".")[0]
 
 
 def share_messages(first: StreamSettings, second: StreamSettings) -> bool:

@@ -127,6 +127,14 @@ KINDS: dict[str, Kind] = {
             "see `checkpoints-not-opened` in the log of the daemon, or `liftlog cluster status`",
         ),
         Kind(
+            "descriptors",
+            Severity.ERROR,
+            "The daemon has hardly any file descriptors left: connections and new streams are "
+            "refused, and reads may be.",
+            "raise its limit (`LimitNOFILE=` of the unit), or close connections: "
+            "`liftlog docs how-to/sizing`",
+        ),
+        Kind(
             "cleaning",
             Severity.WARNING,
             "The last job of compaction, re-batching or scrubbing has failed.",

@@ -134,6 +134,9 @@ def test_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     found = only(machine.check_file_descriptors(settings()))
     assert found.status == WARNING
     assert "ulimit -n 1472" in found.advice
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (200, 200))
+    assert only(machine.check_file_descriptors(settings())).status == FAILED
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
     few = settings("pull.max_connections=100", "http.max_connections=10")
     assert only(machine.check_file_descriptors(few)).status == OK
 

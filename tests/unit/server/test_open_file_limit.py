@@ -9,7 +9,7 @@ PROGRAM = """
 import resource
 hard = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-from liftlog.server.daemon import raise_open_file_limit
+from liftlog.server.vitals.descriptors import raise_open_file_limit
 raise_open_file_limit()
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 """

@@ -1,0 +1,121 @@
+"""File descriptors: how many the process may have, who gets how many, and how many are left.
+
+The daemon raises its soft limit to the hard limit. The rest is divided at the start, so that
+neither streams nor connections can take what the other needs, and some are kept back: for NATS,
+for the files that a commit, a start or a deletion opens for a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from liftlog.errors import ConfigError, LimitExceeded
+from liftlog.server.vitals.conditions import Condition
+
+logger = logging.getLogger("liftlog.server")
+
+KEPT_BACK = 64
+"""For everything that is neither a connection nor a file of a stream."""
+LEAST = 256
+"""With fewer the daemon does not start."""
+_SPARE = 16
+"""With fewer left no stream is created."""
+_MOST = 65_536
+_FRESH_SECONDS = 1.0
+
+
+def raise_open_file_limit() -> int:
+    """Raise the soft limit to the hard limit; returns it. The soft limit of most systems (1024) is
+    meant for programs that use `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return _bounded(soft)
+
+
+def for_want_of_descriptors(error: Exception) -> LimitExceeded | None:
+    """What clients are answered if `error` says that there was no descriptor; else None."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+            return LimitExceeded(
+                "the daemon has no file descriptor left to answer this",
+                hint="try again later; if it persists, raise the daemon's limit (LimitNOFILE)",
+            )
+        cause = cause.__cause__
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How many descriptors each may have: files that streams write, segments that are read, and
+    connections of the pull socket and of the HTTP port."""
+
+    limit: int
+    written_files: int
+    read_files: int
+    pull_connections: int
+    http_connections: int
+
+
+def shares_of(limit: int, *, read_files: int, pull: int, http: int) -> Shares:
+    """The three numbers are what the settings ask for. With a small limit everyone gets a part of
+    it; else connections and readers get what they ask for, and streams what is left. Raises
+    ConfigError below `LEAST`."""
+    if limit < LEAST:
+        raise ConfigError(
+            f"the daemon may open {limit} files, and needs {LEAST}",
+            hint="raise the limit: LimitNOFILE= of the unit, `ulimit -n` in a shell",
+        )
+    usable = limit - KEPT_BACK
+    read_files = min(read_files, usable // 6)
+    http = min(http, usable // 6)
+    pull = min(pull, usable // 3)
+    return Shares(limit, usable - read_files - http - pull, read_files, pull, http)
+
+
+class Descriptors:
+    """Counts the open files of the process, at most once a second. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._good_until = float("-inf")
+
+    def left(self) -> tuple[int, int]:
+        """How many are left, and how many there are; all where the system does not say how many are
+        open."""
+        now = time.monotonic()
+        if now >= self._good_until:
+            with contextlib.suppress(OSError):
+                self._open = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - ten times faster
+            self._good_until = now + _FRESH_SECONDS
+        limit = _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        return max(0, limit - self._open), limit
+
+    def check_spare(self) -> None:
+        """Raises LimitExceeded when no stream should be created."""
+        self._good_until = float("-inf")
+        left, limit = self.left()
+        if left < _SPARE:
+            raise LimitExceeded(
+                f"the daemon has {left} of its {limit:,} file descriptors left",
+                hint="raise its limit (LimitNOFILE= of the unit), or close connections",
+            )
+
+    def conditions(self) -> Iterator[Condition]:
+        left, limit = self.left()
+        if left < _SPARE:
+            yield Condition.of("descriptors", f"{left} of {limit:,} are left")
+
+
+def _bounded(limit: int) -> int:
+    return _MOST if limit == resource.RLIM_INFINITY else limit
