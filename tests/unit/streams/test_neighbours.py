@@ -1,54 +1,32 @@
-"""What streams are told of each other."""
+"""Which streams ack the same messages is found without comparing each with every other."""
 
 from __future__ import annotations
 
-from support.local_broker import Running
+from hypothesis import given
+from hypothesis import strategies as st
 
-from liftlog.stream import MessageRun
+from liftlog.server.streams.neighbours import Recorders, rivals
+from liftlog.settings import StreamSettings, parse_stream_settings
 
-
-async def create(running: Running, name: str, queue_group: str | None = None) -> None:
-    group = {} if queue_group is None else {"queue_group": queue_group}
-    await running.broker.create_stream(name, {"subject": "in", **group})
-
-
-async def refused(running: Running, name: str, expected_stream: str) -> bool:
-    """Whether a message for `expected_stream` is silently left to it."""
-    host = running.broker.hosts[name]
-    headers = [f"NATS/1.0\r\nNats-Expected-Stream: {expected_stream}\r\n\r\n".encode()]
-    end = host.log.log_end_offset
-    host.receive(MessageRun([b"in"], [b""], [b"1"], headers, has_cookie=False))
-    host.kick()
-    await host.drained()
-    return host.log.log_end_offset == end
+tokens = st.sampled_from(["a", "b", "c", "*"])
+subjects = st.lists(tokens, min_size=1, max_size=3).map(".".join)
+patterns = st.one_of(subjects, subjects.map(lambda one: f"{one}.>"), st.just(">"))
 
 
-async def test_a_stream_takes_what_is_for_it_and_leaves_the_rest(running: Running) -> None:
-    await create(running, "a")
-    await create(running, "b")
-    assert [await refused(running, "a", name) for name in "ab"] == [False, True]
-    assert [await refused(running, "b", name) for name in "ab"] == [True, False]
-
-
-async def test_in_a_queue_group_no_other_stream_gets_the_message(running: Running) -> None:
-    """So it is refused with an answer, not left to the one that is named."""
-    for name, group in (("a", "g"), ("b", "g"), ("c", "h"), ("d", None)):
-        await create(running, name, group)
-    siblings = {
-        name: set(host.sequencer.sibling_streams) - {name.encode()}
-        for name, host in running.broker.hosts.items()
+@given(st.lists(patterns, min_size=1, max_size=8))
+def test_all_rivals_are_found_among_those_of_the_first_token(found: list[str]) -> None:
+    recorded: dict[str, StreamSettings] = {
+        f"s{number}": parse_stream_settings({"subject": one}) for number, one in enumerate(found)
     }
-    assert siblings == {
-        "a": {b"c", b"d"},
-        "b": {b"c", b"d"},
-        "c": {b"a", b"b", b"d"},
-        "d": {b"a", b"b", b"c"},
+    index = Recorders(recorded)
+    for name, settings in recorded.items():
+        others = index.of_subjects(settings.subjects)
+        assert sorted(rivals(name, settings, others)) == sorted(rivals(name, settings, recorded))
+
+
+def test_streams_on_other_subjects_are_not_looked_at() -> None:
+    recorded = {
+        f"s{number}": parse_stream_settings({"subject": f"plant{number}.>"})
+        for number in range(1000)
     }
-
-
-async def test_a_thousand_streams_share_what_they_know(running: Running) -> None:
-    """A map for each of them would cost a second of the event loop, and 80 MB."""
-    for name in "abc":
-        await create(running, name)
-    maps = {id(host.sequencer.sibling_streams) for host in running.broker.hosts.values()}
-    assert len(maps) == 1
+    assert set(Recorders(recorded).of_subjects(["plant7.x"])) == {"s7"}
