@@ -117,8 +117,8 @@ simulate-groups: setup ## Consumer groups under random schedules (RUNS=n SEED=n;
 	SIMULATE_RUNS=$(or $(RUNS),1000) SIMULATE_SEED=$(or $(SEED),0) \
 	  $(BIN)/python -m pytest -o timeout=0 -rP tests/property/test_groups.py -k "order" $(ARGS)
 
-round-trips: setup ## Hostile messages on every way through a daemon and out of it, 2,000 random ones (ROUNDS=n SEED=n ARGS="-k dead")
-	TORTURE_ROUNDS=$(or $(ROUNDS),2000) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -o timeout=0 tests/integration/test_round_trips.py $(ARGS)
+round-trips: setup ## Hostile messages on every way through a daemon and out of it, and compared with JetStream, 2,000 random ones (ROUNDS=n SEED=n ARGS="-k dead")
+	TORTURE_ROUNDS=$(or $(ROUNDS),2000) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -o timeout=0 tests/integration/test_round_trips.py tests/integration/test_same_bytes_as_jetstream.py $(ARGS)
 
 group-torture: setup ## Members of a group, and their daemon, fail as processes (ROUNDS=n SEED=n; 300 rounds take twenty minutes)
 	TORTURE_ROUNDS=$(or $(ROUNDS),300) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -o timeout=0 -s tests/crash/test_group_members.py $(ARGS)

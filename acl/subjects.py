@@ -5,8 +5,8 @@ token, and `>`, allowed only as the last token, matches one or more:
 https://docs.nats.io/nats-concepts/subjects
 
 NATS accepts `orders*` as a literal token. In a pattern it is nearly always a mistake for
-`orders.*`, so `is_valid_pattern` refuses it. `matches` still compares such a token literally, since
-a publisher may use it in a subject.
+`orders.*`, so `is_valid_pattern` refuses it; `why_no_subject` does not. `matches` compares such a
+token literally, since a publisher may use it in a subject.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ def is_valid_pattern(pattern: str) -> bool:
 
 def why_invalid(pattern: str) -> str | None:
     """What is wrong with `pattern`; None if it is valid."""
+    for token in pattern.split("."):
+        if len(token) > 1 and _WILDCARD.search(token):
+            return why_no_subject(pattern) or (
+                f"a wildcard must be a whole token, unlike in {token!r}"
+            )
+    return why_no_subject(pattern)
+
+
+def why_no_subject(pattern: str) -> str | None:
+    """What is wrong with `pattern` for NATS, to which `a*` is a token like any other."""
     if not pattern:
         return "it is empty"
     if any(char.isspace() or not char.isprintable() for char in pattern):
@@ -37,9 +47,6 @@ def why_invalid(pattern: str) -> str | None:
     tokens = pattern.split(".")
     if "" in tokens:
         return "it has an empty token (a dot at an end, or two dots in a row)"
-    for token in tokens:
-        if len(token) > 1 and _WILDCARD.search(token):
-            return f"a wildcard must be a whole token, unlike in {token!r}"
     if ">" in tokens[:-1]:
         return "'>' must be the last token"
     return None

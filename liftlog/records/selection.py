@@ -152,11 +152,13 @@ def parse_selection(
     readable: tuple[str, ...] | None = None,
     slots: Sequence[int] | None = None,
     slot_count: int | None = None,
+    wrong_subject: Callable[[str], str | None] = patterns.why_invalid,
 ) -> Selection:
     """Raises InvalidArgument for an invalid pattern, header or column, for an empty list, and for
     slots that are not below their count.
 
-    `readable` holds valid patterns; an empty tuple matches nothing.
+    `readable` holds valid patterns; an empty tuple matches nothing. `wrong_subject` says what is
+    wrong with a pattern of `subjects`.
     """
     lists = (("subjects", subjects), ("keys", keys), ("headers", headers), ("slots", slots))
     for name, given in lists:
@@ -165,7 +167,7 @@ def parse_selection(
                 f"a filter with an empty list of {name} matches nothing", hint="leave it out"
             )
     for pattern in subjects or ():
-        wrong = patterns.why_invalid(pattern)
+        wrong = wrong_subject(pattern)
         if wrong is not None:
             raise InvalidArgument(f"{pattern!r} is not a subject pattern: {wrong}")
     return Selection(

@@ -6,6 +6,7 @@ Each test has a server and a daemon of its own; the client is nats-py with its o
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import secrets
 from collections.abc import Iterator
@@ -17,18 +18,21 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.errors import Error
+from nats.js.errors import APIError
 from support.certificates import Authority
 from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
 from support.nkey_seeds import seed_of
+from support.raw_nats import RawNats
 
 from acl.nkeys import SigningKey
 from liftlog.tls import client_context
 
 pytestmark = pytest.mark.integration
 
+STREAM = {"name": "s", "subjects": ["s.>"], "allow_direct": True}
 LISTENER = {"listen": "127.0.0.1:-1"}
 LOGIN = {"user": "daemon", "password": "secret"}
 PATIENCE = 60
@@ -68,6 +72,43 @@ async def reads_in_order(client: Client, count: int = 20) -> None:
     reader = await js.subscribe(f"{stream}.>", stream=stream, ordered_consumer=True)
     got = [await reader.next_msg(timeout=PATIENCE) for _ in range(count)]
     assert [one.subject for one in got] == [f"{stream}.{number}" for number in range(count)]
+
+
+def asked(raw: RawNats, method: str, body: object) -> Any:
+    return raw.request(f"$JS.API.{method}", json.dumps(body).encode()).json()
+
+
+async def test_a_record_that_nats_no_longer_takes_stops_no_reader(stack: ExitStack) -> None:
+    """NATS ends the connection of a leaf node that sends more than `max_payload`."""
+    server = stack.enter_context(NatsServer(leafnodes=LISTENER, max_payload=512 * 1024))
+    daemon = started(stack, server)
+    with RawNats(server.port, timeout=PATIENCE) as raw:
+        assert "error" not in asked(raw, "STREAM.CREATE.s", STREAM)
+        for size in (1, 300_000, 2, 70_000, 3):
+            assert "seq" in raw.request(b"s.%d" % size, b"x" * size).json()
+    listener = leafnode_of(server)
+    server.stop()
+    server.configure(max_payload=64 * 1024, leafnodes={"listen": listener})
+    server.start()
+    connected = '"event": "nats-leaf-connected"'
+    until(lambda: daemon.log.count(connected) == 2, what="the second leaf node connection")
+    with RawNats(server.port) as raw:
+        until(lambda: b"account_info" in raw.request("$JS.API.INFO").payload, what="answers")
+    client = await nats.connect(server.url)
+    try:
+        js = client.jetstream(timeout=PATIENCE)
+        reader = await js.subscribe("s.>", stream="s", ordered_consumer=True)
+        got = [await reader.next_msg(timeout=PATIENCE) for _ in range(3)]
+        assert [len(one.data) for one in got] == [1, 2, 3]
+        assert [one.metadata.sequence.consumer for one in got] == [1, 2, 3]
+        with pytest.raises(APIError, match="message size exceeds maximum allowed"):
+            await js.get_msg("s", 2)
+        with pytest.raises(APIError, match="message size exceeds maximum allowed"):
+            await js.get_msg("s", 2, direct=True)
+    finally:
+        await client.close()
+    assert daemon.log.count(connected) == 2
+    assert "jetstream-consumer-skipped" in daemon.log
 
 
 # --- how it is let in ---

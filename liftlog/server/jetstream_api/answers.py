@@ -25,6 +25,8 @@ from liftlog.stream.destinations import Destination
 
 _TYPE_PREFIX = "io.nats.jetstream.api.v1."
 _MAX_DESCRIPTION = 1024
+PREAMBLE = b"NATS/1.0\r\n"
+_NO_STATUS = (b"", PREAMBLE)
 ZERO_TIME = "0001-01-01T00:00:00Z"
 """What a Go program shows for a time that is not set."""
 
@@ -64,6 +66,16 @@ def no_message() -> JetStreamError:
 
 def unavailable(why: str) -> JetStreamError:
     return JetStreamError(503, 10008, f"JetStream system temporarily unavailable: {why}")
+
+
+def too_large_for_nats(limit: int) -> JetStreamError:
+    """JetStream sends its answers inside of nats-server, of any size; we are a client of it."""
+    return JetStreamError(
+        400,
+        10054,
+        f"message size exceeds maximum allowed: the answer is larger than max_payload of NATS "
+        f"({limit} bytes); read it with a consumer, or with liftlog's pull API",
+    )
 
 
 def too_many_requests() -> JetStreamError:
@@ -122,6 +134,19 @@ def status(code: int, words: str) -> bytes:
     """A header block of a status alone."""
     line = " ".join([str(code), *words.split()])[:200]
     return f"NATS/1.0 {line}\r\n\r\n".encode("ascii", "replace")
+
+
+def without_statuses(blocks: list[bytes]) -> list[bytes]:
+    """Header blocks of records as JetStream has them: without the status line that a publisher may
+    have put there. Clients take a message with a status for one of the server's."""
+    if not any(blocks):
+        return blocks
+    return [one if one[:10] in _NO_STATUS else _without_status(one) for one in blocks]
+
+
+def _without_status(block: bytes) -> bytes:
+    rest = block.partition(b"\r\n")[2]
+    return b"" if rest in (b"", b"\r\n") else PREAMBLE + rest
 
 
 def time_text(ns: int) -> str:

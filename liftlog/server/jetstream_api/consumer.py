@@ -15,6 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from liftlog.errors import LiftlogError, NatsUnavailable
@@ -24,7 +26,7 @@ from liftlog.server.jetstream_api.budget import Part
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec
 from liftlog.server.jetstream_api.cursor import PIECE_BYTES, Cursor, Row
 from liftlog.server.jetstream_api.deliveries import Deliveries
-from liftlog.server.jetstream_api.leaf import FLOW_PREFIX, LeafLink
+from liftlog.server.jetstream_api.leaf import FLOW_PREFIX, LeafLink, leaf_message
 from liftlog.server.jetstream_api.pace import Pace
 from liftlog.server.pull.services import PullServices
 from liftlog.stream.destinations import Destination, Why
@@ -39,6 +41,8 @@ least."""
 _PIECES_NOW = 16
 """Of what was just written, read in the event loop at most; a thread reads the rest."""
 _LONGEST_PAUSE_SECONDS = 5.0
+_BYTES = itemgetter(3, 4)
+"""Headers and value of a row."""
 
 
 @dataclass(slots=True)
@@ -155,7 +159,7 @@ class Consumer:
         commands = [self._status(request, status) for request in requests]
         target = self._to.pushes() if self.spec.deliver_subject else Why.RESERVED
         if not isinstance(target, Why):
-            commands.append(_message(target, b"", _status_block(status), b""))
+            commands.append(leaf_message(target, b"", _status_block(status), b""))
         await self._try_send(b"".join(commands))
 
     def _let_go(self) -> None:
@@ -255,9 +259,28 @@ class Consumer:
             found = await self._read_now() if self._pieces_now else None
             self._pieces_now = 0 if found is None else self._pieces_now - 1
             rows, self._caught_up = found or await self._cursor.read()
-            self._rows.extend(rows)
+            self._rows.extend(self._within_payload(rows))
             if self._caught_up:
                 self._cursor.left = len(self._rows)
+
+    def _within_payload(self, rows: list[Row]) -> list[Row]:
+        """Those that NATS takes. It may have had another limit when they were published."""
+        limit = self._leaf.max_payload_bytes
+        if not limit or self.spec.headers_only:
+            return rows
+        if sum(map(len, chain.from_iterable(map(_BYTES, rows)))) <= limit:
+            return rows
+        fitting = [row for row in rows if len(row.value) + len(row.headers) <= limit]
+        if len(fitting) < len(rows):
+            logger.warning(
+                "jetstream-consumer-skipped name=%s first=%d last=%d max_payload=%d reason=%s",
+                self.spec.name,
+                rows[0].offset,
+                rows[-1].offset,
+                limit,
+                "records that are larger than NATS takes",
+            )
+        return fitting
 
     async def _read_now(self) -> tuple[list[Row], bool] | None:
         await self._pace.turn()
@@ -339,7 +362,7 @@ class Consumer:
         question = self._flow.sent(size)
         if question:
             commands.append(
-                _message(target, question, b"NATS/1.0 100 FlowControl Request\r\n\r\n", b"")
+                leaf_message(target, question, b"NATS/1.0 100 FlowControl Request\r\n\r\n", b"")
             )
         return b"".join(commands)
 
@@ -405,9 +428,9 @@ class Consumer:
                 row.subject,
             )
             if self.spec.headers_only:
-                commands.append(_message(target, reply, _headers_only(row), b""))
+                commands.append(leaf_message(target, reply, _headers_only(row), b""))
             else:
-                commands.append(_message(target, reply, row.headers, row.value))
+                commands.append(leaf_message(target, reply, row.headers, row.value))
         self._cursor.left = left
         self._delivered = number
         if rows:
@@ -461,7 +484,7 @@ class Consumer:
             if self._flow.question and not self._flow.is_open:
                 lines += b"Nats-Consumer-Stalled: %b\r\n" % self._flow.question
             headers = b"NATS/1.0 100 Idle Heartbeat\r\n%b\r\n" % lines
-            commands.append(_message(target, b"", headers, b""))
+            commands.append(leaf_message(target, b"", headers, b""))
         if commands:
             await self._leaf.send(b"".join(commands))
 
@@ -477,7 +500,7 @@ class Consumer:
                 max(request.batch, 0),
                 max(request.max_bytes, 0),
             )
-        return _message(target, b"", _status_block(words, lines), b"")
+        return leaf_message(target, b"", _status_block(words, lines), b"")
 
     async def _try_send(self, commands: bytes) -> None:
         with contextlib.suppress(NatsUnavailable):
@@ -517,15 +540,6 @@ class _Flow:
             return False
         self.question = b""
         return True
-
-
-def _message(target: Destination, reply: bytes, headers: bytes, body: bytes) -> bytes:
-    """As one leaf node sends it to another."""
-    place = b"%b %b" % (target, reply) if reply else target
-    if not headers:
-        return b"LMSG %b %d\r\n%b\r\n" % (place, len(body), body)
-    size = len(headers)
-    return b"HMSG %b %d %d\r\n%b%b\r\n" % (place, size, size + len(body), headers, body)
 
 
 def _status_block(words: bytes, lines: bytes = b"") -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from acl.subjects import why_invalid
+from acl.subjects import why_no_subject
 from liftlog.server.jetstream_api.answers import (
     ZERO_TIME,
     JetStreamError,
@@ -102,7 +102,7 @@ class _Reader(ConfigFields):
         deliver = self._text("deliver_subject")
         if deliver and not {"*", ">"}.isdisjoint(deliver.split(".")):
             raise JetStreamError(400, 10079, "consumer deliver subject has wildcards")
-        if deliver and (why_invalid(deliver) or not is_utf8(deliver)):
+        if deliver and (why_no_subject(deliver) or not is_utf8(deliver)):
             raise JetStreamError(400, 10112, "invalid push consumer deliver subject")
         policy = self._choice("deliver_policy", _POLICIES)
         spec = ConsumerSpec(
@@ -244,7 +244,7 @@ class _Reader(ConfigFields):
         elif many:
             self._shown_filters["filter_subjects"] = many
         for name in filters:
-            if not is_utf8(name) or why_invalid(name) is not None:
+            if not is_utf8(name) or why_no_subject(name) is not None:
                 raise JetStreamError(400, 10093, "consumer filter subject is not a valid subject")
         return () if ">" in filters else filters
 

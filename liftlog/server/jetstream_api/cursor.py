@@ -32,6 +32,7 @@ from liftlog.records.columns import decode_columns
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.header import parse_header
 from liftlog.records.selection import OFFSET, Selection
+from liftlog.server.jetstream_api.answers import without_statuses
 from liftlog.server.jetstream_api.budget import Budget, Part
 from liftlog.server.jetstream_api.newest import newest_of
 from liftlog.server.jetstream_api.shown import Shown
@@ -300,7 +301,7 @@ def _rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool
         batch.offsets(),
         batch.timestamps_ns(),
         batch.raw_subjects(),
-        batch.headers(),
+        without_statuses(batch.headers()),
         [value or b"" for value in values],
     )
     if wanted is not None:

@@ -20,6 +20,7 @@ from typing import Any
 from acl.subjects import matches
 from liftlog.errors import NatsUnavailable
 from liftlog.server.jetstream_api.leaf_login import LeafLogin
+from liftlog.stream.destinations import Destination
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
@@ -59,6 +60,8 @@ class LeafLink:
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._heard = False
+        self.max_payload_bytes = 0
+        """Of one message; NATS ends the connection after a longer one. 0: not known."""
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- what others use ---
@@ -177,6 +180,8 @@ class LeafLink:
             writer.transport.set_write_buffer_limits(_UNSENT_BYTES)
         if login.first:
             info = await _read_info(reader)
+        limit = info.get("max_payload")
+        self.max_payload_bytes = limit if type(limit) is int and limit > 0 else 0
         connect = {
             "version": _PROTOCOL_VERSION,
             "server_id": self._id,
@@ -242,6 +247,15 @@ class LeafLink:
             await asyncio.sleep(_PING_SECONDS)
             if not self._heard and writer is self._writer:
                 writer.transport.abort()
+
+
+def leaf_message(target: Destination, reply: bytes, headers: bytes, body: bytes) -> bytes:
+    """The command with which one leaf node sends a message to another."""
+    place = b"%b %b" % (target, reply) if reply else target
+    if not headers:
+        return b"LMSG %b %d\r\n%b\r\n" % (place, len(body), body)
+    size = len(headers)
+    return b"HMSG %b %d %d\r\n%b%b\r\n" % (place, size, size + len(body), headers, body)
 
 
 async def _read_info(reader: asyncio.StreamReader) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 from acl.rules import OVER_NATS
-from acl.subjects import is_literal, matches
+from acl.subjects import is_literal, matches, why_no_subject
 from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
 from liftlog.log import Log
 from liftlog.records.decode import Record, iter_batches
@@ -21,6 +21,7 @@ from liftlog.records.selection import OFFSET, SUBJECT, Selection, parse_selectio
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.http.failures import NoRecord
 from liftlog.server.http.one_record import read_record
+from liftlog.server.jetstream_api.answers import without_statuses
 from liftlog.server.jetstream_api.methods import Request, party_of
 from liftlog.server.jetstream_api.newest import Newest, newest_of
 from liftlog.server.jetstream_api.shown import Shown
@@ -40,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class Found(NamedTuple):
-    """`headers` is the block of the message, verbatim; empty without headers."""
+    """`headers` is the block of the message; empty without headers."""
 
     record: Record
     headers: bytes
@@ -82,8 +83,11 @@ class Lookup:
             record, block = await self._run(read_record, self._log, offset, cold=True)
         except (NoRecord, OffsetOutOfRange):
             return None
-        is_deleted = record.value is None and self._shown.history is not None
-        return None if is_deleted or not self._may_read(record.subject) else Found(record, block)
+        if record.value is None and self._shown.history is not None:
+            return None
+        if not self._may_read(record.subject):
+            return None
+        return Found(record, without_statuses([block])[0])
 
     async def offset_at(self, timestamp_ns: int) -> int:
         """Of the first record from that time on; the high watermark if there is none."""
@@ -230,6 +234,7 @@ class Lookup:
             subjects=subjects or None,
             columns=None if columns is None else sorted(columns),
             readable=self._readable,
+            wrong_subject=why_no_subject,
         )
 
     async def _step(self, function: Callable[..., Result], *arguments: object) -> Result:
@@ -290,7 +295,7 @@ def _found_by(log: Log, scan: Scan, limit: int) -> tuple[list[Found], int]:
             offsets = batch.offsets()
             following = int(offsets[left])
             batch = batch.trim(int(offsets[0]), following)
-        pairs = zip(batch.records(), batch.headers(), strict=True)
+        pairs = zip(batch.records(), without_statuses(batch.headers()), strict=True)
         found += [Found(record, block) for record, block in pairs]
         if len(found) >= limit and batch.next_offset == following:
             break

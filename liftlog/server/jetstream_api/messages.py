@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from acl.subjects import why_invalid
+from acl.subjects import why_no_subject
 from liftlog.errors import StreamNotFound
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import (
     DIRECT_GET,
+    PREAMBLE,
     JetStreamError,
     bad_request,
     command,
@@ -24,6 +25,7 @@ from liftlog.server.jetstream_api.answers import (
     no_message,
     status,
     time_text,
+    too_large_for_nats,
 )
 from liftlog.server.jetstream_api.lookups import (
     MAX_RESULTS,
@@ -45,7 +47,6 @@ from liftlog.server.jetstream_api.methods import (
 _BATCH_BYTES = 4 * 2**20
 """Sent for one request, at most; the client asks for the rest."""
 _PIECE_BYTES = 128 * 1024
-_PREAMBLE = b"NATS/1.0\r\n"
 _EARLIEST_NS, _LATEST_NS = 0, 2**63 - 1
 
 
@@ -106,7 +107,7 @@ def parse_wish(body: dict[str, Any]) -> Wish:
         no_headers=flag(body, "no_hdr"),
     )
     for pattern in (wish.last_for, wish.next_for, *named):
-        if pattern and why_invalid(pattern) is not None:
+        if pattern and why_no_subject(pattern) is not None:
             raise bad_request("invalid subject")
     return wish
 
@@ -149,16 +150,12 @@ async def _get(request: Request) -> Answer:
     message: dict[str, Any] = {
         "subject": record.subject,
         "seq": record.offset,
-        "data": base64.b64encode(record.value or b"").decode(),
         "time": time_text(record.timestamp_ns),
     }
+    if record.value:
+        message["data"] = base64.b64encode(record.value).decode()
     if found.headers and not wish.no_headers:
         message["hdrs"] = base64.b64encode(found.headers).decode()
-    limit = request.parts.max_payload_bytes()
-    if limit and len(message["data"]) + len(message.get("hdrs", "")) > limit - 1024:
-        raise JetStreamError(
-            500, 10051, "the message is too large for an answer in JSON; use a direct get"
-        )
     return {"message": message}
 
 
@@ -225,7 +222,7 @@ async def _serve_direct(request: Request) -> None:
         if found is None:
             raise _Status(404, "Message Not Found")
         _check_still_readable(request, host)
-        await _send(request, host, wish, [found])
+        await _send(request, host, wish, found, b"")
 
 
 def _direct_wish(request: Request) -> Wish:
@@ -243,32 +240,29 @@ def _direct_wish(request: Request) -> Wish:
     return wish
 
 
-def _message(request: Request, host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
-    """The command that sends one record. Raises _Status if NATS would not take it."""
+def _headers(host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
+    """The header block of the answer that is this record."""
+    if wish.no_headers:
+        return b""
     record = found.record
-    headers = b""
-    if not wish.no_headers:
-        place = (
-            f"Nats-Stream: {host.name}\r\nNats-Subject: {record.subject}\r\n"
-            f"Nats-Sequence: {record.offset}\r\n"
-            f"Nats-Time-Stamp: {time_text(record.timestamp_ns)}\r\n"
-        )
-        # First, so that no header of the publisher can pretend to be one of these.
-        own = found.headers.partition(b"\r\n")[2] if found.headers else b"\r\n"
-        headers = b"%b%b%b%b" % (_PREAMBLE, place.encode(), more, own)
-    value = record.value or b""
+    place = (
+        f"Nats-Stream: {host.name}\r\nNats-Subject: {record.subject}\r\n"
+        f"Nats-Sequence: {record.offset}\r\n"
+        f"Nats-Time-Stamp: {time_text(record.timestamp_ns)}\r\n"
+    )
+    # Last, as in JetStream: of a name that is there twice clients take the last value, so no header
+    # of a publisher, or of a republished message, can pretend to be one of these.
+    own = found.headers[:-2] if found.headers else PREAMBLE
+    return b"%b%b%b\r\n" % (own, place.encode(), more)
+
+
+async def _send(request: Request, host: StreamHost, wish: Wish, one: Found, more: bytes) -> None:
+    """Raises JetStreamError if NATS would not take it."""
+    headers, value = _headers(host, wish, one, more), one.record.value or b""
     limit = request.parts.max_payload_bytes()
     if limit and len(headers) + len(value) > limit:
-        raise _Status(500, "The Message Is Too Large For NATS")
-    return command(request.record_target(), value, headers)
-
-
-async def _send(
-    request: Request, host: StreamHost, wish: Wish, found: Sequence[Found], more: bytes = b""
-) -> None:
-    await request.parts.send(
-        lambda: b"".join([_message(request, host, wish, one, more) for one in found])
-    )
+        raise too_large_for_nats(limit)
+    await request.parts.send(lambda: command(request.record_target(), value, headers))
 
 
 async def _send_batch(request: Request, host: StreamHost, lookup: Lookup, wish: Wish) -> None:
@@ -284,7 +278,7 @@ async def _send_batch(request: Request, host: StreamHost, lookup: Lookup, wish: 
         _check_still_readable(request, host)
         for one in found:
             pending = max(0, pending - 1)
-            await _send(request, host, wish, [one], _progress(pending, last))
+            await _send(request, host, wish, one, _progress(pending, last))
             last = one.record.offset
             left -= 1
             sent_bytes += _size_of(one)
@@ -320,7 +314,7 @@ async def _send_last_of_each(
         if found is None:  # retention was faster
             continue
         _check_still_readable(request, host)
-        await _send(request, host, wish, [found], _progress(pending, last))
+        await _send(request, host, wish, found, _progress(pending, last))
         last = offset
         sent += 1
         sent_bytes += _size_of(found)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from acl.subjects import is_subset, why_invalid
+from acl.subjects import is_subset, why_no_subject
 from liftlog.errors import Conflict, LiftlogError, NotReady, RequestTimeout
 from liftlog.protocol.administration import TruncateStream
 from liftlog.protocol.described import StreamInfo
@@ -37,7 +37,7 @@ async def _purge(request: Request) -> Answer:
     subject = text(body, "filter")
     if keep and seq:
         raise bad_request("keep and seq exclude each other")
-    if subject and why_invalid(subject) is not None:
+    if subject and why_no_subject(subject) is not None:
         raise bad_request("invalid subject")
     info = await description(request)
     settings = settings_of(info)

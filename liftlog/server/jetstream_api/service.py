@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
 
-from liftlog.errors import InternalError, LiftlogError, NatsRefused, NatsUnavailable
+from liftlog.errors import LiftlogError, NatsRefused, NatsUnavailable
 from liftlog.names import is_stream_name
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
@@ -30,6 +30,7 @@ from liftlog.server.jetstream_api.answers import (
     command,
     from_liftlog,
     refusal,
+    too_large_for_nats,
     too_many_requests,
 )
 from liftlog.server.jetstream_api.buckets import Buckets
@@ -379,7 +380,7 @@ class JetStreamApi:
             text = answer_text(kind, body)
             limit = self.link.max_payload_bytes
             if limit and len(text) > limit:
-                raise InternalError(f"the answer is larger than NATS accepts ({limit} bytes)")
+                raise too_large_for_nats(limit)
         except JetStreamError as error:
             refused = error
         except LiftlogError as error:

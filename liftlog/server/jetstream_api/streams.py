@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import liftlog
-from acl.subjects import overlap_any, why_invalid
+from acl.subjects import overlap_any, why_no_subject
 from liftlog.errors import (
     Conflict,
     InternalError,
@@ -108,7 +108,7 @@ async def _stream_info(request: Request) -> Answer:
     request.authorize("read")
     body = request.body()
     pattern, wants_holes = text(body, "subjects_filter"), flag(body, "deleted_details")
-    if pattern and why_invalid(pattern) is not None:
+    if pattern and why_no_subject(pattern) is not None:
         raise bad_request("invalid subject")
     described = await _described(request, await description(request))
     try:
@@ -266,7 +266,7 @@ async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
 
 def _subject_in(body: dict[str, Any]) -> str:
     subject = text(body, "subject")
-    if subject and why_invalid(subject) is not None:
+    if subject and why_no_subject(subject) is not None:
         raise bad_request("invalid subject")
     return subject
 

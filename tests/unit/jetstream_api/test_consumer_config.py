@@ -39,6 +39,11 @@ def test_an_ordered_consumer_of_a_client_is_taken() -> None:
     assert spec.config["deliver_subject"] == "_INBOX.a.b"
 
 
+def test_a_wildcard_within_a_token_is_a_literal() -> None:
+    config = {"ack_policy": "none", "filter_subjects": ["jt.a*", "jt.>b.c"]}
+    assert parse_consumer(config, "default").filters == ("jt.a*", "jt.>b.c")
+
+
 PAGER = {
     "name": "stream_pager_1",
     "durable_name": "stream_pager_1",
@@ -78,6 +83,7 @@ def test_the_pager_of_the_command_line_is_taken() -> None:
         ({"name": "a.b"}, 10103),
         ({"deliver_subject": "a.*"}, 10079),
         ({"filter_subject": "a..b"}, 10093),
+        ({"deliver_subject": "a..b"}, 10112),
         ({"filter_subject": "a", "filter_subjects": ["b"]}, 10136),
         ({"filter_subjects": ["a", ""]}, 10139),
         ({"deliver_subject": "a", "flow_control": True}, 10108),
