@@ -91,11 +91,13 @@ def init(
 
     FILE is the configuration of any of the nodes. Run this once, before the first node starts. What
     exists is left as it is, so it can be run again. A daemon never makes the store by itself: an
-    empty one in the place of one that was lost would make it forget the streams.
+    empty one in the place of one that was lost would make it forget the streams. This command
+    refuses that as well, if the data directory of the node is in a cluster.
 
     If the store was lost, and there is no backup of it, run it with --again on the machine of a
-    node, and start all nodes: they store again what they have seen. If some of them are lost as
-    well, `liftlog cluster restore-metadata` does without these.
+    node, and start all nodes: they store again what they have seen. That also makes a store that
+    was founded by mistake, in the place of the lost one, the cluster's again. If some nodes are
+    lost as well, `liftlog cluster restore-metadata` does without these.
 
     \b
     Examples:
@@ -157,10 +159,10 @@ def _adopt(settings: Settings) -> None:
 
 
 def _make_bucket(settings: Settings, replicas: int) -> None:
-    from liftlog.server.replication.kv_store import make_store
+    from liftlog.server.streams.clustered import make_bucket
 
     assert settings.cluster is not None
-    made = asyncio.run(make_store(settings.nats, settings.cluster.name, replicas))
+    made = asyncio.run(make_bucket(settings, settings.cluster, replicas))
     bucket = f"the bucket liftlog_{settings.cluster.name}"
     note(f"{bucket} is ready for the nodes." if made else f"{bucket} exists, and is left as it is.")
     if replicas < 3:

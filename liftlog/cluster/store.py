@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 
 from liftlog.errors import InvalidArgument
 
+CLUSTER_KEY = "cluster"
+"""Holds the id of the cluster whose store this is."""
 MAX_VALUE_BYTES = 64 * 1024
 MAX_GIVEN_BYTES = 48 * 1024
 """Of a record as an operator or a client makes it: nodes add to it what they decide later, and a

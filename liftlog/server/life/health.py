@@ -177,7 +177,8 @@ class Health:
     def _cluster(self, streams: ReplicatedStreams) -> Check:
         now, session = time.monotonic(), streams.session
         if session is None or now >= session.deadline:
-            return Check(False, "the metadata store does not renew this node's session")
+            problem = streams.store_problem()
+            return Check(False, problem or "the metadata store does not renew this node's session")
         if not self._has_caught_up and self.phase is not Phase.RECOVERING:
             behind = streams.not_in_sync()
             if behind and now - self._started < self._ready_after_seconds:

@@ -7,6 +7,7 @@ kv_link       requests to JetStream over a connection of the store's own
 kv_view       what notices and scans tell of the bucket, put together
 kv_store      the metadata store on top of them, for a cluster
 sessions      a key that expires, renewed in the background, in either store
+one_cluster   a store that is not used while it is another cluster's
 records       the records of a daemon on its own, which follow the manifests of its streams
 
 membership    who this node is, in which of its starts; who the other nodes are

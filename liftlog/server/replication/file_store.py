@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from liftlog.cluster.store import (
+    CLUSTER_KEY,
     Entry,
     MetaStoreError,
     OnChange,
@@ -107,13 +108,14 @@ class FileMetaStore:
                 expiring = (one.expires_ns for one in content.entries.values() if one.ttl_ns)
                 expires_ns = min((at for at in expiring if at > now_ns), default=math.inf)
                 seen = content
-                gone = [key for key in known if key not in entries]
+                # Whose store it is comes first: see `one_cluster`.
+                gone = sorted((key for key in known if key not in entries), key=_rank)
                 changed = {key: one for key, one in entries.items() if known.get(key) != one}
                 known = entries
                 for key in gone:
                     on_change(key, None)
-                for key, entry in changed.items():
-                    on_change(key, entry)
+                for key in sorted(changed, key=_rank):
+                    on_change(key, changed[key])
             await asyncio.sleep(_POLL_SECONDS)
 
     async def session(
@@ -180,6 +182,10 @@ class FileMetaStore:
         self._is_writing = False
         if self._waiting:
             self._begin_write()
+
+
+def _rank(key: str) -> bool:
+    return key != CLUSTER_KEY
 
 
 def _closed() -> StoreUnavailable:

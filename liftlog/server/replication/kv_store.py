@@ -87,6 +87,10 @@ class _Doubtful(MetaStoreError):
         self.found = found
 
 
+class NoBucket(ConfigError):
+    """There is no bucket: it was lost, or never made."""
+
+
 class NotEnoughServers(ConfigError):
     """JetStream cannot keep as many copies of the bucket."""
 
@@ -148,7 +152,7 @@ class NatsKvMetaStore:
             state = await self._state()
             await self._write(self._barrier, b"{}", [(_TTL, str(MARKER_SECONDS))])
         except BucketMissing as error:
-            raise ConfigError(
+            raise NoBucket(
                 f"there is no bucket {bucket.name} in JetStream",
                 hint="`liftlog cluster init -c FILE` makes it, once, for a new cluster. If the "
                 "cluster exists, its metadata is gone: restore the JetStream stream "

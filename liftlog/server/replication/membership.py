@@ -7,6 +7,7 @@ confirmed before is taken for granted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -17,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from liftlog import __version__
-from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStore
+from liftlog.cluster.store import CLUSTER_KEY, CasLost, CasUnknown, Entry, MetaStore
 from liftlog.errors import ConfigError, Conflict, CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.data_dir import STREAMS_NAME, DataDir
 from liftlog.log.filesystem import FileSystem, storage_errors
 from liftlog.log.lock import LockFile
 from liftlog.names import is_stream_name
-from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME
+from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME, read_known_records
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -273,12 +274,13 @@ async def identify(
             else "the metadata was lost: restore it from a backup, or check cluster.store. Without "
             "a backup, `liftlog cluster init -c FILE --again` has the nodes store what they know",
         )
-    if file is not None and (file.cluster_id, file.node) != (cluster_id, node):
+    if file is not None and file.node != node:
         raise ConfigError(
-            f"the data directory belongs to node {file.node} of cluster {file.cluster_id}, not to "
-            f"node {node} of cluster {cluster_id}",
-            hint="give each node its own data_dir, and check cluster.node and cluster.store",
+            f"the data directory belongs to node {file.node}, not to node {node}",
+            hint="give each node its own data_dir, and check cluster.node",
         )
+    if file is not None and file.cluster_id != cluster_id:
+        raise another_cluster(cluster_id, file.cluster_id)
     return file or NodeFile(cluster_id, node, secrets.token_hex(16), 0, 0)
 
 
@@ -365,10 +367,10 @@ def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:
 
 async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
     """The id of the cluster; drawn when the store is new. Empty if there is none."""
-    entry = await store.get_newest("cluster")
+    entry = await store.get_newest(CLUSTER_KEY)
     if entry is None and may_create:
         await create_cluster(store)
-        entry = await store.get_newest("cluster")
+        entry = await store.get_newest(CLUSTER_KEY)
     if entry is None:
         return ""
     try:
@@ -383,10 +385,52 @@ async def create_cluster(store: MetaStore, cluster_id: str = "") -> bool:
     cluster_id = cluster_id or secrets.token_hex(16)
     drawn = {"v": 1, "cluster_id": cluster_id, "created_ns": time.time_ns()}
     try:
-        await store.cas("cluster", to_bytes(drawn), 0)
+        await store.cas(CLUSTER_KEY, to_bytes(drawn), 0)
     except CasLost:
         return False
     return True
+
+
+def another_cluster(found: str, own: str) -> ConfigError:
+    """The error for a store that belongs to the cluster `found`, and not to that of the data
+    directory."""
+    return ConfigError(
+        f"the metadata store is that of cluster {found}, and the data directory belongs to cluster "
+        f"{own}",
+        hint="check cluster.store, cluster.name and nats.servers. If they are right, the store was "
+        "lost and `liftlog cluster init` has made another one: `liftlog cluster init -c FILE "
+        "--again` makes that the store of this cluster",
+    )
+
+
+async def take_back(
+    store: MetaStore, fs: FileSystem, data_dir: Path, own: str, entry: Entry
+) -> None:
+    """Make a store that was founded by mistake, where that of the cluster `own` was lost, the store
+    of that cluster. Raises ConfigError if a node has used it that was not in the cluster, as far
+    as this data directory knows; MetaStoreError, CorruptMetadata, StorageError."""
+    with storage_errors("reading the node file"):
+        file = read_node_file(fs, data_dir)
+    known = {} if file is None else {file.node: file.data_id}
+    with contextlib.suppress(CorruptMetadata):
+        for name, text in read_known_records(fs, data_dir)[1].items():
+            known[name] = str(json.loads(text).get("data_id"))
+    found = str(value_of(entry).get("cluster_id"))
+    strangers = [
+        key.removeprefix("node.")
+        for key, node in (await store.scan("node.")).items()
+        if value_of(node).get("data_id") != known.get(key.removeprefix("node."))
+    ]
+    if strangers:
+        raise ConfigError(
+            f"the metadata store is that of cluster {found}, which has nodes that do not belong to "
+            f"cluster {own}: {', '.join(sorted(strangers)[:_MAX_NAMED])}",
+            hint="check cluster.store, cluster.name and nats.servers. If the store was made by "
+            "mistake, stop these nodes, delete the store, and run the command again",
+        )
+    changed = {**value_of(entry), "cluster_id": own}
+    await store.cas(CLUSTER_KEY, to_bytes(changed), entry.revision)
+    logger.warning("metadata-store-taken-back cluster=%s was=%s", own, found)
 
 
 def cluster_of(fs: FileSystem, data_dir: Path, node: str) -> str:

@@ -12,24 +12,29 @@ from typing import Any
 
 from liftlog.client.target import Address, Target
 from liftlog.cluster.election import Patience
-from liftlog.cluster.store import MetaStore, MetaStoreError, NodeSession
+from liftlog.cluster.store import CLUSTER_KEY, MetaStore, MetaStoreError, NodeSession
 from liftlog.errors import ConfigError, MetadataUnavailable
 from liftlog.log import DataDir
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.log.filesystem import FileSystem, OsFileSystem
+from liftlog.log.filesystem import FileSystem, OsFileSystem, storage_errors
 from liftlog.protocol.replication import Peer
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.holders import Holder, take_name
-from liftlog.server.replication.kv_store import NatsKvMetaStore, make_store
+from liftlog.server.replication.kv_store import NatsKvMetaStore, NoBucket, make_store
 from liftlog.server.replication.membership import (
     DirectoryIdentity,
     Member,
+    NodeFile,
+    another_cluster,
     cluster_of,
     create_cluster,
     identify,
+    read_node_file,
     register,
+    take_back,
     value_of,
 )
+from liftlog.server.replication.one_cluster import OneClusterStore
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams import own_offsets
 from liftlog.server.streams.broker import Broker
@@ -102,6 +107,7 @@ class ClusterNode:
             lag_max_seconds=cluster.lag_max_seconds,
             catch_up_bytes_per_second=cluster.catch_up_rate_bytes,
         )
+        streams.store_problem = lambda: store.problem
         await streams.remember()
         await streams.find_copies()
         broker.replicated = streams
@@ -154,7 +160,7 @@ class ClusterNode:
         )
         self._on_displaced()
 
-    async def _register(self, store: MetaStore) -> tuple[Member, NodeSession]:
+    async def _register(self, store: OneClusterStore) -> tuple[Member, NodeSession]:
         """Take the name of the node, then register this start. JetStream may be without a leader
         for some seconds, so it is waited for; a file is there or not. Raises ConfigError,
         StorageError."""
@@ -169,12 +175,13 @@ class ClusterNode:
                 logger.warning("not-joined-yet error=%s", error)
                 await asyncio.sleep(_JOIN_PAUSE_SECONDS)
 
-    async def _try_to_register(self, store: MetaStore) -> tuple[Member, NodeSession]:
+    async def _try_to_register(self, store: OneClusterStore) -> tuple[Member, NodeSession]:
         cluster, path = self._cluster, self._data_dir.path
         identity = DirectoryIdentity.of(self._data_dir)
         file = await identify(
             store, self._fs, path, node=cluster.node, may_create=cluster.store != NATS_STORE
         )
+        store.expect(file.cluster_id)
         here = await asyncio.to_thread(Holder.here, file.data_id, path, identity.taken)
         session = await take_name(
             store,
@@ -279,7 +286,7 @@ async def kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def open_store(
     settings: Settings, cluster: ClusterSettings, fs: FileSystem
-) -> tuple[MetaStore, Callable[[], Awaitable[None]]]:
+) -> tuple[OneClusterStore, Callable[[], Awaitable[None]]]:
     """The metadata store, and what closes it. Raises ConfigError, StorageError."""
     if cluster.store == NATS_STORE:
         bucket = NatsKvMetaStore(settings.nats, settings.nats.servers, cluster.name, cluster.node)
@@ -288,36 +295,72 @@ async def open_store(
         except BaseException:
             await bucket.close()
             raise
-        return bucket, bucket.close
+        store = OneClusterStore(bucket, bucket.close)
+        return store, store.close
     directory = Path("/" + cluster.store.removeprefix(FILE_STORE))
     await asyncio.to_thread(make_durable_directory, fs, directory)
     file = FileMetaStore(directory / _RECORDS_NAME, shared=True, fs=fs)
-    return file, partial(asyncio.to_thread, file.close)
+    store = OneClusterStore(file, partial(asyncio.to_thread, file.close))
+    return store, store.close
+
+
+async def make_bucket(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
+    """The bucket of a new cluster, False if it exists. One that was lost is not made again: that
+    would be another cluster, which no node with a data directory can join. Raises ConfigError,
+    MetadataUnavailable, StorageError."""
+    fs, path = OsFileSystem(), Path(settings.data_dir)
+    with storage_errors("reading the node file"):
+        file = await asyncio.to_thread(read_node_file, fs, path)
+    if file is None:
+        return await make_store(settings.nats, cluster.name, replicas)
+    try:
+        store, close = await open_store(settings, cluster, fs)
+    except NoBucket as error:
+        raise _lost(file, path) from error
+    try:
+        entry = await store.get_newest(CLUSTER_KEY)
+    except MetaStoreError as error:
+        raise MetadataUnavailable(str(error)) from error
+    finally:
+        await close()
+    if entry is None:
+        raise _lost(file, path)
+    found = str(value_of(entry).get("cluster_id"))
+    if found != file.cluster_id:
+        raise another_cluster(found, file.cluster_id)
+    return False
+
+
+def _lost(file: NodeFile, data_dir: Path) -> ConfigError:
+    return ConfigError(
+        f"the data directory {data_dir} belongs to node {file.node} of cluster {file.cluster_id}, "
+        "whose metadata store is gone",
+        hint="restore it from a backup; without one, `liftlog cluster init -c FILE --again` makes "
+        "it again for the same cluster. To found another cluster, begin with an empty data_dir",
+    )
 
 
 async def make_again(settings: Settings, cluster: ClusterSettings, replicas: int) -> bool:
-    """An empty metadata store for the cluster of this node's data directory; False if it has one.
-    Raises ConfigError, MetadataUnavailable, StorageError."""
-    fs = OsFileSystem()
-    cluster_id = await asyncio.to_thread(cluster_of, fs, Path(settings.data_dir), cluster.node)
+    """A metadata store for the cluster of this node's data directory; False if it has one. One
+    that was founded in its place, by mistake, becomes it. Raises ConfigError, MetadataUnavailable,
+    StorageError."""
+    fs, path = OsFileSystem(), Path(settings.data_dir)
+    cluster_id = await asyncio.to_thread(cluster_of, fs, path, cluster.node)
+    made = False
     if cluster.store == NATS_STORE:
         made = await make_store(settings.nats, cluster.name, replicas, cluster_id)
     store, close = await open_store(settings, cluster, fs)
     try:
         if cluster.store != NATS_STORE:
             made = await create_cluster(store, cluster_id)
-        entry = await store.get_newest("cluster")
+        entry = await store.get_newest(CLUSTER_KEY)
+        if entry is not None and value_of(entry).get("cluster_id") != cluster_id:
+            await take_back(store, fs, path, cluster_id, entry)
+            made = True
     except MetaStoreError as error:
-        raise MetadataUnavailable(str(error)) from error
+        raise MetadataUnavailable(str(error), hint="run the command again") from error
     finally:
         await close()
-    found = "" if entry is None else str(value_of(entry).get("cluster_id"))
-    if found != cluster_id:
-        raise ConfigError(
-            f"the metadata store is that of cluster {found}, and the data directory belongs to "
-            f"{cluster_id}",
-            hint="check cluster.store, cluster.name and nats.servers",
-        )
     return made
 
 

@@ -111,6 +111,8 @@ class ReplicatedStreams:
             self._spawn,
         )
         self.session: NodeSession | None = None
+        self.store_problem: Callable[[], str] = lambda: ""
+        """Why the metadata store is not used; empty if it is."""
         self.forwarding = Forwarding(link_to, self.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
         self.moves = Moves(self.mirror)

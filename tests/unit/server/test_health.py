@@ -108,9 +108,13 @@ class Node:
         self.session = SimpleNamespace(deadline=time.monotonic() + 1000)
         self.behind: list[str] = []
         self.leader: str | None = "a"
+        self.problem = ""
 
     def known(self, name: str) -> Any:
         return SimpleNamespace(leader=self.leader) if name == "_offsets" else None
+
+    def store_problem(self) -> str:
+        return self.problem
 
     def not_in_sync(self) -> list[str]:
         return self.behind
@@ -121,6 +125,8 @@ async def test_a_node_without_a_session(parts: Parts) -> None:
     assert await problems(parts) == {}
     node.session.deadline = time.monotonic() - 1
     assert "metadata store" in (await problems(parts))["cluster"]
+    node.problem = "the metadata store is that of cluster c0ffee"
+    assert (await problems(parts))["cluster"] == node.problem
     parts.health.phase = Phase.RECOVERING
     assert set(await problems(parts)) == {"recovery"}
 
