@@ -151,6 +151,21 @@ async def test_with_an_nkey(stack: ExitStack, tmp_path: Path) -> None:
     assert_no_traceback(daemon)
 
 
+@pytest.mark.parametrize("login", [LOGIN, {"token": "secret"}], ids=["password", "token"])
+async def test_with_the_login_of_the_url(stack: ExitStack, login: dict[str, str]) -> None:
+    users = login if "token" in login else {"users": [login]}
+    server = stack.enter_context(NatsServer(authorization=users, leafnodes=LISTENER))
+    known = "secret" if "token" in login else "daemon:secret"
+    url = server.url.replace("nats://", f"nats://{known}@")
+    daemon = started(stack, server, servers=[url])
+    client = await nats.connect(url)
+    try:
+        await reads_in_order(client)
+    finally:
+        await client.close()
+    assert_no_traceback(daemon)
+
+
 def test_a_login_is_not_sent_where_tls_is_missing(stack: ExitStack, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("server")

@@ -10,6 +10,14 @@ from liftlog.server.jetstream_api.answers import invalid_json, is_utf8
 _FAR = 2**63
 
 
+def is_empty(value: object) -> bool:
+    """Whether it says nothing: a zero value of its type, or an object of such values. Go programs
+    send them for what was not set."""
+    if isinstance(value, dict):
+        return all(map(is_empty, value.values()))
+    return value in (None, False, 0, "", [])
+
+
 class ConfigFields:
     """What was read is taken out of `_left`, so what is unknown remains. All readers take null for
     a field that is not there, and raise JetStreamError for a value of another type."""

@@ -20,7 +20,7 @@ from liftlog.server.jetstream_api.answers import (
     is_utf8,
     to_text,
 )
-from liftlog.server.jetstream_api.config_fields import ConfigFields
+from liftlog.server.jetstream_api.config_fields import ConfigFields, is_empty
 
 _NS = 1_000_000_000
 _DEFAULT_INACTIVE_SECONDS = 5.0
@@ -150,7 +150,8 @@ class _Reader(ConfigFields):
         if self._choice("replay_policy", ("instant", "original")) != "instant":
             raise refused("replay_policy: only instant is supported")
         for key, why in _REFUSED.items():
-            if self._left.pop(key, None) not in (None, False, 0, "", "none", ZERO_TIME, [], {}):
+            value = self._left.pop(key, None)
+            if value not in ("none", ZERO_TIME) and not is_empty(value):
                 raise refused(f"{key}: {why}")
 
     def _is_pager(self) -> bool:
@@ -168,7 +169,7 @@ class _Reader(ConfigFields):
         for key in (*_ECHOED, "mem_storage", "durable_name", "direct"):
             self._left.pop(key, None)
         for key, value in self._left.items():
-            if value not in (None, False, 0, "", [], {}):
+            if not is_empty(value):
                 raise invalid_json(f"unknown field {key[:80]!r}")
 
     def _shown(self, spec: ConsumerSpec) -> dict[str, Any]:

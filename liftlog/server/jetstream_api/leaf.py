@@ -188,7 +188,7 @@ class LeafLink:
             "name": f"liftlog {self._name}",
             "headers": True,
             "compression": "off",
-            **login.fields(str(info.get("nonce") or "")),
+            **login.fields(str(info.get("nonce") or ""), host),
         }
         writer.write(b"CONNECT %b\r\nLS+ %b>\r\nPING\r\n" % (_json(connect), FLOW_PREFIX.encode()))
 

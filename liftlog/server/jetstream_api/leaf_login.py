@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from acl.nkeys import NotAnNkey, SigningKey
 from liftlog.errors import NatsUnavailable
@@ -50,8 +51,8 @@ class LeafLogin:
         """The name expected in the server's certificate."""
         return self._settings.tls.hostname or host
 
-    def fields(self, nonce: str) -> dict[str, str]:
-        """What CONNECT says of who it is. Raises NatsUnavailable, OSError."""
+    def fields(self, nonce: str, host: str = "") -> dict[str, str]:
+        """What CONNECT says at this host of who it is. Raises NatsUnavailable, OSError."""
         settings = self._settings
         if settings.credentials is not None:
             found = _CREDENTIALS.search(settings.credentials.read_text())
@@ -69,7 +70,18 @@ class LeafLogin:
             fields["pass"] = settings.password.get_secret_value()
         if settings.token is not None:
             fields["auth_token"] = settings.token.get_secret_value()
-        return fields
+        return fields or self._of_url(host)
+
+    def _of_url(self, host: str) -> dict[str, str]:
+        """The login in the URL of the server at this host; of the first one that has a login, if
+        the listener has an address of its own. As nats-py takes it: without a password the name is
+        a token."""
+        found = [parts for parts in map(urlsplit, self._settings.servers) if parts.username]
+        here = [parts for parts in found if parts.hostname == host.lower()] or found
+        if not here:
+            return {}
+        name, password = here[0].username or "", here[0].password
+        return {"auth_token": name} if password is None else {"user": name, "pass": password}
 
 
 def _signature(path: Path, seed: str, nonce: str) -> tuple[str, str]:

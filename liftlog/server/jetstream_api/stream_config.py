@@ -18,7 +18,7 @@ from liftlog.server.jetstream_api.answers import (
     invalid_json,
     is_utf8,
 )
-from liftlog.server.jetstream_api.config_fields import ConfigFields
+from liftlog.server.jetstream_api.config_fields import ConfigFields, is_empty
 from liftlog.settings import StreamSettings
 from liftlog.settings.stream import (
     MAX_FILTERS,
@@ -208,9 +208,22 @@ class _Reader(ConfigFields):
             if self._left.get("mirror"):
                 raise invalid_config(f"mirror: {_REFUSED['mirror']}")
             raise invalid_config("stream has no mirror but does have mirror direct")
+        if self._is_object_store():
+            raise invalid_config(
+                "object stores are not supported: keep large values elsewhere, and where they are "
+                "in a key-value bucket"
+            )
         for key, why in _REFUSED.items():
-            if self._left.pop(key, None) not in (None, False, 0, "", [], {}):
+            if not is_empty(self._left.pop(key, None)):
                 raise invalid_config(f"{key}: {why}")
+
+    def _is_object_store(self) -> bool:
+        """By the names that all clients give them."""
+        subjects = self._left.get("subjects")
+        named = subjects if isinstance(subjects, list) else []
+        return self._name.startswith("OBJ_") and any(
+            isinstance(one, str) and one.startswith("$O.") for one in named
+        )
 
     def _check_policies(self) -> None:
         if self._choice("retention", ("limits", "interest", "workqueue")) != "limits":
@@ -222,7 +235,7 @@ class _Reader(ConfigFields):
 
     def _refuse_unknown(self) -> None:
         for key, value in self._left.items():
-            if value not in (None, False, 0, "", [], {}):
+            if not is_empty(value):
                 raise invalid_json(f"unknown field {key[:80]!r}")
 
     # --- what is mapped ---

@@ -40,6 +40,16 @@ def test_a_password_or_a_token_is_sent_as_it_is() -> None:
     assert login().fields("") == {}
 
 
+def test_a_login_in_the_url_of_a_server() -> None:
+    servers = ["nats://a:x@one:4222", "nats://t0ken@two", "nats://three"]
+    told = login(servers=servers)
+    assert told.fields("", "one") == {"user": "a", "pass": "x"}
+    assert told.fields("", "TWO") == {"auth_token": "t0ken"}
+    assert told.fields("", "elsewhere") == {"user": "a", "pass": "x"}
+    assert login(servers=servers, token="t").fields("", "one") == {"auth_token": "t"}
+    assert login(servers=["nats://one"]).fields("", "one") == {}
+
+
 def test_an_nkey_signs_the_nonce(tmp_path: Path) -> None:
     seed = seed_of(secrets.token_bytes(32))
     (tmp_path / "seed").write_text(f"{seed}\n")

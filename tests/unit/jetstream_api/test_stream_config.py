@@ -37,6 +37,36 @@ def refused(**fields: Any) -> JetStreamError:
     return refusal.value
 
 
+@pytest.mark.parametrize(
+    "empty",
+    [
+        {"placement": {}},
+        {"placement": {"cluster": "", "tags": []}},
+        {"placement": {"cluster": "", "tags": None, "preferred": ""}},
+        {"consumer_limits": {"inactive_threshold": 0, "max_ack_pending": 0}},
+        {"republish": {"src": "", "dest": "", "headers_only": False}},
+        {"mirror": None, "sources": [], "subject_transform": {}},
+    ],
+)
+def test_what_says_nothing_is_not_refused(empty: dict[str, Any]) -> None:
+    """Go programs, such as natscli's `object add`, send objects without a value in them."""
+    assert settings_of(**empty) == settings_of()
+
+
+def test_object_stores_are_refused_by_their_name() -> None:
+    config = {
+        "name": "OBJ_files",
+        "subjects": ["$O.files.C.>", "$O.files.M.>"],
+        "discard": "new",
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "placement": {},
+    }
+    with pytest.raises(JetStreamError, match="object stores are not supported: keep large") as why:
+        settings_from("OBJ_files", config)
+    assert why.value.err_code == 10052
+
+
 def limits(least: int) -> st.SearchStrategy[int]:
     return st.sampled_from([-1]) | st.integers(least, 2**40)
 
