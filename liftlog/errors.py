@@ -228,7 +228,16 @@ class StaleIncarnation(LiftlogError):
     name = "STALE_INCARNATION"
 
 
-class DiskFull(LiftlogError):
+class StorageError(LiftlogError):
+    """A file operation failed; `__cause__` is the OSError.
+
+    Check the disk, its free space and the permissions.
+    """
+
+    name = "STORAGE_ERROR"
+
+
+class DiskFull(StorageError):
     """The file system of the data directory is full: nothing can be stored, all can be read.
 
     Free space, or let retention remove more. The daemon then continues by itself.
@@ -420,15 +429,6 @@ class DataDirLocked(LiftlogError):
     default_hint = "another daemon uses this data directory; stop it or choose another `data_dir`"
 
 
-class StorageError(LiftlogError):
-    """A file operation failed; `__cause__` is the OSError.
-
-    Check the disk, its free space and the permissions.
-    """
-
-    name = "STORAGE_ERROR"
-
-
 class SyncFailed(StorageError):
     """An fdatasync failed: nothing written since the last successful one can be trusted.
 
@@ -511,7 +511,9 @@ class ConnectionLost(LiftlogError):
 
 def _wire_classes() -> dict[int, type[LiftlogError]]:
     found: dict[int, type[LiftlogError]] = {}
-    for cls in LiftlogError.__subclasses__():
+    kinds = LiftlogError.__subclasses__()
+    for cls in kinds:
+        kinds += cls.__subclasses__()
         if cls.code:
             if cls.code in found:
                 raise AssertionError(f"wire code {cls.code} is used twice")

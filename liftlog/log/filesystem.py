@@ -198,7 +198,7 @@ class storage_errors:  # noqa: N801  # used as a function
             raise storage_error(self._what, error) from error
 
 
-def storage_error(what: str, error: OSError) -> StorageError | DiskFull:
+def storage_error(what: str, error: OSError) -> StorageError:
     """What an OSError becomes at the border of the package; see `storage_errors`."""
     if is_full(error):
         return DiskFull(f"{what}: the disk is full")

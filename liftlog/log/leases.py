@@ -27,7 +27,6 @@ from typing import Any
 
 from liftlog.errors import (
     CorruptMetadata,
-    DiskFull,
     InvalidArgument,
     LeaseGone,
     LimitExceeded,
@@ -243,7 +242,7 @@ class Leases:
                 self._fs.unlink(self._directory / LEASES_NAME)
                 if self._known.version:  # the rest of the side state, as far as there is room
                     self._write(self._known)
-            except (OSError, StorageError, DiskFull) as error:
+            except (OSError, StorageError) as error:
                 logger.warning("leases-not-removed stream=%s error=%s", self._directory.name, error)
             return count
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import DiskFull, StorageError
+from liftlog.errors import StorageError
 from liftlog.log import reading, structure, truncation
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.arrivals import Arrivals
@@ -673,7 +673,7 @@ class Log:
                 self._state.active.finish()
             state = self.checkpoint()
             self._forget_early_acks()
-        except (StorageError, DiskFull) as error:
+        except StorageError as error:
             logger.error("close-failed stream=%s error=%s", self.name, error)  # noqa: TRY400
         finally:
             self.close_files()

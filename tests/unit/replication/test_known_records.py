@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,18 @@ from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import StorageError
 from liftlog.log import OsFileSystem
+from liftlog.server.replication import known_records as module
 from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME, KnownRecords
 
 
 class Counting(OsFileSystem):
     renames = 0
-    failing = False
+    failing = 0
+    """With this number, if it is not 0."""
 
     def rename(self, source: Path, target: Path) -> None:
         if self.failing:
-            raise OSError(5, "on purpose")
+            raise OSError(self.failing, "on purpose")
         self.renames += 1
         super().rename(source, target)
 
@@ -52,11 +55,31 @@ async def test_a_write_that_fails_is_told_and_made_again(tmp_path: Path) -> None
     fs = Counting()
     known = KnownRecords(fs, tmp_path)
     known.note(record("s"))
-    fs.failing = True
+    fs.failing = errno.EIO
     with pytest.raises(StorageError):
         await known.written()
-    fs.failing = False
+    fs.failing = 0
     await known.written()
+    assert KnownRecords(fs, tmp_path).read() == {"s": record("s")}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE])
+async def test_the_task_that_writes_outlives_every_error(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.001)
+    fs = Counting()
+    fs.failing = number
+    known = KnownRecords(fs, tmp_path)
+    known.note(record("s"))
+    writing = asyncio.get_running_loop().create_task(known.run())
+    await asyncio.sleep(0.05)
+    assert not writing.done(), writing
+    fs.failing = 0
+    async with asyncio.timeout(10):
+        while fs.renames == 0:
+            await asyncio.sleep(0.001)
+    writing.cancel()
     assert KnownRecords(fs, tmp_path).read() == {"s": record("s")}
 
 
