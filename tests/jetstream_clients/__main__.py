@@ -80,7 +80,7 @@ class _Run:
         tests = [
             test
             for test in suite.tests()
-            if not (suite.outside and re.search(suite.outside, test)) and re.search(pattern, test)
+            if not suite.kind_outside(test) and re.search(pattern, test)
         ]
         jobs = self._options.jobs if suite.can_be_beside_itself else 1
         with ThreadPoolExecutor(jobs) as pool:

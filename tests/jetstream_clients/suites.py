@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from jetstream_clients.servers import Servers
 from liftlog.server.life.embedded import find_nats_server
@@ -24,6 +25,14 @@ REPOSITORY = Path(__file__).parents[2]
 SHIMS = Path(__file__).parent / "shims"
 BUILD = REPOSITORY / "build/jetstream-clients"
 _SECONDS = 120.0
+
+CONSUMERS = "consumers that are not ordered: acks, durable, queue groups, pull with acks"
+OBJECTS = "object stores"
+PLACES = "clusters, accounts, domains, mirrors"
+CLIENT = "the client alone, or other versions of the server"
+OLDER = "an older API of the client, for streams, consumers, buckets and objects"
+UNKNOWN = "batches and schedules of messages"
+KINDS = (CONSUMERS, OBJECTS, PLACES, UNKNOWN, OLDER, CLIENT)
 
 
 class Outcome(NamedTuple):
@@ -63,10 +72,27 @@ def put(file: Path, text: str) -> None:
 
 class Suite:
     name = version = source = ""
-    outside: str = ""
-    """Tests whose names match are of what liftlog is not asked for."""
+    outside: ClassVar[Mapping[str, str]] = {}
+    """What liftlog is not asked for: by kind, the names of such tests. The first match counts."""
+    other_files: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Files of tests of JetStream of which none is run, by kind."""
+    one_test = r"(?!)"
+    """What each test of such a file begins with, for their number."""
     can_be_beside_itself = True
     """Whether several tests may run at a time."""
+
+    def kind_outside(self, test: str) -> str:
+        """Of what it is, if liftlog is not asked for that; empty if the test is run."""
+        return next((kind for kind, names in self.outside.items() if re.search(names, test)), "")
+
+    def not_run(self) -> dict[str, int]:
+        """How many tests, by kind."""
+        counts = Counter(kind for test in self.tests() if (kind := self.kind_outside(test)))
+        for kind, files in self.other_files.items():
+            for file in files:
+                text = (self.directory / file).read_text()
+                counts[kind] += len(re.findall(self.one_test, text, re.MULTILINE))
+        return dict(counts)
 
     def prepare(self) -> None:
         """Get and build what the tests need. Raises CannotRun."""
@@ -127,10 +153,13 @@ class NatsPy(Suite):
 
     name, version, source = "nats-py", "2.14.0", "PyPI, source distribution"
     can_be_beside_itself = False  # its tests want one port
-    outside = (
-        "ObjectStoreTest|AccountLimitsTest|ClusterInfoTest|DatetimeFieldsTest|PullSubscribeTest|"
-        "SubscribeTest|AckPolicyTest|ConsumerReplicasTest|ConsumerPauseResumeTest"
-    )
+    outside: ClassVar[Mapping[str, str]] = {
+        OBJECTS: "ObjectStoreTest",
+        PLACES: "AccountLimitsTest|ClusterInfoTest",
+        CLIENT: "DatetimeFieldsTest",
+        CONSUMERS: "PullSubscribeTest|SubscribeTest|AckPolicyTest|ConsumerReplicasTest|"
+        "ConsumerPauseResumeTest",
+    }
 
     def prepare(self) -> None:
         if not self.directory.exists():
@@ -173,10 +202,15 @@ class NatsGo(Suite):
     nats-server are replaced for that. Later versions ask a container for servers."""
 
     name, version, source = "nats.go", "1.48.0", "Go module proxy"
-    outside = (
-        "^TestPull|^TestPush|Object|Domain|Cluster|Account|^TestMessage|^TestAck|"
-        "^(?!TestOrdered).*Consumer"
-    )
+    outside: ClassVar[Mapping[str, str]] = {
+        OBJECTS: "Object",
+        PLACES: "Domain|Cluster|Account",
+        CONSUMERS: "^TestPull|^TestPush|^TestMessage|^TestAck|^(?!TestOrdered).*Consumer",
+    }
+    other_files: ClassVar[Mapping[str, Sequence[str]]] = {
+        OLDER: [f"test/{one}_test.go" for one in ("js", "js_internal", "kv", "object")],
+    }
+    one_test = r"^func Test(?!Main\()"
     _package = "github.com/nats-io/nats.go"
 
     @property
@@ -268,11 +302,19 @@ class AsyncNats(Suite):
     ours in its place."""
 
     name, version, source = "async-nats", "0.51.0", "crates.io"
-    outside = (
-        "with_replicas|mirrors|::(create|delete|get|update|pause|get_or_create)_consumer|consumers$|"
+    outside: ClassVar[Mapping[str, str]] = {
+        PLACES: "with_replicas|mirrors",
+        CLIENT: "::(test_version|limits$)",
+        CONSUMERS: "::(create|delete|get|update|pause|get_or_create)_consumer|consumers$|"
         "::(fetch|pull_(?!ordered)|push_stream|queue_push|consumer|multiple_filters|acker|ack$)|"
-        "::(prioritized|nak_|backoff|source_consumer|test_version|limits$|next_ordered_request)"
-    )
+        "::(prioritized|nak_|backoff|source_consumer|next_ordered_request)",
+    }
+    other_files: ClassVar[Mapping[str, Sequence[str]]] = {
+        OBJECTS: ["tests/object_store.rs"],
+        CONSUMERS: ["tests/pinned_client_test.rs", "tests/pull_exceeded_max_request_test.rs"],
+        CLIENT: ["tests/jetstream_api_timeout_tests.rs"],
+    }
+    one_test = r"#\[(?:tokio::)?test\b"
     _files = ("jetstream_tests", "kv_tests")
 
     def __init__(self) -> None:
@@ -331,18 +373,35 @@ class NatsJs(Suite):
     has. What they import from JSR comes from npm, or there is a module of ours in its place."""
 
     name, version, source = "nats.js", "3.4.0", "its repository"
-    outside = (
-        "(?i)account|domain|watcher|advisories|ephemeral|consumer (api|name|info|create|pedantic)|"
+    outside: ClassVar[Mapping[str, str]] = {
+        PLACES: "(?i)account|domain|num_replicas|mirror/source|kv - replicas",
+        CLIENT: "(?i)(consumer|delta|stream) update .*header|old servers|wrong server|"
+        "version checks|repub on 503|sendRequiredApiLevel header on c",
+        CONSUMERS: "(?i)watcher|advisories|ephemeral|consumer (api|name|info|create|pedantic)|"
         "consumers? with name|consumer on|consumer (lister|infos?)|no consumer|paged consumer|"
         "jsm - (lister$|update (consumer|filter|from)|filter_subjects|validate consumer|pause)|"
-        "priority groups|consumer limits|(consumer|delta|stream) update .*header|old servers|"
-        "wrong server|version checks|ackAck|backoff|redelivery|num_replicas|term reason|"
-        "filter_subject consumer|mirror/source|streams - consumers|kv - replicas|repub on 503|"
-        "sendRequiredApiLevel header on c"
-    )
+        "priority groups|consumer limits|ackAck|backoff|redelivery|term reason|"
+        "filter_subject consumer|streams - consumers",
+    }
+    one_test = r"^Deno\.test\("
+    other_files: ClassVar[Mapping[str, Sequence[str]]] = {
+        CONSUMERS: [
+            f"jetstream/tests/{one}_test.ts"
+            for one in (
+                *("consume", "consumer_reset", "consumers_push", "consumers", "direct_consumer"),
+                *("fetch", "jetstream409", "jetstream_pullconsumer", "jetstream_pushconsumer"),
+                *("next", "status", "jsmsg"),
+            )
+        ],
+        OBJECTS: ["obj/tests/objectstore_test.ts"],
+        PLACES: ["jetstream/tests/jscluster_test.ts"],
+        UNKNOWN: [
+            f"jetstream/tests/{one}_test.ts" for one in ("fast_ingest_publisher", "schedules")
+        ],
+    }
     _repository = "https://github.com/nats-io/nats.js"
     _given = "JETSTREAM_CLIENTS_NATS_JS"
-    _folders = ("core", "jetstream", "kv", "nst", "transport-deno")
+    _folders = ("core", "jetstream", "kv", "nst", "obj", "transport-deno")
     _packages = ("deno@2.9.6", "@nats-io/jwt@0.0.11", "@nats-io/nkeys@2.0.3", "@nats-io/nuid@3.0.0")
     _files = (
         *("jetstream/tests/jsm_test.ts", "jetstream/tests/jsm_direct_test.ts"),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
-from jetstream_clients.suites import BUILD, REPOSITORY, SUITES, Outcome, Suite, run
+from jetstream_clients.suites import BUILD, KINDS, REPOSITORY, SUITES, Outcome, Suite, run
 
 PAGE = REPOSITORY / "docs/reference/jetstream-clients.md"
 _REFUSED = Path(__file__).with_name("refused.yaml")
@@ -59,7 +60,12 @@ def keep(suite: Suite, outcomes: Sequence[Outcome], *, is_all: bool) -> None:
         again = {one.test.partition("/")[0] for one in outcomes}
         kept = [one for one in _last(suite.name)[1] if one.test.partition("/")[0] not in again]
     revision = _revision() if is_all else _last(suite.name)[0]
-    content = {"revision": revision, "outcomes": [tuple(one) for one in (*kept, *outcomes)]}
+    content = {
+        "revision": revision,
+        "not_run": suite.not_run(),
+        "run": sum(not suite.kind_outside(test) for test in suite.tests()),
+        "outcomes": [tuple(one) for one in (*kept, *outcomes)],
+    }
     _kept(suite.name).write_text(json.dumps(content, indent=1))
 
 
@@ -69,6 +75,18 @@ def _last(name: str) -> tuple[str, list[Outcome]]:
         return "", []
     content = json.loads(_kept(name).read_text())
     return content["revision"], [Outcome(*one) for one in content["outcomes"]]
+
+
+class Extent(NamedTuple):
+    """How many test functions of a suite were run, and how many were not, by kind."""
+
+    run: int
+    not_run: Mapping[str, int]
+
+
+def _extent(name: str) -> Extent:
+    content = json.loads(_kept(name).read_text())
+    return Extent(content.get("run", 0), content.get("not_run", {}))
 
 
 def _kept(name: str) -> Path:
@@ -90,11 +108,14 @@ def write() -> str:
         return f"all tests were last run at several revisions: {found}"
     [revision] = set(revisions.values())
     outcomes = [one for suite in SUITES for one in _last(suite.name)[1]]
-    PAGE.write_text(page(outcomes, revision))
+    extents = {suite.name: _extent(suite.name) for suite in SUITES}
+    PAGE.write_text(page(outcomes, extents, revision))
     return ""
 
 
-def page(outcomes: Sequence[Outcome], revision: str) -> str:
+def page(outcomes: Sequence[Outcome], extents: Mapping[str, Extent], revision: str) -> str:
+    run = sum(one.run for one in extents.values())
+    total = run + sum(sum(one.not_run.values()) for one in extents.values())
     lines = [
         "# Tests of JetStream's clients",
         "",
@@ -103,16 +124,20 @@ def page(outcomes: Sequence[Outcome], revision: str) -> str:
         "writes this page. *Refused* means refused by design, for the reason below. *No measure*",
         "means that the test fails with JetStream itself, too, on the same machine. *Failed* is",
         "every other test that failed twice. A test with subtests counts once for each of them.",
-        "Not run: object stores, consumers that are not ordered, clusters, domains, accounts.",
+        f"Of {total:,} test functions for JetStream {run:,} were run. *Not run* counts the others,",
+        "by kind below: what is refused as a whole, above all readers that ack, as most programs",
+        "read, and what is no measure of a server.",
         f"All of this is from revision {revision}.",
         "",
-        "| client | version | from | passed | refused | no measure | failed |",
-        "|---|---|---|---|---|---|---|",
+        "| client | version | from | passed | refused | no measure | failed | not run |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for suite in SUITES:
         mine = [one for one in outcomes if one.client == suite.name]
         found = " | ".join(str(count) for count in counts(mine).values())
-        lines.append(f"| {suite.name} | {suite.version} | {suite.source} | {found} |")
+        missing = sum(extents[suite.name].not_run.values())
+        lines.append(f"| {suite.name} | {suite.version} | {suite.source} | {found} | {missing} |")
+    lines += ["", *_left_out(extents)]
     lines += [
         "",
         "Memory storage is refused. Where a test asks for it, the client is made to ask for files:",
@@ -128,3 +153,18 @@ def page(outcomes: Sequence[Outcome], revision: str) -> str:
             why = reason(one) or "-"
             lines.append(f"| {one.client} | `{one.test}` | {judged(one)} | {why} |")
     return "\n".join(lines) + "\n"
+
+
+def _left_out(extents: Mapping[str, Extent]) -> list[str]:
+    """The tests that were not run, by kind."""
+    names = [suite.name for suite in SUITES]
+    lines = [
+        "## What was not run",
+        "",
+        f"| tests of | {' | '.join(names)} | together |",
+        f"|---|{'---|' * len(names)}---|",
+    ]
+    for kind in KINDS:
+        each = [extents[name].not_run.get(kind, 0) for name in names]
+        lines.append(f"| {kind} | {' | '.join(map(str, each))} | {sum(each)} |")
+    return lines
