@@ -129,9 +129,7 @@ class Consumers:
         if leaf is None:
             raise refused(NO_LEAF)
         key = (host.name, spec.name)
-        deliveries = Deliveries(
-            self._broker, self._services.gate, host, spec.deliver_subject.encode()
-        )
+        deliveries = Deliveries(self._broker, self._services.gate, host, spec.deliver_subject)
         deliveries.check()
         shown = Shown(host, self._ages, None)
         cursor = Cursor(self._services, shown, spec.filters, readable, spec.name, self._budgets)

@@ -6,14 +6,12 @@ their inboxes. Both may change, so the answer is sought again for each delivery.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from acl.rules import OVER_NATS
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError, from_liftlog
 from liftlog.server.streams.broker import Broker
-from liftlog.stream.destinations import Destination, Why
+from liftlog.stream.destinations import Destination, Destinations, Why
 
 
 def record_target(broker: Broker, gate: Gate, reply: bytes) -> Destination | Why:
@@ -21,37 +19,44 @@ def record_target(broker: Broker, gate: Gate, reply: bytes) -> Destination | Why
     return broker.destinations.for_records(reply, gate.deliverable)
 
 
-@dataclass(frozen=True, slots=True)
 class Deliveries:
     """Where the records of one consumer may go. Belongs to the event loop."""
 
-    broker: Broker
-    gate: Gate
-    host: StreamHost
-    deliver_subject: bytes
-    """Empty: a pull consumer."""
+    def __init__(self, broker: Broker, gate: Gate, host: StreamHost, deliver_subject: str) -> None:
+        """`deliver_subject` empty: a pull consumer."""
+        self._broker = broker
+        self._gate = gate
+        self._host = host
+        self._deliver_subject = deliver_subject.encode()
+        self._judged: tuple[Destinations, tuple[str, ...] | None] | None = None
+        self._pushes: Destination | Why = Why.RESERVED
 
     def pushes(self) -> Destination | Why:
-        subjects = self.host.settings.subjects
-        destinations = self.broker.destinations
-        return destinations.for_pushes(self.deliver_subject, self.gate.deliverable, subjects)
+        """Asked at each step of a consumer, and judged when streams or the ACL have changed."""
+        destinations, granted = self._broker.destinations, self._gate.deliverable
+        judged = self._judged
+        if judged is None or destinations is not judged[0] or granted is not judged[1]:
+            self._judged = destinations, granted
+            source = self._host.settings.subjects
+            self._pushes = destinations.for_pushes(self._deliver_subject, granted, source)
+        return self._pushes
 
     def pulls(self, reply: bytes) -> Destination | Why:
-        return record_target(self.broker, self.gate, reply)
+        return record_target(self._broker, self._gate, reply)
 
     def statuses(self, reply: bytes) -> Destination | None:
         """For what is no record."""
-        return self.broker.destinations.for_answer(reply)
+        return self._broker.destinations.for_answer(reply)
 
     def check(self) -> None:
         """Raises JetStreamError if nothing may be pushed."""
         found = self.pushes()
-        if not self.deliver_subject or not isinstance(found, Why):
+        if not self._deliver_subject or not isinstance(found, Why):
             return
         if found is Why.RECORDED:
             raise JetStreamError(400, 10081, "consumer deliver subject forms a cycle")
         if found is Why.NOT_GRANTED:
-            shown = self.deliver_subject.decode("utf-8", "replace")
-            denied = self.gate.delivery_denied(OVER_NATS, self.host.name, shown, peer="nats")
+            shown = self._deliver_subject.decode("utf-8", "replace")
+            denied = self._gate.delivery_denied(OVER_NATS, self._host.name, shown, peer="nats")
             raise from_liftlog(denied)
         raise JetStreamError(400, 10112, f"invalid push consumer deliver subject: {found.value}")
