@@ -2,6 +2,7 @@
 
 Both live here, since they limit each other. The package only decides; the log applies.
 
+    ages       how old segments are, although clocks were wrong when their records were stamped
     retention  limits by age, size and number of messages: which segments are deleted
     planning   when a stream is compacted by key, and which segments take part
     keymap     the newest offset of each key, in bounded memory

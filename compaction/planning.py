@@ -136,6 +136,8 @@ def plan_compaction(
     quarantined: Collection[int] = (),
     keep_tombstones_from: int | None = None,
     first_stamp_ns: Callable[[int], int] | None = None,
+    newest_ns: Sequence[int] | None = None,
+    listed_ns: Sequence[int] | None = None,
 ) -> CompactionPlan | None:
     """What to compact now, or None if nothing is due.
 
@@ -143,18 +145,30 @@ def plan_compaction(
     leases: nothing at or past it takes part. `quarantined` holds the base offsets of segments
     with a quarantined range, which are never touched. Tombstones from `keep_tombstones_from` on
     (the lowest start of a live lease) stay. `first_stamp_ns` returns the timestamp of the first
-    record of a segment, given its index; without it, `max_lag` uses the newest record. Takes time
-    linear in the number of segments.
+    record of a segment, given its index; without it, `max_lag` uses the newest record.
+    `newest_ns` has the time of each segment's newest record, see `ages.newest_times`; without it,
+    the largest timestamps are believed. `listed_ns` has a time at which each segment was there
+    already as it is; it bounds a delete horizon that a wrong clock has set too far ahead. Takes
+    time linear in the number of segments.
     """
-    sources, stopped_by = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
+    if newest_ns is None:
+        newest_ns = [segment.max_timestamp_ns for segment in segments]
+    sources, stopped_by = _eligible(
+        segments, newest_ns, policy, cleaned_below, bound_offset, now_ns
+    )
     taken = segments[:sources]
     live = _live(taken, log_start_offset, quarantined)
     dirt = _backlog(taken, live, cleaned_below, stopped_by)
+    horizons = _horizons(taken, policy, listed_ns, now_ns)
     drop = _tombstones_to_drop(
-        taken, live, cleaned_below, log_start_offset, keep_tombstones_from, now_ns
+        taken, horizons, live, cleaned_below, log_start_offset, keep_tombstones_from, now_ns
     )
+
+    def oldest_ns(i: int) -> int:
+        return newest_ns[i] if first_stamp_ns is None else min(first_stamp_ns(i), newest_ns[i])
+
     reasons = _reasons(
-        taken, live, policy, dirt, cleaned_below, now_ns, first_stamp_ns, on_demand=on_demand
+        taken, live, policy, dirt, cleaned_below, now_ns, oldest_ns, on_demand=on_demand
     )
     if any(drop):
         reasons.append(f"expired tombstones in {sum(drop)} segments")
@@ -182,9 +196,14 @@ def backlog(
     bound_offset: int,
     now_ns: int,
     quarantined: Collection[int] = (),
+    newest_ns: Sequence[int] | None = None,
 ) -> CompactionBacklog:
     """How dirty a stream is, whether or not a pass is due. Arguments as for `plan_compaction`."""
-    sources, stopped_by = _eligible(segments, policy, cleaned_below, bound_offset, now_ns)
+    if newest_ns is None:
+        newest_ns = [segment.max_timestamp_ns for segment in segments]
+    sources, stopped_by = _eligible(
+        segments, newest_ns, policy, cleaned_below, bound_offset, now_ns
+    )
     taken = segments[:sources]
     live = _live(taken, log_start_offset, quarantined)
     return _backlog(taken, live, cleaned_below, stopped_by)
@@ -217,6 +236,7 @@ def _backlog(
 
 def _eligible(
     segments: Sequence[CompactableSegment],
+    newest_ns: Sequence[int],
     policy: CompactionPolicy,
     cleaned_below: int,
     bound_offset: int,
@@ -225,8 +245,7 @@ def _eligible(
     """How many of the oldest segments may take part in a pass, and why not more."""
     protected_from = now_ns - policy.protect_newer_than_ns if policy.protect_newer_than_ns else None
     too_young_from = now_ns - policy.min_lag_ns if policy.min_lag_ns else None
-    for i, segment in enumerate(segments):
-        newest = segment.max_timestamp_ns
+    for i, (segment, newest) in enumerate(zip(segments, newest_ns, strict=True)):
         if not segment.sealed or segment.next_offset > bound_offset:
             return i, StoppedBy.BOUND
         if protected_from is not None and newest > protected_from:
@@ -244,7 +263,7 @@ def _reasons(
     dirt: CompactionBacklog,
     cleaned_below: int,
     now_ns: int,
-    first_stamp_ns: Callable[[int], int] | None,
+    oldest_ns: Callable[[int], int],
     *,
     on_demand: bool,
 ) -> list[str]:
@@ -258,15 +277,34 @@ def _reasons(
     if policy.max_lag_ns is not None:
         for i, segment in enumerate(taken):
             if live[i] and segment.next_offset > cleaned_below:
-                oldest = segment.max_timestamp_ns if first_stamp_ns is None else first_stamp_ns(i)
-                if now_ns - oldest >= policy.max_lag_ns:
+                if now_ns - oldest_ns(i) >= policy.max_lag_ns:
                     reasons.append(f"max_lag: older than {policy.max_lag_ns / 1e9:g} s")
                 break
     return reasons
 
 
+def _horizons(
+    taken: Sequence[CompactableSegment],
+    policy: CompactionPolicy,
+    listed_ns: Sequence[int] | None,
+    now_ns: int,
+) -> list[int | None]:
+    """The delete horizon of each segment. One that is later than that of a pass which ran now was
+    set while the clock was ahead, or under a longer retention: it counts from the first time at
+    which the segment is known to have been there."""
+    found = [segment.delete_horizon_ns for segment in taken]
+    if listed_ns is None:
+        return found
+    latest = policy.horizon_ns(now_ns)
+    return [
+        horizon if horizon is None or horizon <= latest else policy.horizon_ns(listed_ns[i])
+        for i, horizon in enumerate(found)
+    ]
+
+
 def _tombstones_to_drop(
     taken: Sequence[CompactableSegment],
+    horizons: Sequence[int | None],
     live: Sequence[bool],
     cleaned_below: int,
     log_start_offset: int,
@@ -275,10 +313,9 @@ def _tombstones_to_drop(
 ) -> tuple[bool, ...]:
     drop = []
     untouched_before = False
-    for segment, is_live in zip(taken, live, strict=True):
+    for segment, is_live, horizon in zip(taken, live, horizons, strict=True):
         if not is_live and segment.next_offset > log_start_offset:
             untouched_before = True  # quarantined: may hold a value that a tombstone deletes
-        horizon = segment.delete_horizon_ns
         drop.append(
             is_live
             and not untouched_before

@@ -4,9 +4,9 @@ Two decisions are separate. The *log start offset* says what can still be read; 
 record. *Files* are deleted segment by segment, the oldest first, once the log start has passed the
 whole file. The log start is authoritative; files follow when they can.
 
-    max_age       deletes whole sealed segments by their largest timestamp, the oldest first, up to
-                  the first that is young enough. A segment without records has no age; it is
-                  deleted together with the next one that has
+    max_age       deletes whole sealed segments by the time of their newest record (see `ages`), the
+                  oldest first, up to the first that is young enough. A segment without records has
+                  no age; it is deleted together with the next one that has
     max_bytes     deletes a segment only if at least max_bytes remain without it, as in Kafka: the
                   limit is the least that is kept, and up to one segment more may stay
     max_messages  is exact: the log start moves into a segment, even the active one, right past the
@@ -89,6 +89,7 @@ def decide(
     now_ns: int,
     offset_of_record: OffsetOfRecord[_Segment] | None = None,
     held_from: int | None = None,
+    newest_ns: Sequence[int] | None = None,
 ) -> RetentionDecision:
     """What `policy` demands now. `segments` are in order, the oldest first.
 
@@ -97,8 +98,11 @@ def decide(
     log start has passed already are offered for deletion even if no limit is set. The log start
     never moves past `held_from`, where the oldest lease begins. `offset_of_record` is called at
     most once, for a segment with holes; without it, max_messages keeps a few records too many
-    there. Takes time linear in the number of segments.
+    there. `newest_ns` has the time of each segment's newest record, see `newest_times`; without
+    it, the largest timestamps are believed. Takes time linear in the number of segments.
     """
+    if newest_ns is None:
+        newest_ns = [segment.max_timestamp_ns for segment in segments]
     new_start = log_start_offset
     last_start = log_end_offset if held_from is None else min(held_from, log_end_offset)
     reasons = []
@@ -119,25 +123,28 @@ def decide(
     if policy.max_age_ns is not None:
         # Last, and from where the other limits ended: they may have passed a young segment with
         # older ones after it, and one decision must be complete.
-        start = _start_by_age(segments, now_ns - policy.max_age_ns, new_start)
+        start = _start_by_age(segments, newest_ns, now_ns - policy.max_age_ns, new_start)
         if start > new_start:
             move(start, f"max_age: older than {policy.max_age_ns / 1e9:g} s")
     protected = policy.protect_newer_than_ns
-    deletable = _deletable(segments, new_start, now_ns - protected if protected else None)
+    protected_from_ns = now_ns - protected if protected else None
+    deletable = _deletable(segments, newest_ns, new_start, protected_from_ns)
     below = segments[deletable - 1].next_offset if deletable else 0
     return RetentionDecision(new_start, deletable, tuple(reasons), below)
 
 
-def _start_by_age(segments: Sequence[SegmentView], oldest_ns: int, log_start: int) -> int:
+def _start_by_age(
+    segments: Sequence[SegmentView], newest_ns: Sequence[int], oldest_ns: int, log_start: int
+) -> int:
     start = log_start
-    for segment in segments:
+    for segment, newest in zip(segments, newest_ns, strict=True):
         if segment.next_offset <= log_start:
             continue  # passed already; something else keeps its file
         if segment.sealed and not segment.record_count:
             # Compaction has emptied it, so it has no age. A reader in this hole continues after it:
             # the log start passes it only together with records that are too old.
             continue
-        if not segment.sealed or segment.max_timestamp_ns >= oldest_ns:
+        if not segment.sealed or newest >= oldest_ns:
             break
         start = segment.next_offset
     return start
@@ -184,13 +191,16 @@ def _start_by_messages(
 
 
 def _deletable(
-    segments: Sequence[SegmentView], log_start: int, protected_from_ns: int | None
+    segments: Sequence[SegmentView],
+    newest_ns: Sequence[int],
+    log_start: int,
+    protected_from_ns: int | None,
 ) -> int:
     deletable = 0
-    for segment in segments[:-1]:
+    for segment, newest in zip(segments[:-1], newest_ns[:-1], strict=True):
         if not segment.sealed or segment.next_offset > log_start:
             break
-        if protected_from_ns is not None and segment.max_timestamp_ns > protected_from_ns:
+        if protected_from_ns is not None and newest > protected_from_ns:
             break
         deletable += 1
     return deletable

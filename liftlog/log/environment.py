@@ -24,13 +24,17 @@ from liftlog.log.subject_index import SubjectIndex, read_subject_index
 logger = logging.getLogger("liftlog.log")
 
 
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 class Clock(Protocol):
     def now_ns(self) -> int:
         """Wall clock, nanoseconds since 1970 UTC."""
         ...
 
     def monotonic_ns(self) -> int:
-        """A clock that never steps; only differences mean something."""
+        """A clock that never steps and passes while the machine sleeps; only differences mean
+        something."""
         ...
 
 
@@ -41,7 +45,7 @@ class SystemClock:
         return now - now % 1000
 
     def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
+        return time.clock_gettime_ns(_BOOTTIME)
 
 
 class PooledFile:
@@ -203,7 +207,7 @@ class LogConfig:
     replicated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogEnvironment:
     """What all logs of a daemon share."""
 
@@ -215,6 +219,8 @@ class LogEnvironment:
     subject_indexes: DerivedFiles[SubjectIndex]
     synced: Callable[[float], None]
     """Called by the thread of an fdatasync of a segment file, with the seconds that it took."""
+    age_clock_ns: Callable[[], int]
+    """The time by which ages are judged: the wall clock, unless the daemon doubts it."""
 
     @classmethod
     def create(
@@ -229,4 +235,4 @@ class LogEnvironment:
         pool, indexes = FilePool(fs, max_open_files), IndexCache(fs, cached_indexes)
         parts = DerivedFiles(fs, sketch_path, read_parts)
         subjects = DerivedFiles(fs, subject_index_path, read_subject_index)
-        return cls(fs, clock, pool, indexes, parts, subjects, synced)
+        return cls(fs, clock, pool, indexes, parts, subjects, synced, clock.now_ns)

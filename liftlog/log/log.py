@@ -76,6 +76,9 @@ class Log:
         self.leases = Leases(environment.fs, state.directory)
         self.arrivals = Arrivals()
         """Of a replicated log, noted by who appends."""
+        now_ns = environment.clock.monotonic_ns()
+        for segment in state.view.segments:
+            segment.held_since_ns = segment.listed_since_ns = now_ns
         try:
             self.leases.load()
         except StorageError as error:  # until they can be read nothing is removed or compacted
@@ -254,6 +257,13 @@ class Log:
         DiskFull, StorageError.
         """
         self._writer.append_raw(data)
+
+    def arrived_now(self, offset: int, stamp_ns: int) -> None:
+        """What was appended from `offset` on, the log end of then, was stored just now: its first
+        stamp is `stamp_ns`. For `append_raw`, which may bring old records as well."""
+        now_ns = self.environment.clock.monotonic_ns()
+        self.arrivals.note(offset, stamp_ns, now_ns)
+        self._state.active.segment.is_timed = True
 
     def begin_epoch(self, epoch: int) -> None:
         """Note that leader epoch `epoch` begins at the log end; call it before the first append of

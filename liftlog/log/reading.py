@@ -6,12 +6,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from compaction.ages import TOLERANCE_NS
 from liftlog.errors import CorruptRange, OffsetOutOfRange, SegmentsChanged
+from liftlog.log.ages import first_stamp_ns
 from liftlog.log.environment import LogEnvironment
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment
-from liftlog.log.slices import LogSlice, find_time_in_segment, slice_segment
+from liftlog.log.slices import LATEST_NS, LogSlice, find_time_in_segment, slice_segment
 from liftlog.log.state import LogState, ReadView
 from liftlog.log.structure import quarantine
 from liftlog.log.walk import Missing, is_covered, walk
@@ -235,22 +237,68 @@ def _next_slice(
 
 
 def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: int) -> int:
-    """The first readable offset stamped at or after `timestamp_ns`; the high watermark if none."""
+    """The first readable offset stamped at or after `timestamp_ns`; the high watermark if none.
+
+    A stamp ahead of the present time is wrong. If a record behind it has a credible stamp before
+    `timestamp_ns`, the record with the wrong one is older still, and the search continues.
+    """
+    latest_ns = environment.clock.now_ns() + TOLERANCE_NS
     start = view.manifest.log_start_offset
+    while True:
+        found = _find_time(view, environment, timestamp_ns, LATEST_NS, start)
+        if found is None:
+            return view.committed.offset
+        offset, stamp = found
+        if stamp <= latest_ns or timestamp_ns > latest_ns:
+            return offset
+        following = _find_time(
+            view,
+            environment,
+            0,
+            latest_ns,
+            _start_of_credible(view, environment, offset, latest_ns),
+        )
+        if following is None or following[1] >= timestamp_ns:
+            return offset
+        start = following[0] + 1
+
+
+def _find_time(
+    view: ReadView, environment: LogEnvironment, from_ns: int, latest_ns: int, start: int
+) -> tuple[int, int] | None:
+    """Offset and stamp of the first record from `start` on stamped in [`from_ns`, `latest_ns`]."""
     for segment in view.segments:
         if segment.base_offset > view.committed.segment_base:
             break
-        if segment.max_timestamp_ns < timestamp_ns or segment.next_offset <= start:
+        if segment.max_timestamp_ns < from_ns or segment.next_offset <= start:
             continue
         damaged = view.damaged(segment)
         if _all_gone(damaged, segment.base_offset, segment.next_offset):
             continue
         found = find_time_in_segment(
-            view, environment, segment, damaged, timestamp_ns, first_offset=start
+            view,
+            environment,
+            segment,
+            damaged,
+            from_ns,
+            first_offset=start,
+            latest_ns=latest_ns,
         )
         if found is not None:
             return found
-    return view.committed.offset
+    return None
+
+
+def _start_of_credible(
+    view: ReadView, environment: LogEnvironment, offset: int, latest_ns: int
+) -> int:
+    """Where to look for a credible stamp after `offset`: segments that are followed by one whose
+    first stamp is wrong as well are passed over, for one header each."""
+    segments = view.segments
+    at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
+    while at + 1 < len(segments) and first_stamp_ns(environment, segments[at + 1]) > latest_ns:
+        at += 1
+    return max(offset + 1, segments[at].base_offset)
 
 
 def find_damage(

@@ -27,6 +27,10 @@ class Segment:
 
     `next_offset` is where the following segment begins. `size_bytes` is how far the file is
     valid: bytes past it are ignored.
+
+    Two monotonic times, 0 while unknown, say how old it is whatever the wall clocks say: since
+    `held_since_ns` this process has had all of its records, and they were stored just then if it
+    `is_timed`; since `listed_since_ns` the file has been there as it is.
     """
 
     __slots__ = (
@@ -34,6 +38,9 @@ class Segment:
         "created_ns",
         "delete_horizon_ns",
         "generation",
+        "held_since_ns",
+        "is_timed",
+        "listed_since_ns",
         "max_timestamp_ns",
         "next_offset",
         "path",
@@ -53,6 +60,8 @@ class Segment:
         self.delete_horizon_ns = entry.delete_horizon_ns
         self.sealed = sealed
         self.created_ns = 0
+        self.held_since_ns = self.listed_since_ns = 0
+        self.is_timed = False
 
     def entry(self) -> SegmentEntry:
         return SegmentEntry(
@@ -75,7 +84,14 @@ class Segment:
         )
         segment = Segment(self.path.parent, entry, sealed=True)
         segment.created_ns = self.created_ns
+        segment.take_times([self], listed_since_ns=self.listed_since_ns)
         return segment
+
+    def take_times(self, sources: Sequence[Segment], *, listed_since_ns: int) -> None:
+        """Its records are those of `sources`, or some of them."""
+        newest = max(sources, key=lambda one: one.held_since_ns)
+        self.held_since_ns, self.is_timed = newest.held_since_ns, newest.is_timed
+        self.listed_since_ns = listed_since_ns
 
 
 class SteppedOver(NamedTuple):

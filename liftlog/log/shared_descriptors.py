@@ -268,6 +268,9 @@ class SharedDescriptors:
     def exists(self, path: Path) -> bool:
         return self._inner.exists(path)
 
+    def modified_ns(self, path: Path) -> int:
+        return self._inner.modified_ns(path)
+
     def list_directory(self, path: Path) -> list[str]:
         return self._with_descriptor(lambda: self._inner.list_directory(path))
 

@@ -19,6 +19,7 @@ from liftlog.log.unreadable import read_around, read_zeroed
 from liftlog.records.decode import decode_batch
 from liftlog.records.place import Epochs
 
+LATEST_NS = 2**63 - 1
 _WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
 
 
@@ -273,9 +274,11 @@ def find_time_in_segment(
     timestamp_ns: int,
     *,
     first_offset: int,
-) -> int | None:
-    """The first readable offset at or after `first_offset` stamped at or after `timestamp_ns`. None
-    when there is none; records that cannot be read are skipped."""
+    latest_ns: int = LATEST_NS,
+) -> tuple[int, int] | None:
+    """Offset and stamp of the first readable record at or after `first_offset` stamped in
+    [`timestamp_ns`, `latest_ns`]. None when there is none; records that cannot be read are
+    skipped."""
     end = view.readable_end(segment)
     pooled = environment.pool.acquire(segment.path)
     try:
@@ -291,11 +294,13 @@ def find_time_in_segment(
         for position, header in walk:
             if header.max_timestamp_ns < timestamp_ns or header.next_offset <= first_offset:
                 continue
+            if header.base_timestamp_ns > latest_ns:
+                continue
             try:
                 batch = decode_batch(read_zeroed(file, header.length, position)).trim(first_offset)
                 for offset, stamp in zip(batch.offsets(), batch.timestamps_ns(), strict=True):
-                    if stamp >= timestamp_ns:
-                        return offset
+                    if timestamp_ns <= stamp <= latest_ns:
+                        return offset, stamp
             except CorruptBatch:
                 continue
     finally:

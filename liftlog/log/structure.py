@@ -103,12 +103,15 @@ def replace_segments(
         if damaged := view.damaged_files.intersection(old_files):
             raise SegmentsChanged(f"{', '.join(sorted(damaged))} holds quarantined bytes")
         _check_replacement(state, old, new)
-        fresh = [Segment(state.directory, entry, sealed=True) for entry in new]
+        now_ns = state.environment.clock.monotonic_ns()
+        fresh = _rewritten(state, old, new)
         segments = [*view.segments[:at], *fresh, *view.segments[at + len(old) :]]
         for i, segment in enumerate(segments):
             if segment.sealed and segment.path.name in horizons:
                 entry = replace(segment.entry(), delete_horizon_ns=horizons[segment.path.name])
                 segments[i] = Segment(state.directory, entry, sealed=True)
+                # A horizon counts from now: this pass is the first that keeps its tombstones.
+                segments[i].take_times([segment], listed_since_ns=now_ns)
         # The new files tile the offsets of the old ones and are durable, so a start that finds
         # either manifest finds every record that is alive. Readers that took a view before stay
         # in the old files, which stay readable for as long as they hold them open; one that has not
@@ -138,7 +141,7 @@ def mend_segment(
         manifest = view.manifest
         at, old = _listed(state, [old_file], lineage)
         _check_replacement(state, old, new)
-        fresh = [Segment(state.directory, entry, sealed=True) for entry in new]
+        fresh = _rewritten(state, old, new)
         ended = [
             bad
             for bad in manifest.quarantined
@@ -178,6 +181,16 @@ def _listed(
     if names[at : at + len(files)] != list(files):
         raise SegmentsChanged(f"{state.name} no longer consists of {', '.join(files)}")
     return at, segments[at : at + len(files)]
+
+
+def _rewritten(
+    state: LogState, old: Sequence[Segment], new: Sequence[SegmentEntry]
+) -> list[Segment]:
+    now_ns = state.environment.clock.monotonic_ns()
+    fresh = [Segment(state.directory, entry, sealed=True) for entry in new]
+    for segment in fresh:
+        segment.take_times(old, listed_since_ns=now_ns)
+    return fresh
 
 
 def _check_replacement(

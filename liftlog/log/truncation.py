@@ -108,7 +108,9 @@ def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None
         record_count=count,
         max_timestamp_ns=newest,
     )
-    return Segment(state.directory, entry, sealed=True)
+    shorter = Segment(state.directory, entry, sealed=True)
+    shorter.take_times([segment], listed_since_ns=segment.listed_since_ns)
+    return shorter
 
 
 def _cut_file(state: LogState, segment: Segment) -> None:

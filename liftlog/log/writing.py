@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from compaction.ages import TOLERANCE_NS
 from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.filesystem import Buffer, storage_error, storage_errors
@@ -83,6 +84,8 @@ class LogWriter:
             end = active.append(batches, size, state.config.segment_max_bytes)
         except OSError as error:
             raise storage_error(f"appending to {state.name}", error) from error
+        segment = active.segment
+        segment.held_since_ns, segment.is_timed = state.environment.clock.monotonic_ns(), True
         self._appended.append(end)
         if len(self._appended) > MAX_NOTED_ENDS:
             self._forget_ends()
@@ -121,6 +124,7 @@ class LogWriter:
         if tuple(epochs) != manifest.epochs:
             self.note_epochs(tuple(epochs))
         self.append(batches)
+        self.state.active.segment.is_timed = False  # they may have been stored elsewhere long ago
         # The next group that is encoded here must differ from the one that it follows.
         self.commit_group = (group + 1) & 0xFFFF
 
@@ -248,7 +252,10 @@ class LogWriter:
         limit = self.state.config.segment_max_age_ns
         if limit is None or not active.created_ns:
             return False
-        return self.state.environment.clock.now_ns() - active.created_ns >= limit
+        now_ns = self.state.environment.clock.now_ns()
+        if active.created_ns > now_ns + TOLERANCE_NS:  # by a clock that was ahead
+            active.created_ns = now_ns
+        return now_ns - active.created_ns >= limit
 
     def is_roll_due(self) -> bool:
         """See `Log.is_roll_due`."""

@@ -180,7 +180,7 @@ class Daemon:
                 broker.now_ns,
                 self.settings.cleaner,
                 self._data_dir,
-                clock_is_trusted=broker.clock_guard.wall_clock_is_trusted,
+                clock_is_trusted=broker.ages_are_judged,
                 seen=lambda: self._look(broker),
             )
             broker.compactor = cleaner

@@ -248,15 +248,19 @@ class StoredHeaders:
         self._stamps_ns: list[int] = []
         self._blocks: list[bytes] = []
 
-    def add(self, batch: RecordBatch, ahead_ns: int = 0) -> None:
+    def add(self, batch: RecordBatch, ahead_ns: int = 0, latest_ns: int | None = None) -> None:
         """The stamps of the batch are of a clock that is `ahead_ns` behind the one that counts.
-        Raises CorruptBatch; nothing of the batch is added then."""
+        None is later than `latest_ns`: a record that is there was not stored in the future. Raises
+        CorruptBatch; nothing of the batch is added then."""
         blocks = batch.headers()
         if not any(blocks):
             return
         offsets, stamps = batch.offsets(), batch.timestamps_ns()
         self._offsets += offsets
-        self._stamps_ns += [stamp + ahead_ns for stamp in stamps] if ahead_ns else stamps
+        stamps = [stamp + ahead_ns for stamp in stamps] if ahead_ns else stamps
+        if latest_ns is not None and max(stamps, default=0) > latest_ns:
+            stamps = [min(stamp, latest_ns) for stamp in stamps]
+        self._stamps_ns += stamps
         self._blocks += blocks
 
     def ids(self) -> StoredIds:

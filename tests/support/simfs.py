@@ -279,6 +279,8 @@ class SimFileSystem:
         self.short_reads: random.Random | None = None
         """Reads give fewer bytes than there are, as a kernel may at any time."""
         self.log: list[str] = []
+        self.modified: dict[str, int] = {}
+        """The times of files, by name."""
 
     # --- what goes wrong ---
 
@@ -377,6 +379,11 @@ class SimFileSystem:
         except FileNotFoundError:
             return False
         return True
+
+    def modified_ns(self, path: Path) -> int:
+        """Not known, unless a test says so."""
+        self._node(path)
+        return self.modified.get(path.name, 0)
 
     def list_directory(self, path: Path) -> list[str]:
         node = self._node(path)

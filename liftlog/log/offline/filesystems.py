@@ -133,6 +133,9 @@ class PretendingFileSystem:
     def exists(self, path: Path) -> bool:
         return path in self._made or (path not in self._gone and self._beneath.exists(path))
 
+    def modified_ns(self, path: Path) -> int:
+        return 0 if path in self._made else self._beneath.modified_ns(path)
+
     def rename(self, source: Path, target: Path) -> None:
         if source not in self._made:  # put aside, and not looked at any more
             self._made[source] = _Bytes()
@@ -233,6 +236,9 @@ class KeepingFileSystem:
 
     def exists(self, path: Path) -> bool:
         return self._beneath.exists(path)
+
+    def modified_ns(self, path: Path) -> int:
+        return self._beneath.modified_ns(path)
 
     def list_directory(self, path: Path) -> list[str]:
         return self._beneath.list_directory(path)

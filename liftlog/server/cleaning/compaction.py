@@ -14,10 +14,10 @@ from compaction.planning import (
     backlog,
     plan_compaction,
 )
-from liftlog.errors import CorruptBatch, StorageError, UnsupportedFormat
+from liftlog.errors import StorageError
 from liftlog.log import Log
+from liftlog.log.ages import first_stamp_ns, listed_times_of, newest_times_of
 from liftlog.log.segment import Segment
-from liftlog.records import HEADER_SIZE, parse_header
 from liftlog.server.commits.configs import window_ns
 from liftlog.settings import CompactionSettings, StreamSettings
 
@@ -78,21 +78,15 @@ def plan_pass(
         on_demand=on_demand,
         quarantined=_damaged(log),
         first_stamp_ns=lambda number: _first_stamp_ns(log, segments[number]),
+        newest_ns=newest_times_of(log.environment, segments, now_ns),
+        listed_ns=listed_times_of(log.environment, segments, now_ns),
         keep_tombstones_from=0 if keep_tombstones else min(kept_from, default=None),
     )
 
 
 def _first_stamp_ns(log: Log, segment: Segment) -> int:
     """The stamp of its first batch or, where that cannot be read, of its newest record."""
-    pool = log.environment.pool
-    try:
-        pooled = pool.acquire(segment.path)
-        try:
-            return parse_header(pooled.file.pread(HEADER_SIZE, 0)).base_timestamp_ns
-        finally:
-            pool.release(pooled)
-    except (OSError, CorruptBatch, UnsupportedFormat):
-        return segment.max_timestamp_ns
+    return first_stamp_ns(log.environment, segment) or segment.max_timestamp_ns
 
 
 def measure_backlog(
@@ -100,14 +94,16 @@ def measure_backlog(
 ) -> CompactionBacklog:
     """What could be compacted below `bound_offset`; by default below the high watermark, as if
     there were no leases."""
+    segments = log.segments
     return backlog(
-        log.segments,
+        segments,
         policy_of(settings),
         cleaned_below=log.cleaned_below,
         log_start_offset=log.log_start_offset,
         bound_offset=log.high_watermark if bound_offset is None else bound_offset,
         now_ns=now_ns,
         quarantined=_damaged(log),
+        newest_ns=newest_times_of(log.environment, segments, now_ns),
     )
 
 

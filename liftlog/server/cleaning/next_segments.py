@@ -19,6 +19,7 @@ from pathlib import Path
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log import FileSystem, Log
+from liftlog.log.ages import newest_times_of
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.rewrite import RebatchJob, ScrubJob, SketchJob, needs_rebatch
 from liftlog.log.segment import Segment
@@ -54,11 +55,12 @@ class SmallBatches:
         end = min(end, log.high_watermark)
         found: list[Segment] = []
         waiting = False
-        for segment in segments:
+        times = newest_times_of(log.environment, segments, now_ns)
+        for segment, newest_ns in zip(segments, times, strict=True):
             name = segment.path.name
             if not segment.sealed or name in self._judged or name in damaged:
                 continue
-            if segment.next_offset > end or segment.max_timestamp_ns > oldest_ns:
+            if segment.next_offset > end or newest_ns > oldest_ns:
                 waiting = True
             elif len(found) < _LOOK_AT_ONCE:
                 found.append(segment)

@@ -334,7 +334,7 @@ class FollowedStream:
             if error is not None and not self._closed:
                 logger.warning("log-start-kept stream=%s error=%s", self.host.name, error)
 
-        now_ns = log.environment.clock.now_ns()
+        now_ns = log.environment.age_clock_ns()
         call = partial(follow_log_start, log, reached, self.host.settings, now_ns)
         self.host.run_exclusive(call).add_done_callback(done)
 
@@ -411,8 +411,7 @@ class FollowedStream:
             known = None if self._told is None else self._told.high_watermark
             if known is not None and known <= end < log.log_end_offset:
                 # None of it is committed, so it was written just now.
-                now_ns = log.environment.clock.monotonic_ns()
-                log.arrivals.note(end, parse_header(body).max_timestamp_ns, now_ns)
+                log.arrived_now(end, parse_header(body).max_timestamp_ns)
             log.note_acked(log.sync())
         except SyncFailed:
             # What was not durable was not confirmed: the leader sends it again. If the disk fails

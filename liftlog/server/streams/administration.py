@@ -48,7 +48,6 @@ from liftlog.server.streams.settings import (
     differences,
     merged_settings,
 )
-from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition, by_kind
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings
@@ -68,7 +67,6 @@ class StreamDirectory(Protocol):
     server_id: str
     reserve: DiskReserve
     records: StreamRecords
-    clock_guard: ClockGuard
     attachments: Attachments
 
     @property
@@ -88,6 +86,8 @@ class StreamDirectory(Protocol):
     def now_ns(self) -> int:
         """For judging ages."""
         ...
+
+    def ages_are_judged(self) -> bool: ...
 
     @property
     def replicated(self) -> ReplicatedStreams | None: ...
@@ -116,7 +116,7 @@ class Administration:
             streams.now_ns,
             streams.reserve,
             copied=self._copied,
-            clock_is_trusted=lambda: streams.clock_guard.wall_clock_is_trusted(),
+            clock_is_trusted=lambda: streams.ages_are_judged(),
         )
         self._started_ns = time.time_ns()
         self._started = time.monotonic()

@@ -30,6 +30,7 @@ from liftlog.errors import (
 )
 from liftlog.log import Clock, DataDir, Log
 from liftlog.log.recovery import ActiveState
+from liftlog.log.slot import current_boot_id
 from liftlog.names import is_stream_name
 from liftlog.protocol.described import StreamInfo
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
@@ -43,6 +44,7 @@ from liftlog.server.replication.records import RECORDS_NAME, StreamRecords
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
+from liftlog.server.streams.clock_keeping import ClockKeeper
 from liftlog.server.streams.dedupe_restoring import LearnedIds, write_dedupe_snapshot
 from liftlog.server.streams.description import (
     ALL_STREAMS,
@@ -57,7 +59,7 @@ from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import check_same, origin_of, save_metadata, settings_of
-from liftlog.server.vitals.clock_guard import ClockGuard
+from liftlog.server.vitals.clock_guard import ClockGuard, read_clock_state
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.descriptors import Descriptors
 from liftlog.server.vitals.disk import DiskReserve
@@ -83,7 +85,23 @@ class Broker:
         self.settings = settings
         self.server_id = secrets.token_hex(8)
         self.hosts: dict[str, StreamHost] = {}
-        self.intake = Intake(settings.commit, settings.ingest.max_pending_bytes, clock, self.hosts)
+        fs = data_dir.environment.fs
+        before = read_clock_state(fs, data_dir.path)
+        self.clock_guard = ClockGuard(clock, before, current_boot_id())
+        data_dir.environment.age_clock_ns = self.clock_guard.now_ns
+        self.clock_keeper = ClockKeeper(
+            self.clock_guard,
+            self.hosts,
+            data_dir,
+            checkpoint_seconds=settings.checkpoints.expire_after_seconds,
+        )
+        self.intake = Intake(
+            settings.commit,
+            settings.ingest.max_pending_bytes,
+            clock,
+            self.hosts,
+            start_ns=self.clock_guard.now_ns(),
+        )
         self.broken: dict[str, str] = {}
         """Why a stream on disk is not served, by name."""
         self._data_dir = data_dir
@@ -93,9 +111,9 @@ class Broker:
         self.descriptors: Descriptors | None = None
         """Set if the process is this daemon's alone."""
         self.conditions.add(self._stream_conditions)
+        self.conditions.add(self.clock_keeper.conditions)
         self.changes = asyncio.Lock()
         """Held while streams come or go."""
-        self.clock_guard = ClockGuard(clock)
         self._losses = PossibleLosses(clock)
         self.attachments = Attachments(self.hosts, self.intake, self._losses.note)
         self._neighbours = Neighbours(
@@ -103,7 +121,7 @@ class Broker:
         )
         self._has_new_neighbours = False
         path = data_dir.path / RECORDS_NAME
-        self.records = StreamRecords(FileMetaStore(path, shared=False, fs=data_dir.environment.fs))
+        self.records = StreamRecords(FileMetaStore(path, shared=False, fs=fs))
         self._maker = StreamMaker(
             self.hosts,
             self.broken,
@@ -132,6 +150,10 @@ class Broker:
         """The time by which ages are judged; see ClockGuard."""
         return self.clock_guard.now_ns()
 
+    def ages_are_judged(self) -> bool:
+        """Whether records are deleted for their age at present."""
+        return self.clock_guard.wall_clock_is_trusted()
+
     def steady_ns(self) -> int:
         """The clock by which message ids age."""
         return self.intake.steady_ns()
@@ -147,6 +169,8 @@ class Broker:
         Once `is_stopping`, no further stream is opened.
         Raises ConfigError when the configuration would delete much of a stream.
         """
+        if assume_yes:
+            self.clock_guard.believe("the operator has confirmed it")
         await asyncio.to_thread(self.reserve.release)
         if self.replicated is not None:
             await self.replicated.open_streams()
@@ -664,7 +688,8 @@ class Broker:
         self.reserve.release()
         states: dict[str, ActiveState] = {}
         started = time.monotonic()
-        stepped_ns = self.intake.now_ns() - self.intake.steady_ns()
+        self.clock_keeper.store()
+        stepped_ns = self.now_ns() - self.intake.steady_ns()
         for host in hosts:
             if host.is_leading:  # a follower's sequencer has seen nothing
                 self._save_snapshots(host, stepped_ns)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compaction.ages import TOLERANCE_NS
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
 from liftlog.log import Log, LogSlice
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
@@ -96,6 +97,7 @@ class _Ages:
     the clock of its leader said; of the rest the stamps are believed."""
 
     def __init__(self, log: Log, window_ns: int, now_ns: int) -> None:
+        self.latest_ns = now_ns + TOLERANCE_NS
         self._known = log.arrivals.known()
         self._offset_ns = now_ns - log.environment.clock.monotonic_ns()
         most_ahead_ns = 0 if self._known is None else self._known.most_ahead_ns + self._offset_ns
@@ -195,7 +197,7 @@ def _learn(
         if header.max_timestamp_ns >= ages.since_ns:
             try:
                 batch = decode_batch(raw, position).trim(offset)
-                headers.add(batch, ages.ahead_ns(header.base_offset))
+                headers.add(batch, ages.ahead_ns(header.base_offset), ages.latest_ns)
             except CorruptBatch as error:
                 if is_strict:
                     break

@@ -223,14 +223,15 @@ class SideBySide:
 
 async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
     """Retention, rolls, recovery points and expiry of old checkpoints, until it is cancelled."""
-    settings, guard = broker.settings, broker.clock_guard
+    settings = broker.settings
 
     async def retention() -> None:
-        await housekeeping.apply_retention(by_time=guard.wall_clock_is_trusted())
+        await broker.clock_keeper.look()
+        await housekeeping.apply_retention(by_time=broker.ages_are_judged())
 
     async def expiry() -> None:
         seconds = settings.checkpoints.expire_after_seconds
-        if seconds is not None and broker.has_checkpoints and guard.wall_clock_is_trusted():
+        if seconds is not None and broker.has_checkpoints and broker.ages_are_judged():
             before_ns = broker.now_ns() - int(seconds * 1_000_000_000)
             await expire_checkpoints(broker, before_ns)
 

@@ -34,7 +34,10 @@ class Intake:
         max_pending_bytes: int,
         clock: Clock,
         hosts: Mapping[str, StreamHost],
+        *,
+        start_ns: int | None = None,
     ) -> None:
+        """`start_ns` is the time for judging ages at the start, without it that of the clock."""
         self.pool = WriterPool(commit.writer_threads)
         self.inline = InlineBudget(commit.inline_max_messages, commit.inline_budget_seconds)
         self.dirty: dict[StreamHost, None] = {}
@@ -43,7 +46,8 @@ class Intake:
         self.now_ns = clock.now_ns
         self._hosts = hosts
         self._clock = clock
-        self._start_ns = clock.now_ns() - clock.monotonic_ns()
+        start_ns = clock.now_ns() if start_ns is None else start_ns
+        self._start_ns = start_ns - clock.monotonic_ns()
         self._max_pending_bytes = max_pending_bytes
         self._kick_scheduled = False
         self._pending_estimate = 0

@@ -278,7 +278,7 @@ class Replica:
             self._node.hosts.streams_changed()
         if self.led is not None and self._is_to_truncate(self.led):
             start = min(self.led.leader.record.log_start, host.log.high_watermark)
-            now_ns = host.log.environment.clock.now_ns()
+            now_ns = host.log.environment.age_clock_ns()
             await host.exclusively(lambda: follow_log_start(host.log, start, wanted, now_ns))
 
     def _settings_of(self, record: StreamRecord) -> StreamSettings:

@@ -13,6 +13,7 @@ import logging
 from compaction.retention import RetentionDecision, RetentionPolicy, decide
 from liftlog.errors import Conflict, OffsetOutOfRange, StorageError
 from liftlog.log import Log
+from liftlog.log.ages import newest_times_of
 from liftlog.log.leases import Lease
 from liftlog.log.segment import Segment
 from liftlog.server.commits.configs import window_ns
@@ -50,14 +51,16 @@ def decide_retention(
         max_messages=retention.max_messages if gives_way else None,
         protect_newer_than_ns=window_ns(settings),
     )
+    segments = log.segments
     decision = decide(
-        log.segments,
+        segments,
         policy,
         log_start_offset=log.log_start_offset,
         log_end_offset=log.high_watermark,
         now_ns=now_ns,
         offset_of_record=lambda segment, number: _offset_of_record(log, segment, number),
         held_from=None if after_leases else log.leases.low_bound(now_ns),
+        newest_ns=newest_times_of(log.environment, segments, now_ns),
     )
     if not decision.delete_segments and decision.log_start_offset == log.log_start_offset:
         return None
@@ -143,12 +146,14 @@ def truncate_before(
     check_truncation(log, offset, now_ns)
     if offset == log.log_end_offset:
         log.roll()  # or the active file, none of whose records can be read now, would stay
+    segments = log.segments
     decision = decide(
-        log.segments,
+        segments,
         RetentionPolicy(protect_newer_than_ns=window_ns(settings)),
         log_start_offset=offset,
         log_end_offset=log.high_watermark,
         now_ns=now_ns,
+        newest_ns=newest_times_of(log.environment, segments, now_ns),
     )
     count = decision.delete_segments if delete_files else 0
     return log.remove_before(offset, count, delete_below=decision.delete_below)

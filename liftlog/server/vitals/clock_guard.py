@@ -1,31 +1,87 @@
-"""Notices when the wall clock steps, so that no record is taken for older than it is."""
+"""Notices when the wall clock is suddenly ahead, so that no record is taken for older than it is.
+
+A clock that is ahead makes all records look old, and limits by age would then delete them. So ages
+are judged by a time that the wall clock cannot push forward: after an unexplained step ahead it
+stays behind by that step, and advances as the monotonic clock does. The same holds across a
+restart: the time is stored in the data directory, in the file `clock`.
+
+A step is believed once it has lasted for an hour, if it is at most a tenth of the time for which
+each stream keeps its records; or when an operator confirms it (`liftlog serve --yes`), or the other
+nodes of the cluster have the same time. A step back is followed at once: it makes nothing older.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from liftlog.log import Clock
+from liftlog.errors import CorruptMetadata, UnsupportedFormat
+from liftlog.log import Clock, FileSystem
+from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 
 logger = logging.getLogger("liftlog.server")
 
-_STEP_NS = 600 * 1_000_000_000
+CLOCK_NAME = "clock"
+STEP_NS = 600 * 1_000_000_000
 _CONFIRM_NS = 3600 * 1_000_000_000
+_DOWN_NS = 3600 * 1_000_000_000
+"""A machine that was off for less than this has not surely a wrong clock: no one knows for how long
+it was off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockState:
+    """The wall clock at some moment, how far it was ahead of the time for judging ages, and the
+    monotonic clock, which counts from the start of the machine."""
+
+    wall_ns: int
+    monotonic_ns: int
+    boot_id: str
+    ahead_ns: int = 0
+
+
+def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
+    """None if there is none, or it cannot be used: then the wall clock is believed."""
+    try:
+        content = read_checkpoint_file(fs, data_dir / CLOCK_NAME, CLOCK_NAME)
+        if content is None:
+            return None
+        wall_ns, monotonic_ns, ahead_ns = (
+            int(content[name]) for name in ("wall_ns", "monotonic_ns", "ahead_ns")
+        )
+        return ClockState(wall_ns, monotonic_ns, str(content["boot_id"]), ahead_ns)
+    except (CorruptMetadata, UnsupportedFormat, OSError, KeyError, TypeError, ValueError) as error:
+        logger.warning("clock-file-ignored error=%s", error)
+        return None
+
+
+def write_clock_state(fs: FileSystem, data_dir: Path, state: ClockState) -> None:
+    """Durable on return. Raises OSError."""
+    write_checkpoint_file(fs, data_dir / CLOCK_NAME, CLOCK_NAME, asdict(state))
 
 
 class ClockGuard:
-    """A step of more than ten minutes against the monotonic clock is not trusted until the new
-    time has held for an hour, or until the daemon restarts. Thread-safe."""
+    """Thread-safe. A step is one of more than ten minutes against the monotonic clock; while the
+    machine was off, one of more than an hour."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self, clock: Clock, before: ClockState | None = None, boot_id: str | None = None
+    ) -> None:
+        """`before` is what an earlier process has stored."""
         self._clock = clock
+        self._boot_id = boot_id or ""
         self._lock = threading.Lock()
         self._wall_ns = clock.now_ns()
         self._monotonic_ns = clock.monotonic_ns()
         self._stepped_at_ns: int | None = None
         self._ahead_ns = 0
+        if before is not None:
+            self._continue(before)
 
     def wall_clock_is_trusted(self) -> bool:
+        """False for an hour after a step: meanwhile nothing is deleted for its age."""
         with self._lock:
             self._look()
             return self._stepped_at_ns is None
@@ -37,15 +93,55 @@ class ClockGuard:
             self._look()
             return self._wall_ns - max(self._ahead_ns, 0)
 
+    @property
+    def doubt_seconds(self) -> float:
+        """How far the wall clock is ahead of the time for judging ages; 0.0 if it is believed."""
+        with self._lock:
+            self._look()
+            return max(self._ahead_ns, 0) / 1e9
+
+    def believe(self, reason: str) -> None:
+        """The wall clock is right: judge ages by it."""
+        with self._lock:
+            self._look()
+            if self._ahead_ns > 0:
+                seconds = self._ahead_ns // 10**9
+                logger.warning("wall-clock-believed seconds=%d reason=%s", seconds, reason)
+            self._stepped_at_ns, self._ahead_ns = None, 0
+
+    def state(self) -> ClockState:
+        """To be stored for the next process."""
+        with self._lock:
+            self._look()
+            ahead_ns = max(self._ahead_ns, 0)
+            return ClockState(self._wall_ns, self._monotonic_ns, self._boot_id, ahead_ns)
+
+    def _continue(self, before: ClockState) -> None:
+        passed = self._monotonic_ns - before.monotonic_ns
+        step = self._wall_ns - before.wall_ns
+        self._ahead_ns = before.ahead_ns
+        if self._boot_id and before.boot_id == self._boot_id and passed >= 0:
+            self._step(step - passed, STEP_NS)
+        elif step < 0:
+            self._step(step, STEP_NS)
+        else:
+            self._step(step, _DOWN_NS)
+        if self._ahead_ns:
+            self._stepped_at_ns = self._monotonic_ns  # a restart confirms nothing
+
     def _look(self) -> None:
         wall, monotonic = self._clock.now_ns(), self._clock.monotonic_ns()
         step = (wall - self._wall_ns) - (monotonic - self._monotonic_ns)
         self._wall_ns, self._monotonic_ns = wall, monotonic
-        if abs(step) > _STEP_NS:
-            self._stepped_at_ns = monotonic
-            self._ahead_ns += step
-            logger.warning(
-                "wall-clock-stepped seconds=%d retention_by_time=suspended", step // 10**9
-            )
+        self._step(step, STEP_NS)
         if self._stepped_at_ns is not None and monotonic - self._stepped_at_ns > _CONFIRM_NS:
-            self._stepped_at_ns, self._ahead_ns = None, 0
+            self._stepped_at_ns, self._ahead_ns = None, max(self._ahead_ns, 0)
+
+    def _step(self, step: int, largest: int) -> None:
+        if abs(step) <= largest:
+            return
+        self._stepped_at_ns = self._monotonic_ns
+        self._ahead_ns += step
+        if abs(self._ahead_ns) <= STEP_NS:  # taken back
+            self._ahead_ns = 0
+        logger.warning("wall-clock-stepped seconds=%d retention_by_time=suspended", step // 10**9)

@@ -142,6 +142,22 @@ KINDS: dict[str, Kind] = {
             About.STREAM,
         ),
         Kind(
+            "clock",
+            Severity.WARNING,
+            "The wall clock stepped. Nothing is deleted for its age for an hour, and after a step "
+            "ahead ages are judged by the time before it until it is believed.",
+            "set the clock right, or confirm it with `liftlog serve --yes`: "
+            "`liftlog docs how-to/retention`",
+        ),
+        Kind(
+            "stamps_ahead",
+            Severity.WARNING,
+            "Records of the stream are stamped ahead of the clock, so it is wrong or was.",
+            "compare the clock with others; if it is right, nothing: `liftlog docs "
+            "how-to/retention`",
+            About.STREAM,
+        ),
+        Kind(
             "nats_refused",
             Severity.WARNING,
             "NATS refuses a subscription that no stream needs.",

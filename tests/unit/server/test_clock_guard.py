@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from liftlog.server.vitals.clock_guard import ClockGuard
+from liftlog.log import OsFileSystem
+from liftlog.server.vitals.clock_guard import (
+    CLOCK_NAME,
+    ClockGuard,
+    read_clock_state,
+    write_clock_state,
+)
 
 SECOND = 10**9
 
@@ -47,7 +55,11 @@ def test_a_step_ahead_makes_nothing_older_for_an_hour(clock: HandSetClock) -> No
     assert guard.now_ns() == before + 3600 * SECOND
     clock.pass_seconds(1)
     assert guard.wall_clock_is_trusted()
+    assert guard.now_ns() == before + 3601 * SECOND, "an hour alone confirms nothing"
+    assert guard.doubt_seconds == 86_400
+    guard.believe("a test says so")
     assert guard.now_ns() == clock.wall
+    assert guard.doubt_seconds == 0
 
 
 def test_a_step_back_is_followed_at_once(clock: HandSetClock) -> None:
@@ -70,3 +82,53 @@ def test_small_corrections_are_believed(clock: HandSetClock) -> None:
     clock.wall += 600 * SECOND
     assert guard.wall_clock_is_trusted()
     assert guard.now_ns() == clock.wall
+
+
+def next_start(guard: ClockGuard, clock: HandSetClock, *, boot: str = "one") -> ClockGuard:
+    return ClockGuard(clock, guard.state(), boot)
+
+
+def test_a_restart_confirms_nothing(clock: HandSetClock) -> None:
+    guard = ClockGuard(clock, boot_id="one")
+    before = clock.wall
+    clock.wall += 86_400 * SECOND
+    assert guard.now_ns() == before
+    guard = next_start(guard, clock)
+    assert guard.now_ns() == before
+    assert not guard.wall_clock_is_trusted()
+    clock.pass_seconds(7200)
+    assert guard.now_ns() == before + 7200 * SECOND
+    clock.wall -= 86_400 * SECOND
+    assert guard.now_ns() == clock.wall
+    assert guard.doubt_seconds == 0
+
+
+def test_a_daemon_that_was_down_while_its_machine_ran_knows_how_long(clock: HandSetClock) -> None:
+    guard = ClockGuard(clock, boot_id="one")
+    state = guard.state()
+    clock.pass_seconds(8 * 86_400)
+    assert ClockGuard(clock, state, "one").doubt_seconds == 0
+    clock.wall += 5 * 3600 * SECOND
+    assert ClockGuard(clock, state, "one").doubt_seconds == 5 * 3600
+
+
+@pytest.mark.parametrize(("hours", "doubt"), [(0.9, 0.0), (48, 48 * 3600.0)])
+def test_a_machine_that_was_off_does_not_know_how_long(
+    clock: HandSetClock, hours: float, doubt: float
+) -> None:
+    state = ClockGuard(clock, boot_id="one").state()
+    clock.monotonic = 20 * SECOND
+    clock.wall += int(hours * 3600) * SECOND
+    assert ClockGuard(clock, state, "two").doubt_seconds == doubt
+
+
+@pytest.mark.parametrize("raw", [b"", b"liftlog clock 9 crc32c=00000000\n{}", b"liftlog clock 1"])
+def test_a_file_that_cannot_be_used_says_nothing(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / CLOCK_NAME).write_bytes(raw)
+    assert read_clock_state(OsFileSystem(), tmp_path) is None
+
+
+def test_what_is_stored_is_read_again(tmp_path: Path, clock: HandSetClock) -> None:
+    state = ClockGuard(clock, boot_id="one").state()
+    write_clock_state(OsFileSystem(), tmp_path, state)
+    assert read_clock_state(OsFileSystem(), tmp_path) == state

@@ -50,6 +50,9 @@ def test_files_older_than_the_dedupe_window_are_deleted(log: Log, window: str) -
     for _ in range(5):
         append(log, 10)
     limits = settings(retention={"max_messages": 5}, dedupe_window=window)
+    clock = log.environment.clock
+    assert isinstance(clock, FakeClock)
+    clock.now += HOUR_NS
     decision = decide_retention(log, limits, BASE_NS + HOUR_NS)
     assert decision is not None
     assert (decision.log_start_offset, decision.delete_segments) == (46, 4)

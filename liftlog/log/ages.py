@@ -1,0 +1,72 @@
+"""How old the segments of a log are: what their files and this process know is judged by the rules
+in `compaction.ages`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from compaction.ages import TOLERANCE_NS, Witnesses, newest_times
+from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.log.environment import LogEnvironment
+from liftlog.log.segment import Segment
+from liftlog.records.format import HEADER_SIZE
+from liftlog.records.header import parse_header
+
+
+def newest_times_of(
+    environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
+) -> list[int]:
+    """The time of the newest record of each of the `segments` of a log; see `newest_times`. May
+    read a few headers if stamps are not credible."""
+    monotonic_ns = environment.clock.monotonic_ns()
+    return newest_times(
+        [
+            Witnesses(
+                segment.max_timestamp_ns if segment.record_count else 0,
+                _since(segment.held_since_ns, monotonic_ns),
+                is_timed=segment.is_timed,
+                first_ns=partial(first_stamp_ns, environment, segment),
+                file_ns=partial(_file_ns, environment, segment),
+            )
+            for segment in segments
+        ],
+        now_ns,
+    )
+
+
+def listed_times_of(
+    environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
+) -> list[int]:
+    """A time at which the file of each segment was there already, as it is."""
+    monotonic_ns = environment.clock.monotonic_ns()
+    return [now_ns - _since(segment.listed_since_ns, monotonic_ns) for segment in segments]
+
+
+def seconds_ahead(stamp_ns: int, now_ns: int) -> float:
+    """How far a stamp lies ahead of `now_ns`; 0.0 if clocks may just differ a little."""
+    ahead_ns = stamp_ns - now_ns
+    return ahead_ns / 1e9 if ahead_ns > TOLERANCE_NS else 0.0
+
+
+def first_stamp_ns(environment: LogEnvironment, segment: Segment) -> int:
+    """The stamp of its first batch; 0 where that cannot be read."""
+    try:
+        pooled = environment.pool.acquire(segment.path)
+        try:
+            return parse_header(pooled.file.pread(HEADER_SIZE, 0)).base_timestamp_ns
+        finally:
+            environment.pool.release(pooled)
+    except (OSError, CorruptBatch, UnsupportedFormat):
+        return 0
+
+
+def _since(held_since_ns: int, monotonic_ns: int) -> int:
+    return max(0, monotonic_ns - held_since_ns) if held_since_ns else 0
+
+
+def _file_ns(environment: LogEnvironment, segment: Segment) -> int:
+    try:
+        return environment.fs.modified_ns(segment.path)
+    except OSError:
+        return 0

@@ -1,0 +1,127 @@
+"""Keeps the time for judging ages right: stores it for the next start, decides when a step of the
+wall clock is believed, and finds the streams whose stamps lie ahead of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator, Mapping
+
+from liftlog.log import FileSystem
+from liftlog.log.ages import seconds_ahead
+from liftlog.log.data_dir import DataDir
+from liftlog.server.checkpoints import OFFSETS_STREAM
+from liftlog.server.cleaning.compaction import compaction_of
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.vitals.clock_guard import ClockGuard, write_clock_state
+from liftlog.server.vitals.conditions import Condition
+from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server")
+
+_STORE_NS = 300 * 1_000_000_000
+_PARTS = 10
+
+
+class ClockKeeper:
+    """`look` is called regularly, on the event loop; files are read and written in a thread."""
+
+    def __init__(
+        self,
+        guard: ClockGuard,
+        hosts: Mapping[str, StreamHost],
+        data_dir: DataDir,
+        *,
+        checkpoint_seconds: float | None = None,
+    ) -> None:
+        """`checkpoint_seconds` is how long unused checkpoints are kept."""
+        self.guard = guard
+        self._checkpoint_seconds = checkpoint_seconds or math.inf
+        self.at_stake: list[str] = []
+        """The streams whose records would lose more than a tenth of their time if the clock were
+        believed and wrong."""
+        self._hosts = hosts
+        self._fs: FileSystem = data_dir.environment.fs
+        self._clock = data_dir.environment.clock
+        self._path = data_dir.path
+        self._stored = (0, 0)  # monotonic time, and how far the clock was ahead
+        self._ahead: dict[str, float] = {}
+
+    async def look(self) -> None:
+        hosts = [host for host in self._hosts.values() if not host.failure]
+        await asyncio.to_thread(self._look, hosts)
+
+    def _look(self, hosts: list[StreamHost]) -> None:
+        guard, now_ns = self.guard, self._clock.now_ns()
+        if guard.doubt_seconds and guard.wall_clock_is_trusted():
+            doubt = guard.doubt_seconds
+            self.at_stake = [
+                host.name for host in hosts if doubt > _shortest_life(host.settings) / _PARTS
+            ]
+            if doubt > self._checkpoint_seconds / _PARTS:
+                self.at_stake.append(OFFSETS_STREAM)
+            if not self.at_stake:
+                guard.believe("it has lasted for an hour and changes ages little")
+        elif not guard.doubt_seconds:
+            self.at_stake = []
+        found = {host.name: seconds_ahead(host.log.max_timestamp_ns, now_ns) for host in hosts}
+        self._ahead = {name: seconds for name, seconds in found.items() if seconds}
+        self._store_if_due()
+
+    def _store_if_due(self) -> None:
+        state = self.guard.state()
+        at_ns, ahead_ns = self._stored
+        if at_ns and state.monotonic_ns - at_ns < _STORE_NS and state.ahead_ns == ahead_ns:
+            return
+        self.store()
+
+    def store(self) -> None:
+        """For the next start. Blocking."""
+        state = self.guard.state()
+        try:
+            write_clock_state(self._fs, self._path, state)
+        except OSError as error:  # the next start believes the wall clock
+            logger.warning("clock-not-stored error=%s", error)
+        else:
+            self._stored = state.monotonic_ns, state.ahead_ns
+
+    def conditions(self) -> Iterator[Condition]:
+        """What is wrong with the clock, and with stamps. For `Conditions.add`."""
+        if doubt := self.guard.doubt_seconds:
+            text = f"the clock stepped ahead by {span(doubt)}; ages are judged as if it had not"
+            if self.at_stake:
+                text += (
+                    ". If it is wrong, to believe it would take more than a tenth of the time for "
+                    "which records are kept"
+                )
+            yield Condition.of("clock", text, streams=self.at_stake)
+        elif not self.guard.wall_clock_is_trusted():
+            yield Condition.of("clock", "the clock was set; for an hour nothing is too old")
+        for name, seconds in self._ahead.items():
+            yield Condition.of("stamps_ahead", ahead_in_words(seconds), name)
+
+
+def _shortest_life(settings: StreamSettings) -> float:
+    """How long the stream keeps what it deletes for its age, in seconds."""
+    compaction = compaction_of(settings)
+    limits = [
+        settings.retention.max_age_seconds,
+        None if compaction is None else compaction.tombstone_retention_seconds,
+    ]
+    return min([one for one in limits if one is not None], default=math.inf)
+
+
+def ahead_in_words(seconds: float) -> str:
+    return (
+        f"records are stamped up to {span(seconds)} ahead of the clock; their age counts from "
+        "the first right stamp after them, or from the start of the daemon"
+    )
+
+
+def span(seconds: float) -> str:
+    """A length of time in words, in its largest unit."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")
+    return f"{seconds:.0f} s"
