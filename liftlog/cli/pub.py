@@ -33,7 +33,12 @@ from liftlog.cli.problems import check_standard_input
     help="Message key, for compaction by key. A key with blanks at its ends, line breaks or bytes "
     "that are not UTF-8 needs --envelope.",
 )
-@click.option("--tombstone", is_flag=True, help="Publish a delete of --key instead of a MESSAGE.")
+@click.option(
+    "--tombstone",
+    is_flag=True,
+    help="Publish a delete of --key instead of a MESSAGE. A compacted stream then deletes the "
+    "earlier records of the key; any other keeps them, which is printed.",
+)
 @click.option(
     "--msg-id",
     metavar="ID",

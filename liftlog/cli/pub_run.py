@@ -82,6 +82,7 @@ PLACEHOLDER = "{n}"
 
 _COLUMNS = ("subject", "stream", "seq", "duplicate", "durability", "problem")
 _CONNECT_SECONDS = 10
+_ASK_SECONDS = 2.0
 _IN_FLIGHT = 512  # as many as a commit takes while the next ones are made
 
 
@@ -168,6 +169,12 @@ class Job(NamedTuple):
 
     def run(self, style: str) -> ExitCode:
         """Publish and print. Raises LiftlogError."""
+        code = self._run(style)
+        if self.value is None and not self.from_stdin and code is ExitCode.OK:
+            tell_what_stays(self.template.subject)
+        return code
+
+    def _run(self, style: str) -> ExitCode:
         if self.timeout is None:
             sent = asyncio.run(self._send())
             note(f"{plural(sent, 'message')} sent without asking for an ack")
@@ -331,6 +338,33 @@ def _to_line(ack: Ack) -> str:
     if ack.durability != "fsync":
         line += f" durability={ack.durability}"
     return line
+
+
+def tell_what_stays(subject: str) -> None:
+    """After a tombstone on `subject`: which streams delete nothing because of it."""
+    import click
+
+    from liftlog.cli.options import connect_to_server
+
+    unknown = (
+        f"a tombstone deletes the earlier records of its key only in a compacted stream: see "
+        f"`liftlog stream for {subject}`"
+    )
+    try:
+        with connect_to_server(
+            connect_timeout=_ASK_SECONDS, request_timeout=_ASK_SECONDS, reconnect_for=0
+        ) as client:
+            kept = [one.name for one in client.streams_for(subject) if not one.is_compacted]
+    except (LiftlogError, OSError, click.ClickException):
+        note(unknown)
+        return
+    if kept:
+        is_one = len(kept) == 1
+        warn(
+            f"{', '.join(kept)} {'is' if is_one else 'are'} not compacted: the earlier records of "
+            "the key stay there, and can be read. To delete them, turn on compaction, truncate "
+            f"the {plural(len(kept), 'stream').partition(' ')[2]}, or let retention delete them"
+        )
 
 
 def load_nats(servers: Iterable[str]) -> None:

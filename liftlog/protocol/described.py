@@ -88,6 +88,12 @@ class StreamInfo(Described):
         return self.subjects or ([self.subject] if self.subject else [])
 
     @property
+    def is_compacted(self) -> bool:
+        """Whether compaction by key is on. Without it a tombstone deletes nothing."""
+        compaction = self.settings.get("compaction")
+        return isinstance(compaction, dict) and compaction.get("enabled") is True
+
+    @property
     def records(self) -> int:
         """`record_count`, or the number of offsets if that is not known."""
         if self.record_count is not None:

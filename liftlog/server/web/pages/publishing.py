@@ -43,7 +43,11 @@ async def publish(asked: Asked) -> Shown:
         )
     except LiftlogError as error:
         return _form(asked, described, texts, error)
-    extra = {"offset": ack.offset, "is_duplicate": ack.duplicate}
+    extra = {
+        "offset": ack.offset,
+        "is_duplicate": ack.duplicate,
+        "deletes_nothing": message.value is None and not described.is_compacted,
+    }
     shown = _form(asked, described, texts)
     return Shown(shown.title, shown.data, {**shown.extra, "stored": extra})
 
@@ -56,6 +60,7 @@ def _form(
         "subject": described.subject,
         "acks": described.acks,
         "state": described.state,
+        "is_compacted": described.is_compacted,
         "form": texts,
     }
     extra = {
@@ -73,7 +78,7 @@ def _message(texts: dict[str, str]) -> PostedMessage:
     is_tombstone = bool(texts["tombstone"])
     key = parse_key(texts["key"]) if texts["key"] else None
     if is_tombstone and key is None:
-        raise InvalidArgument("a tombstone needs a key: it deletes the records of that key")
+        raise InvalidArgument("a tombstone needs a key: it supersedes the records of that key")
     if is_tombstone and texts["value"]:
         raise InvalidArgument("a tombstone has no value")
     # A browser sends line ends as CR LF.

@@ -30,6 +30,10 @@ async def record(asked: Asked) -> Shown:
     stream = asked.authorize("read")
     view = asked.choice("view", content.VIEWS)
     found = await read(asked, stream, _offset(asked))
+    is_compacted = False
+    if found.value is None:
+        is_compacted = (await asked.describe()).is_compacted
+        asked.authorize("read")  # again after the await
     limits = bounds(asked.parts.broker.readable_stream(stream).log)
     # The parts of the page, each of bounded cost.
     spread = asked.parts.spread
@@ -44,6 +48,7 @@ async def record(asked: Asked) -> Shown:
         **limits,
         "record": whole,
         "is_tombstone": found.value is None,
+        "is_compacted": is_compacted,
         "key_text": content.as_key(found.key),
         "value_bytes": len(found.value or b""),
         "header_lines": lines,
