@@ -10,9 +10,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from support.repository import REPOSITORY
+
+from liftlog.protocol.messages import REQUESTS
+from liftlog.protocol.wire import wire_fields
+from liftlog.server.http.bodies import PostedMessage
+from liftlog.settings import StreamSettings
 
 _COMMAND = re.compile(rb"\s*(?:H?PUB|[LRH]MSG) (?=[%{])|\s*(?:H?PUB|[LRH]MSG) $")
 _CALLS = {"own_subject", "Destination", "publish", "publish_commands"}
@@ -103,3 +109,33 @@ def test_a_new_way_out_is_noticed() -> None:
         "        await self.client.publish(subject, b'')\n"
     )
     assert set(ways_out(new)) == {("A.echo", "PUB"), ("A.echo", "HPUB"), ("A.tell", "publish")}
+
+
+PLACES = re.compile(
+    "path|file|dir(ectory)?|address(es)?|advertise|urls?|uri|servers?|hosts?|ports?|stores?"
+    "|sources?|targets?|destinations?|reply|inbox|prefix|command|exec"
+)
+"""Words for what a daemon would open, dial or publish to."""
+
+
+def names_in(schema: object) -> Iterator[str]:
+    """The properties of a JSON schema, those of its parts included."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        for one in schema.values():
+            yield from names_in(one)
+    elif isinstance(schema, list):
+        for one in schema:
+            yield from names_in(one)
+
+
+def test_no_request_names_a_file_a_server_or_a_destination() -> None:
+    """Requests of the pull API and the log API, and the settings of a stream, which clients send.
+    One that does needs a rule for what it may name, and a test beside this one."""
+    asked = {f"{kind.KIND}.{one.name}" for kind in REQUESTS.values() for one in wire_fields(kind)}
+    asked |= {f"stream.{name}" for name in names_in(StreamSettings.model_json_schema())}
+    asked |= {f"posted.{one.name}" for one in fields(PostedMessage)}
+    assert len(asked) > 100
+    words = {one: re.split(r"[._]", one.partition(".")[2]) for one in asked}
+    found = {one for one, parts in words.items() if any(map(PLACES.fullmatch, parts))}
+    assert found == set()
