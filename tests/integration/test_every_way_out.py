@@ -427,6 +427,40 @@ async def test_the_least_permissions_of_the_daemon(tmp_path: Path) -> None:
             assert "ermissions" not in daemon.log
 
 
+def test_a_client_of_another_account(tmp_path: Path) -> None:
+    """Its reply subjects come as `_R_.<...>`, by which the server finds the way back."""
+    accounts = {
+        "ours": {
+            "users": [{"user": "rich", "password": "rich"}],
+            "exports": [{"service": "$JS.API.DIRECT.GET.>", "response_type": "Stream"}],
+        },
+        "theirs": {
+            "users": [{"user": "far", "password": "far"}],
+            "imports": [{"service": {"account": "ours", "subject": "$JS.API.DIRECT.GET.>"}}],
+        },
+    }
+    with NatsServer(
+        leafnodes={
+            "listen": "127.0.0.1:-1",
+            "authorization": {"user": "rich", "password": "rich", "account": "ours"},
+        },
+        accounts=accounts,
+        no_auth_user="rich",
+    ) as server:
+        with serving(server, tmp_path) as daemon:
+            until(lambda: "jetstream-api-answers" in daemon.log)
+            with RawNats(server.port, timeout=30) as raw:
+                publish(raw, "chat.evil", EVIL)
+            login = {"user": "far", "pass": "far"}
+            with RawNats(server.port, timeout=30, connect_options=login) as far:
+                got = far.request("$JS.API.DIRECT.GET.chat", b'{"seq": 1}')
+                assert got.payload == EVIL
+                far.pub("$JS.API.DIRECT.GET.chat", b'{"seq": 1}', reply="orders.injected")
+                far.ping()
+            with RawNats(server.port, timeout=30) as raw:
+                assert publish(raw, "orders.first", b"")["seq"] == 1, "it stays in their account"
+
+
 # --- the HTTP port ---
 
 
