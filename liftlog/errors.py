@@ -91,7 +91,7 @@ class Unauthenticated(LiftlogError):
 
 
 class Forbidden(LiftlogError):
-    """The ACL does not allow the request; the hint says which rule is missing.
+    """The ACL does not allow the request; the message says which rule is missing.
 
     Ask the administrator of the ACL file. `liftlog acl explain` explains a decision.
     """

@@ -95,7 +95,7 @@ def _show_reloaded(pid: int, outcome: dict[str, Any]) -> None:
         return
     say(f"process {pid} has read again: {', '.join(outcome['reloaded']) or 'nothing'}")
     for part, problem in outcome["problems"].items():
-        warn(f"{part} was not reloaded, and the previous one stays in use: {printable(problem)}")
+        warn(f"{part} was not reloaded, and the previous one stays in use: {problem}")
     if changed := outcome["restart_needed"]:
         note(f"changed, and in use only after a restart: {', '.join(changed)}")
 

@@ -153,13 +153,14 @@ def _complete_code(
 def lookup(code: str) -> ExitCode:
     """Explain CODE: what it means and what to do.
 
-    CODE is the number or name of an error, a JetStream err_code as in a refused ack, or exit:N for
-    the exit code N.
+    CODE is the number or name of an error, its class in Python, a JetStream err_code as in a
+    refused ack, or exit:N for the exit code N.
 
     \b
     Examples:
       liftlog errors lookup 13
       liftlog errors lookup OFFSET_OUT_OF_RANGE
+      liftlog errors lookup OffsetOutOfRange
       liftlog errors lookup 10071
       liftlog errors lookup exit:8
     """
@@ -167,9 +168,11 @@ def lookup(code: str) -> ExitCode:
     if word.startswith("exit:"):
         return _tell_exit_code(word.removeprefix("exit:"), style)
     known = [*all_errors(), *all_refusals()]
-    found = [one for one in known if word.upper().replace("-", "_") in (one.code, one.name.upper())]
+    asked = word.upper().replace("-", "_")
+    found = [one for one in known if asked in (one.code, one.name.upper(), one.class_name.upper())]
     if not found:
-        close = closest(word, [one.name for one in known])
+        names = [text for one in known for text in (one.name, one.class_name) if text]
+        close = closest(word, names)
         guess = f"did you mean {close}? " if close else ""
         if word in REFUSAL_CLASSES:
             guess = f"{word} is shared by several refusals; look up the err_code beside it. "

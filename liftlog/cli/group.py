@@ -131,10 +131,11 @@ def info(group: str, stream: str) -> ExitCode:
 @click.argument("group")
 @click.argument("stream", shell_complete=complete_stream)
 @click.argument("position", callback=position_of)
+@click.option("--dry-run", "-n", is_flag=True, help="Show the change without making it.")
 @click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
 @server_options
 @debug_option
-def seek(group: str, stream: str, position: Position, assume_yes: bool) -> ExitCode:
+def seek(group: str, stream: str, position: Position, dry_run: bool, assume_yes: bool) -> ExitCode:
     """Let all slots of GROUP in STREAM continue at POSITION.
 
     POSITION is an offset, start, end, +100 (after the first 100), @TIME as in `liftlog consume
@@ -143,13 +144,18 @@ def seek(group: str, stream: str, position: Position, assume_yes: bool) -> ExitC
 
     \b
     Examples:
+      liftlog group seek billing orders start --dry-run
       liftlog group seek billing orders start --yes
       liftlog group seek billing orders @-1h
     """
     with connect_to_server() as client:
         start = resolve_position(client, stream, position)
         offset = client.fetch(stream, start, max_bytes=1).header.offset
-        words = f"{printable(group)} in {printable(stream)} continues at offset {offset:,}"
+        who = f"{printable(group)} in {printable(stream)}"
+        words = f"{who} continues at offset {offset:,}"
+        if dry_run:
+            say(f"{who} would continue at offset {offset:,}")
+            return ExitCode.OK
         if not assume_yes and not confirmed(f"{words}. Do it?"):
             note("Nothing was changed.")
             return ExitCode.FAILED

@@ -139,6 +139,7 @@ def jetstream(
     \b
     Examples:
       liftlog import jetstream ORDERS orders
+      liftlog import jetstream KV_prices KV_prices --key-from-subject --source-nats nats://old:4222
       liftlog import jetstream KV_prices prices --key-from-subject --strip '$KV.'
     """
     from liftlog.cli.import_sources import JetStream

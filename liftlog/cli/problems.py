@@ -151,7 +151,10 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {printable(text)}", err=True)
+    first, *rest = printable(text, keep_newlines=True).splitlines() or [""]
+    click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {first}", err=True)
+    for line in rest:
+        click.echo(f"  {line}", err=True)
 
 
 def silence_closed_output() -> None:

@@ -181,8 +181,12 @@ class Job(NamedTuple):
             return ExitCode.OK
         array = object_array(style, _COLUMNS)
         results = _Results(self.template.subject, self.timeout, array)
-        with array or nullcontext():
-            asyncio.run(self._publish(self.timeout, results))
+        try:
+            with array or nullcontext():
+                asyncio.run(self._publish(self.timeout, results))
+        except KeyboardInterrupt:
+            note(results.so_far())
+            raise
         if results.failed:
             note(f"{results.acked:,} of {plural(results.acked + results.failed, 'message')} acked")
         if results.stopped:
@@ -236,15 +240,15 @@ class Job(NamedTuple):
         """Many in flight, results in the order of sending; nothing more after a final one."""
         publisher = await self._open(timeout)
         asked: asyncio.Queue[asyncio.Future[Published] | None] = asyncio.Queue()
-        sender = asyncio.create_task(self._submit(publisher, asked))
+        sender = asyncio.create_task(self._submit(publisher, asked, results))
         try:
             await results.collect(asked, publisher)
         finally:
             sender.cancel()
             while not asked.empty():
                 future = asked.get_nowait()
-                if future is not None and not future.cancel():
-                    future.exception()  # after a final result the others say the same
+                if future is not None and not future.cancel() and future.exception() is None:
+                    results.acked += 1  # after an interrupt; a final failure leaves none
             try:
                 await sender
             except asyncio.CancelledError:
@@ -255,7 +259,10 @@ class Job(NamedTuple):
                 await publisher.close()
 
     async def _submit(
-        self, publisher: Publisher, asked: asyncio.Queue[asyncio.Future[Published] | None]
+        self,
+        publisher: Publisher,
+        asked: asyncio.Queue[asyncio.Future[Published] | None],
+        results: _Results,
     ) -> None:
         subject, headers = self.template.subject, self.template.headers
         try:
@@ -263,6 +270,7 @@ class Job(NamedTuple):
                 future = await publisher.submit(
                     subject, value, key=key, headers=headers, message_id=message_id
                 )
+                results.sent += 1
                 asked.put_nowait(future)
         finally:
             asked.put_nowait(None)
@@ -272,6 +280,7 @@ class _Results:
     """Prints results as they come and counts them."""
 
     def __init__(self, subject: str, timeout: float, array: ObjectArray | None) -> None:
+        self.sent = 0
         self.acked = 0
         self.failed = 0
         self.stopped = False
@@ -288,6 +297,17 @@ class _Results:
         Returns after the last one, or after one that is final: the next would fare no better.
         """
         acks: list[Ack] = []
+        try:
+            await self._collect(asked, publisher, acks)
+        finally:
+            self._show(acks)
+
+    async def _collect(
+        self,
+        asked: asyncio.Queue[asyncio.Future[Published] | None],
+        publisher: Publisher,
+        acks: list[Ack],
+    ) -> None:
         while not self.stopped:
             if asked.empty():
                 self._show(acks)
@@ -301,7 +321,12 @@ class _Results:
             except PublishFailed as failure:
                 self._show(acks)
                 self._show_failure(failure, publisher)
-        self._show(acks)
+
+    def so_far(self) -> str:
+        """After an interrupt."""
+        left = self.sent - self.acked - self.failed
+        acked = f"{self.acked:,} of {plural(self.sent, 'message')} acked"
+        return f"{acked}; the others may have been stored, too" if left else acked
 
     def _show(self, acks: list[Ack]) -> None:
         """Leaves the list empty."""

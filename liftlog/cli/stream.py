@@ -295,6 +295,8 @@ def _show_update(found: StreamUpdate) -> None:
     if not found.differences:
         say(f"{name} already has these settings")
         return
+    if quiet() and not found.dry_run:
+        return
     say(f"{name} would change:" if found.dry_run else f"{name} updated:")
     rows = [
         (
@@ -317,10 +319,12 @@ def _value(value: Any) -> str:
 
 def _removal_words(removal: Removal) -> str:
     """What the next run of retention deletes."""
+    room = f"{plural(removal.segments, 'segment')}, {show_size(removal.size_bytes)}"
+    if not removal.segments:
+        room = "their segment also has later records, so no room is freed yet"
     return (
         f"retention deletes up to {plural(removal.records, 'record')} below offset "
-        f"{removal.log_start_offset:,}: {plural(removal.segments, 'segment')}, "
-        f"{show_size(removal.size_bytes)}"
+        f"{removal.log_start_offset:,}: {room}"
     )
 
 

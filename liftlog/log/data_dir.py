@@ -12,13 +12,14 @@ The marker and the recovery points state, by stream, how far its active segment 
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from liftlog.errors import CorruptMetadata
+from liftlog.errors import ConfigError, CorruptMetadata
 from liftlog.log.checkpoint_file import (
     TEMPORARY_SUFFIX,
     read_checkpoint_file,
@@ -148,6 +149,18 @@ def _is_file(fs: FileSystem, path: Path) -> bool:
     return True
 
 
+_UNUSABLE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT, errno.EEXIST}
+)
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the data directory {path} cannot be used: {error.filename or path}: {error.strerror}",
+        hint="set data_dir to a directory that the daemon's user may write, or may make",
+    )
+
+
 class DataDir:
     """Owns the lock from `open` to `close`. Blocking; used from one thread at a time."""
 
@@ -164,15 +177,21 @@ class DataDir:
         """Take the lock and read the shared checkpoint files.
 
         The clean marker is removed, durably, before this returns: whatever happens from here on
-        is an unclean stop until `close` says otherwise. Raises DataDirLocked, StorageError,
-        UnsupportedFormat, CorruptMetadata for what is not a data directory: a backup, or a restore
-        that did not finish. Then the lock is free again.
+        is an unclean stop until `close` says otherwise. Raises DataDirLocked, ConfigError for a
+        directory that cannot be made or written, StorageError, UnsupportedFormat, CorruptMetadata
+        for what is not a data directory: a backup, or a restore that did not finish. Then the lock
+        is free again.
         """
         fs = self.environment.fs
         refuse_unfit(fs, self.path)
         with storage_errors(f"opening the data directory {self.path}"):
-            make_durable_directory(fs, self.path / STREAMS_NAME)
-            self._lock = take_lock(self.path)
+            try:
+                make_durable_directory(fs, self.path / STREAMS_NAME)
+                self._lock = take_lock(self.path)
+            except OSError as error:
+                if error.errno in _UNUSABLE:
+                    raise _unusable(self.path, error) from error
+                raise
             try:
                 refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
                 self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)

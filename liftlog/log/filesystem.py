@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -112,6 +113,15 @@ class OsFile:
         self.close()
 
 
+NOT_A_FILE = errno.EINVAL
+"""The error of ReadOnlyFileSystem for what is neither a regular file nor a directory."""
+
+
+def private(path: str, flags: int) -> int:
+    """An opener for the builtin `open`: a new file is for its owner alone."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
 class OsFileSystem:
     """The FileSystem of the operating system."""
 
@@ -137,7 +147,10 @@ class OsFileSystem:
         return sorted(entry.name for entry in path.iterdir())
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True, mode=0o750)
+        missing = [one for one in path.parents if not one.exists()]
+        for one in reversed(missing):  # such as the data directory: for its owner alone
+            one.mkdir(exist_ok=True, mode=0o700)
+        path.mkdir(exist_ok=True, mode=0o750)
 
     def remove_directory(self, path: Path) -> None:
         path.rmdir()
@@ -151,13 +164,22 @@ class OsFileSystem:
 
 
 class ReadOnlyFileSystem(OsFileSystem):
-    """A view of the files of a log that a daemon may be using: opens them for reading only, and
-    refuses every change."""
+    """A view of the files of a log that a daemon may be using, or of a backup: opens them for
+    reading only, and refuses every change.
+
+    It does not trust them: a pipe in the place of a file would wait for another process, when it is
+    opened and when it is read.
+    """
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
         if create:
             _refuse(path)
-        return super().open(path, writable=False)
+        file = OsFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        kind = os.fstat(file.fileno()).st_mode
+        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # reading a directory fails
+            return file
+        file.close()
+        raise OSError(NOT_A_FILE, "it is not a regular file", str(path))
 
     def rename(self, source: Path, target: Path) -> None:
         _refuse(target)

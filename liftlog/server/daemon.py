@@ -21,7 +21,7 @@ from acl.policy import Policy
 from liftlog import __version__
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
-from liftlog.log.filesystem import storage_errors
+from liftlog.log.filesystem import private, storage_errors
 from liftlog.log.shared_descriptors import SharedDescriptors
 from liftlog.log.slot import BOOT_ID_UNKNOWN, SLOT_NAME, current_boot_id
 from liftlog.server.checkpoints.opening import open_checkpoints
@@ -409,7 +409,8 @@ class Daemon:
         path = self._data_dir.path / ADDRESSES_NAME
         temporary = path.with_suffix(".tmp")
         with storage_errors(f"writing {path}"):
-            temporary.write_text(json.dumps({"pull": pull, "http": http}))
+            with open(temporary, "w", opener=private) as file:
+                json.dump({"pull": pull, "http": http}, file)
             temporary.replace(path)
         logger.info("listening pull=%s http=%s", ",".join(pull), http)
 

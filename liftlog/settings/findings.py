@@ -13,6 +13,13 @@ from .keys import KeyPath, dotted, known_keys
 
 _MAX_SHOWN = 80
 _MAX_LINES = 100
+_SYNONYMS = {
+    "max_records": "max_messages",
+    "max_msgs": "max_messages",
+    "max_count": "max_messages",
+    "max_size": "max_bytes",
+}
+"""What other systems call a setting, where another one looks more like it."""
 _SECRET_WORDS = ("password", "token", "secret", "seed")
 
 
@@ -97,7 +104,11 @@ def _accepted(item: Any) -> str:
 def unknown_key(path: KeyPath, model: type[BaseModel]) -> str:
     """Never shows the value: a misspelt `password` must not be printed."""
     known = known_keys(model, path[:-1])
-    close = difflib.get_close_matches(str(path[-1])[:_MAX_SHOWN], known, n=1, cutoff=0.6)
+    word = str(path[-1])[:_MAX_SHOWN]
+    meant = _SYNONYMS.get(word)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if meant in known:
+        close = [meant]
     if close:
         return f"unknown key; did you mean {close[0]!r}?"
     return f"unknown key; known here: {', '.join(sorted(known))}" if known else "unknown key"

@@ -96,8 +96,8 @@ def merge_headers(opened: Envelope, block: bytes) -> bytes:
 def _without(
     lines: list[tuple[bytes, bytes]], stronger: list[tuple[bytes, bytes]]
 ) -> list[tuple[bytes, bytes]]:
-    taken = {name.lower() for name, _ in stronger}
-    return [line for line in lines if line[0].lower() not in taken]
+    taken = {name for name, _ in stronger}  # names that differ in case are different names
+    return [line for line in lines if line[0] not in taken]
 
 
 def with_envelope(control: Control, opened: Envelope) -> Control:

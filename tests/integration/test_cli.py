@@ -554,3 +554,75 @@ def test_doctor_recognises_a_daemon_that_wants_a_login(tmp_path: Path) -> None:
         found = Cli(daemon, nats).objects("doctor", *options, "--set", f"nats.servers={nats.url}")
         (port,) = (one for one in found if one["check"] == "port")
     assert port["status"] == "ok"
+
+
+# --- small things ---
+
+
+def test_quiet_updates_print_nothing(liftlog: Cli, stream: str) -> None:
+    words = ("stream", "update", stream, "--set", "retention.max_age=7d")
+    assert "retention.max_age" in liftlog.ok(*words, "--dry-run", "--quiet"), "that was asked for"
+    assert liftlog.ok(*words, "--quiet") == ""
+    assert liftlog.objects("stream", "info", stream)[0]["settings"]["retention"]["max_age"]
+
+
+def test_what_an_update_deletes_within_a_segment(liftlog: Cli, stream: str) -> None:
+    liftlog.ok("pub", f"{stream}.x", "{n}", "--count", "30")
+    words = ("stream", "update", stream, "--set", "retention.max_messages=10", "--yes")
+    shown = liftlog.ok(*words)
+    assert "up to 20 records below offset 21: their segment also has later records" in shown
+    assert "0 B" not in shown
+
+
+def test_a_group_is_moved_only_without_dry_run(liftlog: Cli, stream: str) -> None:
+    liftlog.ok("pub", f"{stream}.x", "{n}", "--count", "3")
+    words = ("group", "seek", "billing", stream)
+    assert "would continue at offset 2" in liftlog.ok(*words, "2", "--dry-run")
+    assert liftlog.objects("group", "ls", "--stream", stream) == []
+    assert "continues at offset 2" in liftlog.ok(*words, "2", "--yes")
+    assert "would continue at offset 1" in liftlog.ok(*words, "start", "--dry-run")
+
+
+def test_an_interrupted_pub_says_how_many_were_acked(liftlog: Cli, stream: str) -> None:
+    publishing = liftlog.spawn("pub", f"{stream}.x", "-", stdin=subprocess.PIPE)
+    assert publishing.stdin is not None
+    assert publishing.stdout is not None
+    publishing.stdin.write(b"a\nb\nc\n")
+    publishing.stdin.flush()
+    acked = [publishing.stdout.readline() for _ in range(3)]
+    publishing.send_signal(signal.SIGINT)
+    _, errors = publishing.communicate(timeout=60)
+    assert acked[-1] == f"{stream} 3\n".encode()
+    assert b"3 of 3 messages acked" in errors
+    assert publishing.returncode == ExitCode.INTERRUPTED
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_data_directory_that_cannot_be_used(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(cli, ["serve", "--set", f"data_dir={tmp_path / place}"])
+    assert result.exit_code == ExitCode.CONFIG
+    assert "cannot be used" in result.stderr
+    assert "set data_dir to a directory that the daemon's user may write" in result.stderr
+
+
+def test_what_a_daemon_makes_is_for_its_owner_alone(liftlog: Cli, tmp_path: Path) -> None:
+    """With the usual umask."""
+    with Daemon(liftlog.environ["NATS_URL"], directory=tmp_path) as daemon:
+        found = {path.name: path.stat().st_mode & 0o777 for path in daemon.data_dir.iterdir()}
+    assert daemon.data_dir.stat().st_mode & 0o777 == 0o700
+    assert found["reserve"] == found["addresses.json"] == 0o600
+    assert {name for name, mode in found.items() if mode & 0o007} == set()
+
+
+def test_reload_shows_the_lines_of_a_problem(tmp_path: Path, liftlog: Cli) -> None:
+    acl = tmp_path / "acl.yaml"
+    acl.write_text(f"principals: {{a: {{token_hash: '{hash_token(new_secret())}'}}}}\n")
+    settings = {"acl": {"file": str(acl)}}
+    with Daemon(liftlog.environ["NATS_URL"], settings) as daemon:
+        acl.write_text("principals: {a: {token: x}}\nroles: {b: 7}\n")
+        runner = CliRunner()
+        result = runner.invoke(cli, ["reload", "--data-dir", str(daemon.data_dir)])
+    assert result.exit_code == ExitCode.CONFIG
+    assert "\\n" not in result.stderr
+    assert len(result.stderr.splitlines()) > 1

@@ -14,6 +14,7 @@ from typing import Any
 import nats
 import pytest
 from nats.js.api import StorageType
+from nats.js.errors import KeyNotFoundError
 from support.command_line import Cli
 from support.daemon import Daemon
 from support.nats_server import NatsServer
@@ -233,3 +234,39 @@ async def test_jetstream_with_holes_and_a_second_run(
         assert record.headers["Copied-From"] == f"jetstream/{name}"
     unknown = await asyncio.to_thread(liftlog, "import", "jetstream", "NOPE", stream)
     assert unknown.exit_code == ExitCode.NOT_FOUND
+
+
+async def test_a_bucket_moves_into_a_bucket(liftlog: Cli, jetstream: Any) -> None:
+    """The way of docs/how-to/migrate-from-jetstream.md: with its values, deletes and purges, and
+    then it goes on as a bucket."""
+    old = await jetstream.create_key_value(bucket="prices", history=1)
+    for key in ("a", "b", "c", "d.e"):
+        await old.put(key, f"{key} 1".encode())
+    await old.put("a", b"a 2")
+    await old.delete("b")
+    await old.purge("c")
+    with (
+        NatsServer() as nats_here,
+        Daemon(nats_here.url, {"nats": {"jetstream_api": True}}) as here,
+    ):
+        cli = Cli(here, nats_here)
+        connection = await nats.connect(nats_here.url)
+        try:
+            new = await connection.jetstream(timeout=30).create_key_value(
+                bucket="prices", history=1
+            )
+            words = ("import", "jetstream", "KV_prices", "KV_prices", "--key-from-subject")
+            source = liftlog.environ["NATS_URL"]
+            await asyncio.to_thread(cli.ok, *words, "--source-nats", source)
+            assert (await new.get("a")).value == b"a 2"
+            assert (await new.get("d.e")).value == b"d.e 1"
+            for key in ("b", "c"):
+                with pytest.raises(KeyNotFoundError):
+                    await new.get(key)
+            await new.put("b", b"again")
+            assert (await new.get("b")).value == b"again"
+            found = await new.get("a")
+            assert found.revision is not None
+            await new.update("a", b"a 3", last=found.revision)
+        finally:
+            await connection.close()

@@ -115,7 +115,7 @@ METHODS_OF_RECORDS = {
     "STREAM.MSG.GET": {"JetStream: STREAM.MSG.GET"},
     "CONSUMER.MSG.NEXT": {"JetStream: a consumer"},
     "CONSUMER.CREATE": {"JetStream: a consumer"},
-    "DIRECT.GET": "adds headers of its own: test_jetstream_api_gets.py",
+    "DIRECT.GET": {"JetStream: DIRECT.GET"},
 }
 PAGES_OF_RECORDS = {
     "/ui/streams/{stream}/records/{offset}": {"web page of a record"},
@@ -139,9 +139,9 @@ WITHOUT = {
         stream lease renew, stream lease release, stream compact, stream rm, export-vacuum,
         offsets ls, offsets get, offsets seek, offsets rm, group ls, group info, group seek,
         group rm, serve, info, health, top, reload, drain, cluster move, cluster drain,
-        cluster undrain, cluster forget, cluster restore-metadata, cluster init, cluster status,
-        cluster elect, config init, config check, config show, config schema, acl check,
-        acl explain, acl who, acl hash-token, acl new-nkey, doctor, log verify, log reindex,
+        cluster undrain, cluster forget, cluster adopt, cluster restore-metadata, cluster init,
+        cluster status, cluster elect, config init, config check, config show, config schema,
+        acl check, acl explain, acl who, acl hash-token, acl new-nkey, doctor, log verify, log reindex,
         backup info, backup verify, context add, context use, context ls, context info, context rm,
         docs, errors ls, errors lookup, completion, demo, demo-cluster, demo-spark""",
     "requests": """ping, create, describe, list, delete, compact, cancel, update, pause, resume,

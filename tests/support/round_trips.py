@@ -381,6 +381,30 @@ def _message_get(world: World) -> Iterable[Found]:
             )
 
 
+@way("JetStream: DIRECT.GET", takes=not_near)
+def _direct_get(world: World) -> Iterable[Found]:
+    """Of one record; where it lies comes last, whatever the record says itself."""
+    own = [b"Nats-Stream", b"Nats-Subject", b"Nats-Sequence"]
+    with RawNats(world.nats.port) as nats:
+        for record, sent in zip(world.records(), world.sent, strict=True):
+            if not not_near(sent):
+                continue
+            asked = json.dumps({"seq": record.offset})
+            message = nats.request(f"$JS.API.DIRECT.GET.{SOURCE}", asked)
+            *lines, place, subject, number, _ = header_lines(message.headers)
+            added = [place, subject, number]
+            assert [name for name, _ in added] == own
+            assert [value for _, value in added] == [
+                SOURCE.encode(), record.subject.encode(), b"%d" % record.offset,
+            ]  # fmt: skip
+            value = message.payload
+            yield whole(sent)._replace(
+                tail=_tail(subject[1].decode()),
+                value=None if sent.is_tombstone and not value else value,
+                lines=lines,
+            )
+
+
 @way("JetStream: a consumer")
 def _consumer(world: World) -> Iterable[Found]:
     with RawNats(world.nats.port) as nats:

@@ -5,6 +5,8 @@
 With --key-from-subject the subject becomes the key, for streams that keep the newest message of
 each subject (buckets of a key-value store among them); deleted keys become tombstones. With
 --strip '$KV.' that prefix is removed from subjects that have it.
+
+nats-py has one value for each header name, as text: `liftlog import jetstream` copies all of them.
 """
 
 from __future__ import annotations

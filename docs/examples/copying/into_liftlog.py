@@ -4,7 +4,8 @@
         python into_liftlog.py orders
 
 A line is one message: `sequence` (its number at the source), `subject`, `value` (base64; null is a
-tombstone), and, if present, `key` (base64), `headers` (a mapping), `id` and `time` (text).
+tombstone), and, if present, `key` (base64), `headers` (a mapping; a value may be a list), `id` and
+`time` (text).
 
 Every record gets the headers Copied-Sequence, Copied-Id and Copied-Time. With the first of
 them an interrupted copy continues where it stopped. Each message names the one that it follows, so

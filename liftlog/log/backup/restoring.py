@@ -40,7 +40,7 @@ from liftlog.log.data_dir import (
     read_states,
     write_states,
 )
-from liftlog.log.filesystem import FileSystem, OsFileSystem
+from liftlog.log.filesystem import NOT_A_FILE, FileSystem, OsFileSystem, ReadOnlyFileSystem
 from liftlog.log.lock import LOCK_NAME
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, epochs_from, read_manifest
 from liftlog.log.recovery import ActiveState
@@ -64,7 +64,7 @@ def verify_backup(
     read: Callable[[int], None] = lambda size: None,
 ) -> tuple[Backup, list[BackupFinding]]:
     """Read every byte. Raises CorruptMetadata when `directory` is not a backup, OSError."""
-    files = fs or OsFileSystem()
+    files = fs or ReadOnlyFileSystem()
     backup = read_backup(files, directory)
     found = []
     for stream in backup.streams:
@@ -82,7 +82,7 @@ def _problem(fs: FileSystem, path: Path, file: BackedUpFile, read: Callable[[int
     except FileNotFoundError:
         return "the file is missing"
     except OSError as error:
-        if not is_unreadable(error):
+        if not is_unreadable(error) and error.errno != NOT_A_FILE:
             raise
         return f"it cannot be read from the disk: {error.strerror or error}"
     if there.size_bytes != file.size_bytes:
@@ -119,7 +119,7 @@ def restore_backup(
     anything, OSError. Unless it returns, no daemon opens `data_dir`.
     """
     files = fs or OsFileSystem()
-    source = backup_fs or files
+    source = backup_fs or fs or ReadOnlyFileSystem()
     backup = read_backup(source, directory)
     wanted = [one for one in backup.streams if streams is None or one.name in streams]
     _begin(files, data_dir)
@@ -154,7 +154,7 @@ def add_to_data_dir(
     Raises what `restore_backup` raises, InvalidArgument for a stream that is there already.
     """
     files = fs or OsFileSystem()
-    source = backup_fs or files
+    source = backup_fs or fs or ReadOnlyFileSystem()
     backup = read_backup(source, directory)
     wanted = [one for one in backup.streams if one.name in streams]
     check_addable(files, data_dir, streams)

@@ -151,4 +151,8 @@ def _forbidden(
     principal: str | None, operation: Operation, stream: str, explanation: str
 ) -> Forbidden:
     what = f"{IN_WORDS[operation]} the stream {stream!r}"
-    return Forbidden(f"{principal!r} may not {what}", hint=explanation)
+    why = explanation.removeprefix("denied: ")
+    return Forbidden(
+        f"{principal!r} may not {what}: {why}",
+        hint="ask the administrator of the ACL file; `liftlog acl explain` shows what is allowed",
+    )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import ConfigError, LiftlogError, NatsUnavailable
+from liftlog.log.filesystem import OsFileSystem, private
 from liftlog.server.vitals.child_processes import tied_to_parent
 
 logger = logging.getLogger("liftlog.server.embedded")
@@ -65,9 +66,8 @@ def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any])
         **extra,
     }
     path = directory / "nats-server.conf"
-    path.write_text(
-        json.dumps(config, indent=2) + "\n"
-    )  # JSON is valid in its configuration language
+    with open(path, "w", opener=private) as file:
+        file.write(json.dumps(config, indent=2) + "\n")  # its configuration language has JSON in it
     return path
 
 
@@ -131,7 +131,7 @@ class EmbeddedNats:
         if self._process is not None:
             raise RuntimeError("the embedded nats-server was started already")
         binary = find_nats_server()
-        self._directory.mkdir(parents=True, exist_ok=True)
+        OsFileSystem().make_directory(self._directory)
         settings = {
             "log_file": str(self.log_path.absolute()),
             "logfile_size_limit": 16 << 20,

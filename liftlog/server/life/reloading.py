@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from liftlog.errors import LiftlogError
+from liftlog.log.filesystem import private
 
 logger = logging.getLogger("liftlog.server.reload")
 
@@ -120,7 +121,8 @@ def _write(path: Path, text: str) -> None:
     """Not synced: it is about a process that runs."""
     temporary = path.with_suffix(".tmp")
     try:
-        temporary.write_text(text)
+        with open(temporary, "w", opener=private) as file:
+            file.write(text)
         temporary.replace(path)
     except OSError as error:
         logger.warning("reload-not-told file=%s error=%s", path, error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -103,7 +104,7 @@ class PeerLink:
                 except (LiftlogError, OSError, TimeoutError) as error:
                     if isinstance(error, ConnectionRefusedError):
                         self._hearing.refused(self.node)
-                    self._note_problem(target, str(error) or "no answer in time")
+                    self._note_problem(target, _why(error))
                     await self._pause()
                     continue
                 self._backoff.reset()
@@ -219,3 +220,12 @@ class PeerLink:
                 "peer-lost node=%s address=%s reason=%s", self.node, address or "none", problem
             )
         self.problem = problem
+
+
+def _why(error: Exception) -> str:
+    """In words, with what to do on a node: hints for clients name options that a node has not."""
+    if isinstance(error, ConnectionLost) and isinstance(
+        error.__cause__, ssl.SSLCertVerificationError
+    ):
+        return f"{error.message} (cluster.tls_ca names the CA that signed its certificate)"
+    return str(error) or "no answer in time"

@@ -21,6 +21,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from liftlog.log.filesystem import private
+
 PROBE_NAME = "probe"
 _PROBE_BYTES = 64 * 1024
 """With less room than this, no message can be stored. Metrics and alerts watch how much is left:
@@ -159,7 +161,7 @@ class DiskReserve:
     def keep(self) -> None:
         """Occupy the room again, or as much of it as there is."""
         try:
-            with self._path.open("ab", buffering=0) as file:
+            with open(self._path, "ab", buffering=0, opener=private) as file:
                 size = os.fstat(file.fileno()).st_size
                 while size < RESERVE_BYTES:
                     size += file.write(os.urandom(min(_STEP_BYTES, RESERVE_BYTES - size)))

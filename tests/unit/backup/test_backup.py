@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -579,3 +580,18 @@ def test_nothing_is_added_over_another_stream(backup: Path, tmp_path: Path) -> N
     with pytest.raises(InvalidArgument, match=f"has a stream {STREAM} already"):
         add_to_data_dir(backup, tmp_path / "mine", now_seconds=1, streams=wanted)
     assert files_of(tmp_path / "mine") == before
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_a_file(tmp_path: Path) -> None:
+    """It is damage, and nobody waits for its other end."""
+    data_dir, backup = tmp_path / "data", tmp_path / "backup"
+    filled(data_dir).log.close()
+    back_up(data_dir, backup)
+    segment = next((backup / "streams").rglob("*.log"))
+    segment.unlink()
+    os.mkfifo(segment)
+    with pytest.raises(OSError, match="not a regular file"):
+        restored(backup, tmp_path / "restored")
+    [finding] = verify_backup(backup)[1]
+    assert (finding.file, "not a regular file" in finding.problem) == (segment.name, True)

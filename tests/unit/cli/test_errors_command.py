@@ -28,7 +28,9 @@ def test_ls_names_all_of_them() -> None:
     assert len(lines) == len(found) + 1
 
 
-@pytest.mark.parametrize("word", ["13", "OFFSET_OUT_OF_RANGE", "offset-out-of-range"])
+@pytest.mark.parametrize(
+    "word", ["13", "OFFSET_OUT_OF_RANGE", "offset-out-of-range", "OffsetOutOfRange"]
+)
 def test_by_number_and_by_name(word: str) -> None:
     (found,) = json.loads(run("lookup", word, "-o", "json").stdout)
     assert (found["code"], found["exit_code"]) == (13, ExitCode.OUT_OF_RANGE)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.problems import ClientEvents, Problem, report
+from liftlog.cli.problems import ClientEvents, Problem, report, warn
 from liftlog.errors import (
     ConfigError,
     Conflict,
@@ -155,3 +155,9 @@ def test_events_of_a_group_are_sentences(capsys: pytest.CaptureFixture[str]) -> 
         "warning: cannot commit what is done: the disk is full",
         "warning: offset 17 of orders becomes a dead letter after 4 attempt(s): exit status 3",
     ]
+
+
+def test_a_warning_of_several_lines_keeps_them(capsys: pytest.CaptureFixture[str]) -> None:
+    warn("acl was not reloaded:\nrule 1\x1b: wrong\nrule 2: wrong")
+    shown = capsys.readouterr().err
+    assert shown == "warning: acl was not reloaded:\n  rule 1\\x1b: wrong\n  rule 2: wrong\n"

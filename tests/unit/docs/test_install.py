@@ -98,3 +98,14 @@ def test_jobs_with_the_jar_need_no_python_on_executors() -> None:
     table = [line for line in with_jar.splitlines() if line.startswith("|")]
     assert len(table) > 3
     assert not [line for line in table if "Python" in line or "pyarrow" in line]
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/tutorial/first-stream.md", "docs/how-to/install.md"]
+)
+def test_the_first_lines_work_for_a_user_of_debian(name: str) -> None:
+    """Debian refuses `pip install` outside of an environment, and has `venv` in a package."""
+    page = (ROOT / name).read_text()
+    made = page.index("python3 -m venv")
+    assert made < page.index("pip install '")
+    assert "python3-venv" in page[:made].replace("\n", " ")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificates import Authority
 from support.pull_broker import LogBroker, pull_server
 
 from liftlog.client.target import Target
@@ -19,6 +20,7 @@ from liftlog.server.replication import peer_link
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.peer_link import PeerLink
+from liftlog.tls import server_context
 
 PATIENCE_SECONDS = 30.0
 
@@ -209,3 +211,24 @@ async def test_a_node_that_is_known_to_be_back_is_connected_to_without_a_pause(
         nodes.link.connect_soon()
         await wait(lambda: nodes.ups == 2)
         assert not nodes.hearing.is_refusing("a")
+
+
+async def test_an_unknown_ca_is_named_by_the_setting_of_a_node(tmp_path: Path) -> None:
+    """And not by the options of a client."""
+    one, other = Authority(tmp_path, "one"), Authority(tmp_path, "other")
+    pair = one.issue("a")
+    broker = Node(tmp_path / "data")
+    broker.streams = Streams()
+    tls = server_context(pair.cert, pair.key)
+    async with pull_server(broker, listen="tls://127.0.0.1:0", tls=tls) as (_, address):
+        target = Target.of(address, None, None, other.ca, 5, 5, None)
+        hearing = Hearing(asyncio.get_running_loop().time)
+        link = PeerLink("a", lambda: target, lambda: Peer("b", 3, "c0ffee"), bool, hearing)
+        running = asyncio.create_task(link.run())
+        try:
+            await wait(lambda: "certificate" in link.problem)
+            assert "cluster.tls_ca" in link.problem
+            assert "--tls-ca" not in link.problem
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

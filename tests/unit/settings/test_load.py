@@ -407,3 +407,17 @@ def test_settings_cannot_be_changed() -> None:
 def test_a_file_without_an_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="longer than"):
         load_settings(Path("/dev/zero"), {})
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("max_records", "max_messages"),
+        ("max_msgs", "max_messages"),
+        ("max_size", "max_bytes"),
+        ("max_agee", "max_age"),
+    ],
+)
+def test_names_of_other_systems_lead_to_ours(word: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        load_settings(None, {}, ["streams.a.subject=a", f"streams.a.retention.{word}=5"])

@@ -96,12 +96,17 @@ def test_a_publish_is_stored_and_acked() -> None:
         correlation_id="c7",
         ack_policy=liftbridge.ALL,
     )
-    block = b"NATS/1.0\r\ntrace: other\r\nA: b\r\n\r\n"
+    block = b"NATS/1.0\r\nTrace: other\r\ntrace: kept\r\nA: b\r\n\r\n"
     records, sent = judged(make(), run_of(payload, headers=[block]))
     assert [(r.offset, r.subject, r.key, r.value) for r in records] == [
         (1, "orders.a", b"k1", b"paid")
     ]
-    assert dict(records[0].headers) == {"A": "b", "Trace": "é9", "Liftlog-Correlation-Id": "c7"}
+    assert dict(records[0].headers) == {
+        "trace": "kept",
+        "A": "b",
+        "Trace": "é9",
+        "Liftlog-Correlation-Id": "c7",
+    }
     assert sent == [
         ("acks.1", expected_ack(offset=1, correlation_id="c7", ack_policy=liftbridge.ALL))
     ]

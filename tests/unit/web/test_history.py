@@ -277,6 +277,17 @@ def test_a_gap_is_not_bridged() -> None:
     assert found["spots"][0]["text"].partition(": ")[2] == "median 1 s"
 
 
+@pytest.mark.parametrize("before", [0, 300, 86_000])
+def test_a_lone_point_can_be_seen(before: float) -> None:
+    """Also at the edges of the picture, and in the chart with the most points."""
+    points = Points([1e9 - before], {"ack_p50": [1]})
+    [path] = drawn(STREAM_CHARTS[2], points, SPANS["24h"], 1e9)["lines"][0]["paths"]
+    left, right = [float(place.split(",")[0]) for place in path.split(" ")]
+    assert left >= 0
+    assert right <= WIDTH
+    assert right - left >= WIDTH / 100
+
+
 def test_labels_of_the_time_axis() -> None:
     noon = 1_767_268_800.0  # 2026-01-01 12:00:00 UTC
     assert time_labels(SPANS["5m"], noon) == [

@@ -22,6 +22,8 @@ from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.history import DAEMON, SPANS, Points, Span, of_consumer, of_group
 
 WIDTH, HEIGHT = 600.0, 120.0
+_LONE_WIDTH = 6.0
+"""Of a point without neighbours."""
 _TIME_LABELS = 5
 _DIGITS = 6
 
@@ -144,10 +146,11 @@ def _paths(places: Sequence[float], column: Sequence[float], top: float) -> Iter
 
 
 def _joined(stretch: list[str]) -> str:
-    """A single point is drawn as a short line."""
+    """A single point is drawn as a short line, which lies in the picture also at its edges."""
     if len(stretch) == 1:
         x, _, y = stretch[0].partition(",")
-        stretch = [f"{float(x) - 1:g},{y}", f"{float(x) + 1:g},{y}"]
+        middle = min(max(float(x), _LONE_WIDTH / 2), WIDTH - _LONE_WIDTH / 2)
+        stretch = [f"{middle - _LONE_WIDTH / 2:g},{y}", f"{middle + _LONE_WIDTH / 2:g},{y}"]
     return " ".join(stretch)
 
 
