@@ -15,8 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from liftlog.errors import LiftlogError, NatsUnavailable
@@ -41,8 +39,6 @@ least."""
 _PIECES_NOW = 16
 """Of what was just written, read in the event loop at most; a thread reads the rest."""
 _LONGEST_PAUSE_SECONDS = 5.0
-_BYTES = itemgetter(3, 4)
-"""Headers and value of a row."""
 
 
 @dataclass(slots=True)
@@ -266,9 +262,7 @@ class Consumer:
     def _within_payload(self, rows: list[Row]) -> list[Row]:
         """Those that NATS takes. It may have had another limit when they were published."""
         limit = self._leaf.max_payload_bytes
-        if not limit or self.spec.headers_only:
-            return rows
-        if sum(map(len, chain.from_iterable(map(_BYTES, rows)))) <= limit:
+        if not limit or self.spec.headers_only or self._cursor.read_bytes <= limit:
             return rows
         fitting = [row for row in rows if len(row.value) + len(row.headers) <= limit]
         if len(fitting) < len(rows):

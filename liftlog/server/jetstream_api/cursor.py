@@ -90,6 +90,8 @@ class Cursor:
         self.left = 0
         """How many wanted records there are from `next_offset` on, as far as they were counted."""
         self._selection = Selection(subjects=filters or None, readable=readable)
+        self.read_bytes = 0
+        """What was read last has no more than this, with all that is around the records."""
         self._is_all = not filters and readable is None
         self._keeps_tombstones = shown.history is None
         self._threads = services.scanners.of("(nats)", member)
@@ -183,10 +185,13 @@ class Cursor:
             else:
                 at, stop = self._chosen[place], _end_of_run(self._chosen, place)
         rows: list[Row] = []
-        scan = Scan(at, stop, PIECE_BYTES, self._selection)
-        scanned = await self._scan(
-            scan, lambda body: rows.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
-        )
+        self.read_bytes = 0
+
+        def take(body: bytes) -> None:
+            rows.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
+            self.read_bytes = _inflated_bytes(body)
+
+        scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
         end = max(scanned.next_offset, at)
         if stop is not None:
             end = min(end, stop)  # a piece may end behind the stop only where nothing is chosen
@@ -214,6 +219,7 @@ class Cursor:
             if tail is None or _inflated_bytes(tail.body) > PIECE_BYTES:
                 return None
             rows = self._rows_in(tail)
+            self.read_bytes = PIECE_BYTES
         except (CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat):
             return None  # `read` finds out what is wrong
         self._advance(rows, tail.next_offset)
