@@ -78,6 +78,9 @@ class Destinations:
     # --- acks and answers ---
 
     def allows(self, subject: bytes) -> bool:
+        """As `why_not`, for each message that is judged by itself."""
+        if self._inbox_is_ordinary and _INBOX.fullmatch(subject) is not None:
+            return len(subject) <= MAX_LENGTH
         return self.why_not(subject) is None
 
     def for_answer(self, subject: bytes) -> Destination | None:
