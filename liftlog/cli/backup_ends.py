@@ -99,7 +99,7 @@ def _connect(server: str, seconds: float) -> SyncClient:
 def _only_here(fs: FileSystem, data_dir: Path, file: NodeFile) -> set[str]:
     """The streams that no other node has a replica of, as far as this one knows."""
     with suppress(LiftlogError):
-        records, _ = read_known_records(fs, data_dir)
+        records = read_known_records(fs, data_dir).streams
         return {name for name, one in records.items() if one.members == (file.node,)}
     return set()
 

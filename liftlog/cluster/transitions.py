@@ -87,8 +87,9 @@ def register(
     elected again, and the new version defeats a change by which a leader wanted to take the node's
     former life into the ISR.
 
-    The only replica of a stream keeps leading. Its epoch is raised unless the log was `closed` by
-    the stop before, which is to say that no record after its end was seen by anyone.
+    The only replica of a stream keeps leading while it has everything. Its epoch is raised unless
+    the log was `closed` by the stop before, which is to say that no record after its end was seen
+    by anyone.
     """
     if record.deleted or node not in record.members:
         return None
@@ -102,7 +103,7 @@ def register(
     if start == registered:
         return None
     after = replace(record, starts={**record.starts, node: start})
-    if record.members == (node,):
+    if record.members == (node,) and clean and record.must_keep(node):
         epoch = record.leader_epoch + (not (closed and record.leader == node))
         after = replace(after, leader=node, leader_epoch=epoch, isr=(node,))
         after = replace(after, eligible=(), last_eligible=())

@@ -158,7 +158,7 @@ def test_a_store_that_was_lost_while_no_node_runs_is_made_again(
 
 def seen_version(cluster: Cluster, node: str) -> int:
     """Of the record of the stream, as the node knows it after a start."""
-    records, _ = read_known_records(OsFileSystem(), cluster.nodes[node].data_dir)
+    records = read_known_records(OsFileSystem(), cluster.nodes[node].data_dir).streams
     return records["in"].version
 
 

@@ -3,6 +3,9 @@
 A store can be lost, or restored from an older copy, while nodes are down. So each of them keeps the
 newest records that it has seen, those of the nodes with them. What a record makes of this node is
 on its disk before the node acts on it; the rest follows within a second.
+
+The file also names the streams that the directory has held a copy of: if the copy of one is
+missing, it was lost, and otherwise it never was there.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import CorruptMetadata, LiftlogError, StorageError
@@ -25,24 +29,36 @@ _KIND = "known-records"
 _PAUSE_SECONDS = 1.0
 
 
-def read_known_records(
-    fs: FileSystem, data_dir: Path
-) -> tuple[dict[str, StreamRecord], dict[str, bytes]]:
-    """The records of streams, and what the store said of nodes, by their names. Blocking. Raises
-    CorruptMetadata, UnsupportedFormat, StorageError."""
+class Known(NamedTuple):
+    """The content of the file, by names of streams and nodes."""
+
+    streams: dict[str, StreamRecord]
+    nodes: dict[str, bytes]
+    """What the store said of them."""
+    held: dict[str, str] | None
+    """The incarnations of the streams that the directory has held a copy of; None in the file of a
+    version of liftlog that did not note it."""
+
+
+def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
+    """What the node has seen in earlier starts. Blocking. Raises CorruptMetadata,
+    UnsupportedFormat, StorageError."""
     with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
         content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
     if content is None:
-        return {}, {}
+        return Known({}, {}, None)
     try:
         streams = {
             str(name): StreamRecord.from_json(text.encode())
             for name, text in content["streams"].items()
         }
         nodes = {str(name): text.encode() for name, text in content["nodes"].items()}
+        held = content.get("held")
+        if held is not None:
+            held = {str(name): str(incarnation) for name, incarnation in held.items()}
     except (KeyError, AttributeError, TypeError) as error:
         raise CorruptMetadata(f"{KNOWN_RECORDS_NAME} lacks a field: {error!r}") from error
-    return streams, nodes
+    return Known(streams, nodes, held)
 
 
 class KnownRecords:
@@ -53,6 +69,8 @@ class KnownRecords:
         self._data_dir = data_dir
         self._streams: dict[str, str] = {}  # as they stand in the file
         self._nodes: dict[str, str] = {}
+        self._held: dict[str, str] = {}  # incarnations of streams, by name
+        self._is_held_known = False
         self._changes = self._written = 0
         self._writing: asyncio.Task[None] | None = None
 
@@ -60,10 +78,12 @@ class KnownRecords:
         """The records of streams. Blocking. A file that cannot be read counts as none: it is only
         missed if the store forgets something as well."""
         try:
-            streams, nodes = read_known_records(self._fs, self._data_dir)
+            streams, nodes, held = read_known_records(self._fs, self._data_dir)
         except LiftlogError as error:
             logger.warning("known-records-ignored error=%s", error)
             return {}
+        self._is_held_known = held is not None
+        self._held = held or {}
         self._streams = {name: _quoted(one.to_json()) for name, one in streams.items()}
         self._nodes = {name: value.decode() for name, value in nodes.items()}
         return streams
@@ -84,8 +104,24 @@ class KnownRecords:
         else:
             self._nodes[node] = text
 
+    async def hold(self, name: str, incarnation: str) -> None:
+        """The directory has a copy of that stream from now on. Durable on return. Raises
+        StorageError."""
+        if self._held.get(name) != incarnation:
+            self._held[name] = incarnation
+            self._changes += 1
+            await self.written()
+
+    def has_held(self, name: str, incarnation: str) -> bool | None:
+        """Whether the directory has had a copy of that stream; None: an older version of liftlog
+        has used the directory before, and did not note it."""
+        if self._held.get(name) == incarnation:
+            return True
+        return False if self._is_held_known else None
+
     def forget(self, name: str) -> None:
         """The record of a stream that was deleted is not in the store any more."""
+        self._held.pop(name, None)
         if self._streams.pop(name, None) is not None:
             self._changes += 1
 
@@ -116,14 +152,15 @@ class KnownRecords:
         try:
             changes = self._changes
             nodes, streams = json.dumps(self._nodes, sort_keys=True), self._streams.copy()
-            await asyncio.to_thread(self._replace, nodes, streams)
+            held = json.dumps(self._held, sort_keys=True)
+            await asyncio.to_thread(self._replace, nodes, held, streams)
             self._written = changes
         finally:
             self._writing = None
 
-    def _replace(self, nodes: str, streams: Mapping[str, str]) -> None:
+    def _replace(self, nodes: str, held: str, streams: Mapping[str, str]) -> None:
         entries = ",".join([f"{json.dumps(name)}:{streams[name]}" for name in sorted(streams)])
-        text = f'{{"nodes":{nodes},"streams":{{{entries}}}}}'
+        text = f'{{"held":{held},"nodes":{nodes},"streams":{{{entries}}}}}'
         with storage_errors(f"writing {KNOWN_RECORDS_NAME}"):
             write_checkpoint_text(self._fs, self._data_dir / KNOWN_RECORDS_NAME, _KIND, text)
 

@@ -106,6 +106,18 @@ class Mirror:
         if self._kept is not None:
             await self._kept.written()
 
+    async def hold(self, record: StreamRecord) -> None:
+        """This node has a copy of the stream from now on; it remembers that, too, on return. Raises
+        StorageError."""
+        if self._kept is not None:
+            await self._kept.hold(record.name, record.incarnation)
+
+    def has_held(self, record: StreamRecord) -> bool | None:
+        """Whether this node has had a copy of the stream in its directory; None: unknown."""
+        if self._kept is None:
+            return None
+        return self._kept.has_held(record.name, record.incarnation)
+
     async def run(self) -> None:
         """Hear of changes until cancelled."""
         await self._store.watch("", self._note)

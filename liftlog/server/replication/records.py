@@ -9,14 +9,18 @@ A record gives a new stream its incarnation. An unclean start raises the leader 
 manifest, which happens while the log is opened, and then in the record; all records that a start
 changes are stored with one write. If a log knows of an older epoch than its record, its directory
 was set back: it continues in an epoch above both, so readers that saw more are told.
+
+Beside the records the file names the streams that the directory has held. If the directory of one
+is missing, it was lost, as by a mount that was forgotten: its offsets must not be given again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +33,7 @@ from liftlog.errors import CorruptMetadata, DiskFull, LiftlogError, StorageError
 from liftlog.log import Log
 from liftlog.log.filesystem import FileSystem, is_full
 from liftlog.log.unreadable import read_small_file
+from liftlog.names import is_stream_name
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.records_file import Change, parse_records
 
@@ -38,6 +43,8 @@ RECORDS_NAME = "records"
 LOCAL = "local"
 """The node of a daemon without a cluster."""
 _PREFIX = "stream."
+_HELD_PREFIX = "held."
+_HELD = b"{}"
 _TRIES = 5
 
 
@@ -139,6 +146,8 @@ class StreamRecords:
         self._store = store
         self._entries: dict[str, Entry] = {}
         """What is stored, by stream."""
+        self._held: dict[str, int] = {}
+        """Revisions of the notes that the directory has held a stream, by its name."""
         self._due: dict[str, StreamRecord | None] = {}
         """What the start has found and not stored yet; None: to be deleted."""
 
@@ -159,16 +168,38 @@ class StreamRecords:
 
     # --- the start ---
 
-    async def load(self, present: Collection[str]) -> None:
+    async def load(self, present: Collection[str]) -> list[str]:
         """Read the records; those of streams that are not among `present`, the directories on
-        disk, will be deleted. Without the file every stream gets a new record."""
+        disk, will be deleted. Without the file every stream gets a new record. Returns the streams
+        that the directory has held, and whose directories are missing: theirs are kept."""
         try:
             entries = await self._store.scan(_PREFIX)
+            held = await self._store.scan(_HELD_PREFIX)
         except MetaStoreError as error:
             logger.warning("records-not-read error=%s", error)
-            return
+            return []
         self._entries = {key.removeprefix(_PREFIX): one for key, one in entries.items()}
-        self._due = {name: None for name in self._entries if name not in present}
+        self._held = {key.removeprefix(_HELD_PREFIX): one.revision for key, one in held.items()}
+        missing = [name for name in self._entries if name not in present]
+        lost = [name for name in missing if name in self._held and is_stream_name(name)]
+        self._due = {name: None for name in missing if name not in lost}
+        return lost
+
+    async def hold(self, names: Iterable[str]) -> None:
+        """Note that the directory has these streams, with one write. Call it before anything of
+        them is acked. A failure is logged only: the next start notes it."""
+        new = [name for name in names if name not in self._held]
+        if not new:
+            return
+        changes = [Change(_HELD_PREFIX + name, _HELD, 0) for name in new]
+        try:
+            results = await self._store.apply(changes)
+        except MetaStoreError as error:
+            logger.warning("records-not-stored count=%d error=%s", len(new), error)
+            return
+        for name, result in zip(new, results, strict=True):
+            if isinstance(result, int):
+                self._held[name] = result
 
     def opened(self, log: Log, *, clean: bool) -> int:
         """A stream of the data directory was opened; its record is stored with the next `store`.
@@ -223,8 +254,12 @@ class StreamRecords:
         await self._follow(log, log_start=offset)
 
     async def removed(self, name: str) -> None:
-        """The directory of the stream is gone. As `changed`."""
+        """The stream is to exist no longer. As `changed`."""
         try:
+            revision = self._held.pop(name, 0)
+            if revision:
+                with contextlib.suppress(CasLost):
+                    await self._store.delete(_HELD_PREFIX + name, revision)
             await self._commit(name, partial(_instead, None))
         except MetaStoreError as error:
             logger.warning("record-not-deleted stream=%s error=%s", name, error)

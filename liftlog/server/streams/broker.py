@@ -483,7 +483,7 @@ class Broker:
                 )
             if self.replicated is None or not self.replicated.knows(name):
                 host = None if name in self.broken else self._host(name)
-            if name in self.settings.streams:
+            if name in self.settings.streams and name not in self._maker.lost:
                 raise Conflict(
                     f"stream {name} comes from the configuration file",
                     hint="remove it there and restart the daemon, then delete it",

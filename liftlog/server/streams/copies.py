@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import Conflict, LiftlogError
+from liftlog.errors import Conflict, LiftlogError, StorageError
 from liftlog.log import DataDir, Log
 from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import read_manifest
@@ -55,6 +55,18 @@ def open_copy(data_dir: DataDir, record: StreamRecord) -> tuple[Log, bool]:
     )
     logger.info("replica-created stream=%s", name)
     return log, True
+
+
+def check_is_there(data_dir: DataDir, record: StreamRecord) -> None:
+    """Raises StorageError when the copy, which this start of the node has had, is gone: acked
+    records may be in it alone."""
+    if _incarnation_of_copy(data_dir, record.name) is None:
+        raise StorageError(
+            f"the directory {data_dir.stream_path(record.name)} has disappeared while the daemon "
+            "runs",
+            hint="put it back and restart the daemon; without it the stream is fetched from other "
+            "nodes after a restart, and one without other replicas stays without a leader",
+        )
 
 
 def remove_copy(data_dir: DataDir, record: StreamRecord) -> None:

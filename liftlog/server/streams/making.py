@@ -71,6 +71,8 @@ class StreamMaker:
         self._records = records
         self._now_ns = now_ns
         self._steady_ns = steady_ns
+        self.lost: set[str] = set()
+        """Streams whose directories are missing."""
 
     # --- the start ---
 
@@ -83,12 +85,26 @@ class StreamMaker:
     async def _open_each(
         self, names: list[str], assume_yes: bool, is_stopping: Callable[[], bool]
     ) -> None:
-        await self._records.load(names)
+        for name in await self._records.load(names):
+            self._miss(name)
         for name in names:
             if is_stopping():
                 return
             await self._open(name, assume_yes=assume_yes)
         await self._records.store()
+        await self._records.hold(names)
+
+    def _miss(self, name: str) -> None:
+        """A stream that was here would give its offsets to other messages if it were created
+        again."""
+        self.lost.add(name)
+        path = self._data_dir.stream_path(name)
+        self._broken[name] = (
+            f"its directory {path} is missing, and this data directory had it: is a file system "
+            "not mounted? Mount it or put the directory back, then restart the daemon. If it is "
+            f"gone for good, `liftlog stream delete {name}`; a start creates what is configured"
+        )
+        logger.error("stream-missing stream=%s path=%s", name, path)
 
     async def _open(self, name: str, *, assume_yes: bool) -> None:
         try:
@@ -170,10 +186,13 @@ class StreamMaker:
         records = await self._records.create(
             {name: settings.to_yaml_dict() for name, settings in new.items()}
         )
+        made = []
         for name, settings in new.items():
             if is_stopping():
-                return
+                break
             await self.create(name, settings, origin="config", record=records[name])
+            made.append(name)
+        await self._records.hold(made)
 
     # --- one stream ---
 
@@ -193,7 +212,7 @@ class StreamMaker:
                 f"there are files of a stream {name} which this daemon has not opened",
                 hint="restart it to serve them, or move them away",
             )
-        metadata = new_metadata(settings, origin)
+        metadata, is_single = new_metadata(settings, origin), record is None
         if record is None:
             is_system = origin == SYSTEM
             made = await self._records.create({name: metadata["settings"]}, is_system=is_system)
@@ -208,6 +227,8 @@ class StreamMaker:
                 metadata=metadata,
                 incarnation=record.incarnation,
             )
+            if is_single:  # else it is noted with the others
+                await self._records.hold([name])
             host = await self.host(name, settings, log, origin)
         except Exception:
             # The caller gets an error, so the stream must not exist after the next start.
@@ -273,6 +294,8 @@ class StreamMaker:
     async def remove_files(self, name: str) -> None:
         """Remove the files of a stream that is no longer served. Raises StorageError when they
         cannot be removed, and the stream is then shown as failed."""
+        # Before its files: a stop in between leaves a stream, and none that is missing.
+        await self._records.removed(name)
         try:
             await asyncio.to_thread(self._data_dir.delete_log, name)
         except LiftlogError as error:
@@ -282,7 +305,7 @@ class StreamMaker:
             # It was renamed, so it is no longer a stream; the next start removes the rest.
             logger.warning("stream-files-left stream=%s error=%s", name, error)
         self._broken.pop(name, None)
-        await self._records.removed(name)
+        self.lost.discard(name)
 
 
 # --- reading the files: the parts of a StreamHost. Blocking ---

@@ -294,17 +294,14 @@ class Replica:
         await self._end_role()
         log, is_whole = await self._open(record)
         member = self._node.member
-        after = await self._node.mirror.change(
-            self.name,
-            lambda present: transitions.register(
-                present,
-                self._me,
-                member.start,
-                clean=is_whole
-                and not log.incomplete
-                and member.had(present.starts.get(self._me, 0)),
-            ),
-        )
+
+        def step(present: StreamRecord) -> StreamRecord | None:
+            had = is_whole and member.had(present.starts.get(self._me, 0))
+            # No other node could have what a mark tells of, and an operator has repaired it.
+            may_lack = log.incomplete and present.members != (self._me,)
+            return transitions.register(present, self._me, member.start, clean=had and not may_lack)
+
+        after = await self._node.mirror.change(self.name, step)
         if after is not None:
             await self._judge_mark(log, after)
 
@@ -323,14 +320,25 @@ class Replica:
         """The log, opened or created; and whether it can have all that this node confirmed."""
         if self._log is not None and self._log.incarnation != record.incarnation:
             await self._close_log()
-        if self._log is not None:
-            return self._log, self._is_whole
-        log, is_new = await asyncio.to_thread(copies.open_copy, self._node.data_dir, record)
-        member = self._node.member
-        # A new log has all if the stream is as new: it was created in this start of the node.
-        whole = record.starts.get(self._me) == member.start if is_new else member.is_same
-        self._log, self._is_whole = log, whole
-        return log, whole
+        if self._log is None:
+            self._log, self._is_whole = await self._open_copy(record)
+        await self._node.mirror.hold(record)
+        return self._log, self._is_whole
+
+    async def _open_copy(self, record: StreamRecord) -> tuple[Log, bool]:
+        member, data_dir = self._node.member, self._node.data_dir
+        has_held = self._node.mirror.has_held(record)
+        is_of_this_start = record.starts.get(self._me) == member.start
+        if has_held and is_of_this_start and record.must_keep(self._me):
+            await asyncio.to_thread(copies.check_is_there, data_dir, record)
+        log, is_new = await asyncio.to_thread(copies.open_copy, data_dir, record)
+        if not is_new:
+            return log, member.is_same
+        # It has all if no copy was here before: one that was is lost.
+        is_whole = is_of_this_start or (member.is_same and has_held is False)
+        if not is_whole and record.must_keep(self._me):
+            logger.warning("replica-lost stream=%s path=%s", self.name, log.directory)
+        return log, is_whole
 
     async def _may_drop_copy(self, record: StreamRecord) -> bool:
         self._is_to_copy_again = False  # who wants it asks again

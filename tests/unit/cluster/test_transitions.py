@@ -79,12 +79,23 @@ def test_the_only_replica_keeps_leading() -> None:
     one = record("a")
     closed = made(t.register(one, "a", 2, clean=True, closed=True))
     assert (sets(closed), closed.leader_epoch) == (("a", "a", "", ""), 1)
-    for clean in (True, False):
-        killed = made(t.register(one, "a", 2, clean=clean))
-        assert (sets(killed), killed.leader_epoch) == (("a", "a", "", ""), 2)
+    killed = made(t.register(one, "a", 2, clean=True))
+    assert (sets(killed), killed.leader_epoch) == (("a", "a", "", ""), 2)
     resigned = made(t.resign(one, "a"))
     assert sets(resigned) == (None, "", "a", "")
     again = made(t.register(resigned, "a", 2, clean=True, closed=True))
+    assert (sets(again), again.leader_epoch) == (("a", "a", "", ""), 2)
+
+
+def test_the_only_replica_does_not_lead_without_what_it_had() -> None:
+    """Nor at a later start: only an operator, or `unclean: balanced`, gives up what was there."""
+    one = record("a")
+    lost = made(t.register(one, "a", 2, clean=False))
+    assert (sets(lost), lost.leader_epoch) == ((None, "", "", "a"), 1)
+    assert sets(made(t.register(lost, "a", 3, clean=True))) == (None, "", "", "a")
+    resigned = made(t.resign(one, "a"))
+    assert sets(made(t.register(resigned, "a", 2, clean=False))) == (None, "", "", "a")
+    again = made(t.recover(lost, "a"))
     assert (sets(again), again.leader_epoch) == (("a", "a", "", ""), 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -1397,4 +1398,85 @@ async def test_what_is_published_after_a_loss_is_not_taken_for_what_was_deleted(
     await asyncio.sleep(0.3)
     assert host.log.log_start_offset == 1000
     keeping.cancel()
+    await node.close()
+
+
+# --- no copy is there: it is lost, or never was ---
+
+
+@pytest.fixture
+def alone() -> StreamRecord:
+    settings = {"subject": "s.>", "replicas": 1}
+    return transitions.create("s", "s-1", settings, ["a"], starts={"a": 1})
+
+
+async def begun(directory: Path, store: Store, start: int) -> Node:
+    node = Node(directory, store, start=start)
+    await node.streams.remember()
+    await node.streams.find_copies()
+    await node.streams.open_streams()
+    return node
+
+
+async def lost(
+    path: Path, store: Store, alone: StreamRecord, *, had_it: bool, noted: bool = True
+) -> StreamRecord:
+    """The record after a start of the node that finds no copy. `noted`: the version that ran before
+    has noted which ones it had."""
+    node = await begun(path, store, 1)
+    await node.streams.mirror.create(new_record("other", leader="b"))
+    if had_it:
+        await node.streams.mirror.create(alone)
+        await wait(lambda: node.streams.led)
+    await node.streams.mirror.remembered()
+    await node.close()
+    if had_it:
+        shutil.rmtree(path / "streams" / "s")
+    else:
+        await store.cas("stream.s", alone.to_json(), 0)
+    if not noted:
+        (path / "known-records").unlink()
+    node = await begun(path, store, 2)
+    await wait(lambda: node.streams.mirror.records["s"].starts["a"] == 2)
+    record = node.streams.mirror.records["s"]
+    await node.close()
+    return record
+
+
+async def test_one_that_the_directory_had_is_lost(
+    tmp_path: Path, store: Store, alone: StreamRecord
+) -> None:
+    record = await lost(tmp_path / "a", store, alone, had_it=True)
+    assert (record.leader, record.isr, record.last_eligible) == (None, (), ("a",))
+
+
+async def test_one_that_it_never_had_is_new(
+    tmp_path: Path, store: Store, alone: StreamRecord
+) -> None:
+    """The node was placed as a replica when it was down, or stopped before it had made the copy."""
+    record = await lost(tmp_path / "a", store, alone, had_it=False)
+    assert (record.leader, record.isr) == ("a", ("a",))
+
+
+async def test_without_a_note_of_an_older_version_it_is_taken_for_lost(
+    tmp_path: Path, store: Store, alone: StreamRecord
+) -> None:
+    record = await lost(tmp_path / "a", store, alone, had_it=False, noted=False)
+    assert record.leader is None
+
+
+async def test_one_that_disappears_while_the_node_runs_is_not_begun_again(
+    tmp_path: Path, store: Store, alone: StreamRecord
+) -> None:
+    node = await begun(tmp_path / "a", store, 1)
+    await node.streams.mirror.create(alone)
+    await wait(lambda: node.streams.led)
+    replica = node.streams._streams["s"]
+    (tmp_path / "a" / "streams" / "s").rename(tmp_path / "aside")
+    await replica._end_role()
+    replica.wake()
+    broken = node.running.broker.broken
+    await wait(lambda: "s" in broken)
+    assert "has disappeared while the daemon runs" in broken["s"]
+    assert not node.streams.led
     await node.close()

@@ -1,0 +1,113 @@
+"""A data directory, or a part of it, is empty at a start: a mount was forgotten. What it had is not
+begun again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster import Cluster
+from support.daemon import Daemon
+from support.ingesting import publish, until
+from support.nats_server import NatsServer
+from support.raw_nats import RawNats
+
+from liftlog.cli.exit_codes import ExitCode
+from liftlog.client import connect_sync
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+STREAMS = {
+    "one": {"subject": "one.>", "replicas": 1},
+    "all": {"subject": "all.>", "replicas": 3},
+}
+
+
+@pytest.fixture
+def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with Cluster(server.url, STREAMS, cluster={"session": "4s"}) as cluster:
+        for stream in STREAMS:
+            cluster.wait_recorded(stream)
+        cluster.wait_isr("all")
+        cluster.wait_isr("_offsets")
+        yield cluster
+
+
+@pytest.fixture
+def raw(server: NatsServer) -> Iterator[RawNats]:
+    with RawNats(server.port, timeout=5) as client:
+        yield client
+
+
+@pytest.mark.parametrize("lost", ["directory", "stream", "streams"])
+def test_a_stream_with_one_replica_stays_without_a_leader(
+    cluster: Cluster, raw: RawNats, lost: str
+) -> None:
+    node = cluster.leader("one")
+    data_dir = cluster.nodes[node].data_dir
+    assert [publish(raw, "one.x", b"%d" % number)["seq"] for number in range(3)] == [1, 2, 3]
+    cluster.kill(node)
+    if lost == "directory":
+        cluster.wipe(node)
+    else:
+        shutil.rmtree(data_dir / "streams" / ("one" if lost == "stream" else ""))
+    cluster.start(node)
+    until(lambda: cluster.stream("one").leader is None, 60, "it has no leader")
+    cluster.wait_isr("all")  # what others have is fetched
+    found = cluster.stream("one")
+    assert (found.isr, found.eligible) == ([], [])
+    with pytest.raises(AssertionError, match="503"):
+        publish(raw, "one.x", b"not twice")
+    done = cluster.command("cluster", "status")
+    assert done.returncode == ExitCode.FAILED
+    assert "No complete copy is left of 1 stream: one." in done.stderr
+
+    cluster.kill(node)  # nor after another start
+    cluster.start(node)
+    assert cluster.stream("one").leader is None
+    done = cluster.command("cluster", "elect", "one", "--node", node, "--lost", node, "--yes")
+    assert done.returncode == ExitCode.OK, done.stderr
+    cluster.wait_recorded("one")
+    assert publish(raw, "one.x", b"again")["seq"] == 1
+    with connect_sync(cluster.nodes[node].pull_address) as client:
+        [*_, loss] = client.describe_stream("one").possible_losses
+    assert "complete copies were given up" in loss["reason"]
+
+
+@pytest.mark.parametrize("lost", ["stream", "streams"])
+def test_a_daemon_on_its_own_does_not_begin_a_stream_again(
+    server: NatsServer, raw: RawNats, lost: str, tmp_path: Path
+) -> None:
+    """Its directory is missing: not before an operator says so, or the directory is back."""
+    streams = {"alone": {"subject": "alone.>"}, "other": {"subject": "other.>"}}
+    with Daemon(server.url, {"streams": streams}) as daemon:
+        assert publish(raw, "alone.x", b"first")["seq"] == 1
+        daemon.kill()
+        part = daemon.data_dir / "streams" / ("alone" if lost == "stream" else "")
+        part.rename(tmp_path / "aside")
+        for _ in range(2):
+            daemon.spawn()
+            daemon.wait_listening()
+            with pytest.raises(AssertionError, match="503"):
+                publish(raw, "alone.x", b"not twice")
+            with connect_sync(daemon.pull_address) as client:
+                found = client.describe_stream("alone")
+            assert found.state == "failed"
+            assert "is missing, and this data directory had it" in str(found)
+            daemon.kill()
+        if part.exists():
+            shutil.rmtree(part)
+        (tmp_path / "aside").rename(part)
+        daemon.start()
+        assert publish(raw, "alone.x", b"second")["seq"] == 2
+
+        daemon.kill()
+        shutil.rmtree(daemon.data_dir / "streams" / "alone")
+        daemon.spawn()
+        daemon.wait_listening()
+        with connect_sync(daemon.pull_address) as client:
+            client.delete_stream("alone")
+        daemon.restart()
+        assert publish(raw, "alone.x", b"again")["seq"] == 1
