@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture kv-torture cluster-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture storage-faults kv-torture cluster-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,10 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 	  tests/integration/test_pull_fuzz.py tests/integration/test_starvation.py \
 	  tests/integration/test_http_hostile_values.py tests/integration/test_http_hostile_clients.py \
 	  tests/integration/test_bad_input.py $(ARGS)
+
+storage-faults: setup ## Every error of every call on every kind of file, and the file of every neighbour (ten minutes)
+	TORTURE_ROUNDS=1 TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=3600 \
+	  tests/unit/log/test_file_errors.py tests/unit/log/test_neighbours.py $(ARGS)
 
 kv-torture: setup ## Kill, stop and cut off the NATS servers under the metadata store (MINUTES=n SEED=n)
 	KV_TORTURE_MINUTES=$(or $(MINUTES),60) KV_TORTURE_SEED=$(or $(SEED),1) \

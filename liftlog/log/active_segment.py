@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from liftlog.log.environment import LogEnvironment
 from liftlog.log.filesystem import File, write_all
-from liftlog.log.index import SparseIndex, write_index
+from liftlog.log.index import SparseIndex, keep_index
 from liftlog.log.segment import Segment
 from liftlog.log.unreadable import is_unreadable
 from liftlog.records.encode import EncodedBatch
@@ -220,8 +220,11 @@ class ActiveSegment:
 
     # --- the last things ---
 
-    def seal(self, at: LogEnd, environment: LogEnvironment, *, trim: bool = True) -> Segment:
-        """The part up to `at`, as a sealed segment that has its index on disk and in the cache.
+    def seal(
+        self, at: LogEnd, environment: LogEnvironment, incarnation: str, *, trim: bool = True
+    ) -> Segment:
+        """The part up to `at`, as a sealed segment that has its index in the cache, and on disk as
+        far as the disk takes it.
 
         Nothing that readers or the writer see has changed on return, so if a later step fails the
         active segment continues; the index on disk is then as good as one of a checkpoint. Without
@@ -241,14 +244,17 @@ class ActiveSegment:
         if at.position < self.end.position:
             index = index.copy()  # readers may be looking into the other
             index.truncate(at.position)
-        write_index(environment.fs, segment.path, index)
+        keep_index(environment.fs, segment.path, index, sealed, incarnation)
         # In the cache before any reader can see that the segment is sealed.
         environment.indexes.put(sealed, index)
         return sealed
 
-    def store_index(self, environment: LogEnvironment) -> None:
-        """Write the index as it is now, for the next start. From any thread; raises OSError."""
-        write_index(environment.fs, self.segment.path, self.index.copy())
+    def store_index(self, environment: LogEnvironment, incarnation: str) -> None:
+        """Write the index as it is now, for the next start. From any thread. Raises OSError when
+        the disk is full."""
+        segment = self.segment.entry()  # before the copy of the index, which tells of all of it
+        index = self.index.copy()
+        keep_index(environment.fs, self.segment.path, index, segment, incarnation)
 
     def finish(self) -> None:
         """Give back what was allocated ahead, durably. Raises OSError."""

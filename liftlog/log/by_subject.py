@@ -25,7 +25,6 @@ from liftlog.log.slices import LogSlice
 from liftlog.log.sparse import SPARSE_VALUE_BYTES
 from liftlog.log.state import LogState
 from liftlog.log.subject_index import SubjectIndex
-from liftlog.log.unreadable import is_unreadable
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import BatchHeader, parse_header
@@ -108,11 +107,7 @@ def read_by_subject(
             if values:
                 _read_values(piece, runs, span_bytes)
             batches = [decode_batch(run.raw, 0, verify=values) for run in runs]
-        except (CorruptBatch, UnsupportedFormat, _Unusable):
-            return None
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError) and not is_unreadable(error):
-                raise
+        except (CorruptBatch, UnsupportedFormat, _Unusable, OSError):
             return None
     size = sum([run.header.length for run in runs])
     return SubjectRuns(batches, end + base, size, len(borders) > 1)

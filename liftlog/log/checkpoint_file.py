@@ -10,6 +10,7 @@ the old one, and its directory is fsynced: after a crash either the old or the n
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from crc32c import crc32c
 
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.log.filesystem import FileSystem, write_all
-from liftlog.log.unreadable import read_small_file
+from liftlog.log.unreadable import is_passing, read_small_file
+
+logger = logging.getLogger("liftlog.log")
 
 VERSION = 1
 TEMPORARY_SUFFIX = ".tmp"
@@ -74,6 +77,25 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
         reason = raw.strerror or str(raw)
         raise CorruptMetadata(f"{path.name} cannot be read from the disk: {reason}") from raw
     return parse_checkpoint(raw, path.name, kind)
+
+
+def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
+    """As `read_checkpoint_file`, for a file without which everything works as well, only slower: a
+    damaged one counts as missing, and so does one of another version. Which of the two it is cannot
+    be told, since the first line has no checksum.
+
+    Raises OSError only for an error that passes, like a lack of file descriptors.
+    """
+    try:
+        return read_checkpoint_file(fs, path, kind)
+    except (CorruptMetadata, UnsupportedFormat) as error:
+        problem: object = error
+    except OSError as error:
+        if is_passing(error):
+            raise
+        problem = error
+    logger.warning("checkpoint-file-ignored file=%s error=%s", path.name, problem)
+    return None
 
 
 def parse_checkpoint(raw: bytes, name: str, kind: str) -> dict[str, Any]:

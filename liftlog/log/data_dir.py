@@ -22,7 +22,7 @@ from typing import Any
 from liftlog.errors import ConfigError, CorruptMetadata
 from liftlog.log.checkpoint_file import (
     TEMPORARY_SUFFIX,
-    read_checkpoint_file,
+    read_dispensable_file,
     write_checkpoint_file,
 )
 from liftlog.log.environment import LogConfig, LogEnvironment
@@ -49,17 +49,16 @@ _UNFINISHED_NAMES = {name + TEMPORARY_SUFFIX for name in (MANIFEST_NAME, COPY_NA
 
 
 def read_states(fs: FileSystem, data_dir: Path, file_name: str) -> dict[str, ActiveState]:
-    """States by stream; none when the file is not there.
-
-    Raises CorruptMetadata, UnsupportedFormat, OSError.
-    """
-    content = read_checkpoint_file(fs, data_dir / file_name, file_name)
+    """States by stream; none when the file is missing, damaged, or of another version, which only
+    costs a longer scan. Raises OSError for an error that passes."""
+    content = read_dispensable_file(fs, data_dir / file_name, file_name)
     if content is None:
         return {}
     try:
         return {stream: _state(state) for stream, state in content["streams"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptMetadata(f"{file_name} holds something else than states: {error}") from error
+        logger.warning("checkpoint-file-ignored file=%s error=%r", file_name, error)
+        return {}
 
 
 def _state(content: dict[str, Any]) -> ActiveState:
@@ -99,16 +98,11 @@ class KnownStates:
 
 
 def read_known_states(fs: FileSystem, data_dir: Path | None, stream: str) -> KnownStates:
-    """A file that cannot be read says nothing, as for the daemon. Raises UnsupportedFormat."""
+    """What `read_states` finds, as the daemon does. Raises OSError for an error that passes."""
     if data_dir is None:
         return KnownStates()
-    found = []
-    for file_name in (CLEAN_NAME, RECOVERY_POINTS_NAME):
-        try:
-            found.append(read_states(fs, data_dir, file_name).get(stream))
-        except (CorruptMetadata, OSError):
-            found.append(None)
-    return KnownStates(*found)
+    names = (CLEAN_NAME, RECOVERY_POINTS_NAME)
+    return KnownStates(*(read_states(fs, data_dir, name).get(stream) for name in names))
 
 
 def make_durable_directory(fs: FileSystem, path: Path) -> None:
@@ -178,9 +172,8 @@ class DataDir:
 
         The clean marker is removed, durably, before this returns: whatever happens from here on
         is an unclean stop until `close` says otherwise. Raises DataDirLocked, ConfigError for a
-        directory that cannot be made or written, StorageError, UnsupportedFormat, CorruptMetadata
-        for what is not a data directory: a backup, or a restore that did not finish. Then the lock
-        is free again.
+        directory that cannot be made or written, StorageError, CorruptMetadata for what is not a
+        data directory: a backup, or a restore that did not finish. Then the lock is free again.
         """
         fs = self.environment.fs
         refuse_unfit(fs, self.path)
@@ -194,8 +187,8 @@ class DataDir:
                 raise
             try:
                 refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
-                self._recovery_points = self._read_states(RECOVERY_POINTS_NAME)
-                self._clean = self._read_states(CLEAN_NAME)
+                self._recovery_points = read_states(fs, self.path, RECOVERY_POINTS_NAME)
+                self._clean = read_states(fs, self.path, CLEAN_NAME)
                 self.was_closed = fs.exists(self.path / CLEAN_NAME)
                 if self.was_closed:
                     fs.unlink(self.path / CLEAN_NAME)
@@ -203,14 +196,6 @@ class DataDir:
             except BaseException:
                 self.close(None)
                 raise
-
-    def _read_states(self, file_name: str) -> dict[str, ActiveState]:
-        """A damaged file counts as none, which only costs a longer scan."""
-        try:
-            return read_states(self.environment.fs, self.path, file_name)
-        except CorruptMetadata as error:
-            logger.warning("checkpoint-file-ignored file=%s error=%s", file_name, error)
-            return {}
 
     @property
     def lock(self) -> DataDirLock | None:

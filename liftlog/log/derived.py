@@ -5,13 +5,14 @@ Each begins with its kind and version, and names the segment it was made from:
 
      0  4  kind
      4  4  version                        u32
-    12  4  CRC-32C of the log's lineage   u32
+    12  4  CRC-32C of the log's lineage, and "/" and the generation of the segment if it is not 0
     16  8  size of the segment in bytes   u64
     24  8  offset after the segment       u64
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections import OrderedDict
@@ -26,7 +27,8 @@ from liftlog.log.filesystem import Buffer, FileSystem, write_all
 from liftlog.log.index import index_path
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.segment import Segment
-from liftlog.log.unreadable import is_unreadable
+
+logger = logging.getLogger("liftlog.log")
 
 CACHED_BYTES = 64 * 1024 * 1024
 """Of what was read of the files of one kind."""
@@ -59,18 +61,24 @@ def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> boo
     if len(raw) < _HEAD.size:
         return False
     found = _HEAD.unpack_from(raw)
-    about = crc32c(lineage.encode()), segment.size_bytes, segment.next_offset
+    about = history_check(segment, lineage), segment.size_bytes, segment.next_offset
     return found == (*kind, *about)
+
+
+def history_check(segment: SegmentEntry, lineage: str) -> int:
+    """How such a file names its segment, in addition to the size and the end. A rewritten segment
+    can have both in common with the one that it replaced."""
+    name = f"{lineage}/{segment.generation}" if segment.generation else lineage
+    return crc32c(name.encode())
 
 
 def names_segment(
     fs: FileSystem, path: Path, kind: Kind, segment: SegmentEntry, lineage: str
 ) -> bool:
-    """Whether this file is there and says so. Raises OSError."""
-    if not fs.exists(path):
-        return False
-    with closing(fs.open(path, writable=False)) as file:
+    """Whether this file is there, can be read, and says so."""
+    with suppress(OSError), closing(fs.open(path, writable=False)) as file:
         return is_named(file.pread(_HEAD.size, 0), kind, segment, lineage)
+    return False
 
 
 def write_derived(fs: FileSystem, path: Path, parts: Sequence[Buffer]) -> int:
@@ -122,8 +130,7 @@ class DerivedFiles(Generic[D]):
         self._useless: OrderedDict[Path, object] = OrderedDict()
 
     def get(self, segment: Segment, lineage: str, *, load: bool) -> D | None:
-        """None if there is none that can be used, and if it is not in memory unless `load`. Raises
-        OSError."""
+        """None if there is none that can be used, and if it is not in memory unless `load`."""
         path, about = segment.path, (segment.entry(), lineage)
         with self._lock:
             found = self._found.get(path)
@@ -132,10 +139,16 @@ class DerivedFiles(Generic[D]):
                 return found
         if not load:
             return None
-        state = self._state_of(self._path_of(path))
-        if state is None or self._useless.get(path) == (about, state):
+        try:
+            state = self._state_of(self._path_of(path))
+            if state is None or self._useless.get(path) == (about, state):
+                return None
+            found = self._read(self._fs, path, *about)
+        except OSError as error:
+            # It only saves reading, whatever keeps it from being opened or read. The next read
+            # tries again.
+            logger.debug("derived-file-not-read path=%s error=%s", path, error)
             return None
-        found = self._read(self._fs, path, *about)
         if found is None:
             with self._lock:
                 self._useless[path] = about, state
@@ -152,14 +165,8 @@ class DerivedFiles(Generic[D]):
         return found
 
     def _state_of(self, path: Path) -> tuple[bytes, int] | None:
-        """The beginning and the size of a file. None when it is missing or cannot be read. Raises
-        OSError."""
-        try:
-            if not self._fs.exists(path):
-                return None
-            with closing(self._fs.open(path, writable=False)) as file:
-                return file.pread(_COMPARED_BYTES, 0), file.size()
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) or is_unreadable(error):
-                return None
-            raise
+        """The beginning and the size of a file; None when it is missing. Raises OSError."""
+        if not self._fs.exists(path):
+            return None
+        with closing(self._fs.open(path, writable=False)) as file:
+            return file.pread(_COMPARED_BYTES, 0), file.size()

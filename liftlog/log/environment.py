@@ -157,19 +157,24 @@ class IndexCache:
         self._indexes: OrderedDict[Path, SparseIndex] = OrderedDict()
 
     def get(
-        self, segment: Segment, file: File, quarantined: Sequence[QuarantinedRange] = ()
+        self,
+        segment: Segment,
+        file: File,
+        incarnation: str,
+        quarantined: Sequence[QuarantinedRange] = (),
     ) -> SparseIndex:
-        """The index of a sealed segment; rebuilt (and stored) when its file is lost or bad."""
+        """The index of a sealed segment; rebuilt (and stored) when its file is lost, bad or of
+        another segment."""
         with self._lock:
             index = self._indexes.get(segment.path)
             if index is not None:
                 self._indexes.move_to_end(segment.path)
                 return index
-        index = read_index(self._fs, segment.path, segment.base_offset)
+        index = read_index(self._fs, file, segment, incarnation)
         if index is None:
             index = build_index(file, segment, quarantined)
             try:
-                write_index(self._fs, segment.path, index)
+                write_index(self._fs, segment.path, index, segment, incarnation)
                 if not self._fs.exists(segment.path):
                     # Retention was quicker, and removed the segment before this file was there.
                     self._fs.unlink(index_path(segment.path))

@@ -57,7 +57,10 @@ class FileSystem(Protocol):
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File: ...
     def rename(self, source: Path, target: Path) -> None: ...
     def unlink(self, path: Path) -> None: ...
-    def exists(self, path: Path) -> bool: ...
+    def exists(self, path: Path) -> bool:
+        """False only if there is no such name; any other error is raised."""
+        ...
+
     def modified_ns(self, path: Path) -> int:
         """The wall clock when the bytes of `path` were last changed; 0 if that is not known."""
         ...
@@ -138,7 +141,12 @@ class OsFileSystem:
         path.unlink()
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        # Not `Path.exists`: from Python 3.14 on it takes every error for a missing file.
+        try:
+            os.stat(path)  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def modified_ns(self, path: Path) -> int:
         return path.stat().st_mtime_ns

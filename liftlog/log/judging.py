@@ -17,6 +17,7 @@ from liftlog.log.manifest import NOT_SYNCED, SKIPPED, Manifest, QuarantinedRange
 from liftlog.log.recovery import ActiveState, Damage, Verdict, judge_tail, resync_behind, scan
 from liftlog.log.resync import Resync
 from liftlog.log.slot import SLOT_NAME, SlotState, current_boot_id, read_slot
+from liftlog.log.unreadable import is_unreadable
 from liftlog.records.header import BatchHeader
 
 OnBatch = Callable[[int, BatchHeader], None]
@@ -196,7 +197,8 @@ class TailJudge(Inventory):
         return self.manifest.acks_before_sync and not exact and offset >= self.durable_end
 
     def _slot_state(self) -> SlotState | None:
-        """Read once: an unreadable slot is one event, and judged as after a power cut."""
+        """Read once: an unreadable slot is one event, and judged as after a power cut. Raises
+        OSError for errors that say nothing about its bytes: what it says is evidence."""
         if not self._slot_was_read:
             self._slot_was_read = True
             try:
@@ -204,6 +206,9 @@ class TailJudge(Inventory):
                     self.fs, self.directory, self.manifest.lineage, boot_id=self.boot_id
                 )
             except OSError as error:
+                if not is_unreadable(error):
+                    self._slot_was_read = False
+                    raise
                 self._slot_is_unreadable = True
                 self._note(
                     f"the file {SLOT_NAME} cannot be read ({error.strerror or error}): how far "

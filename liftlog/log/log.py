@@ -102,7 +102,8 @@ class Log:
             directory, environment, config, initial_offset, metadata or {}, incarnation
         )
         try:
-            return cls(state, boot_id=boot_id)
+            with storage_errors(f"creating {directory.name}"):
+                return cls(state, boot_id=boot_id)
         except BaseException:
             state.active.file.close()
             raise
@@ -490,6 +491,18 @@ class Log:
         """
         structure.quarantine(self._state, file_name, ranges)
 
+    def lift_quarantine(
+        self,
+        file_name: str,
+        lifted: Sequence[QuarantinedRange],
+        still: Sequence[QuarantinedRange] = (),
+    ) -> int:
+        """Let readers have what was quarantined in a segment and reads well, as a walk over all of
+        it has shown (`readable_again`); `still` is what of it is damaged. Returns how many of these
+        ranges there were. Durable. Raises StorageError, DiskFull.
+        """
+        return structure.lift_quarantine(self._state, file_name, lifted, still)
+
     # --- reading: by any thread ---
 
     def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
@@ -574,7 +587,14 @@ class Log:
                 if segment.next_offset > first_offset
                 and view.readable_end(segment).offset > segment.base_offset
             ]
-            about = self.environment.fs, segments, view.active_index, view.readable_end, step_bytes
+            about = (
+                self.environment.fs,
+                view.manifest.incarnation,
+                segments,
+                view.active_index,
+                view.readable_end,
+                step_bytes,
+            )
             if probe is None:
                 return measure(*about)
             wanted = Wanted(first_offset, probe, view.manifest.lineage, view.damaged_files)
@@ -665,7 +685,7 @@ class Log:
         """Store the active index and return the state that a recovery point may claim."""
         with self._state.lock, storage_errors(f"checkpoint of {self.name}"):
             state = self.active_state()
-            self._state.active.store_index(self.environment)
+            self._state.active.store_index(self.environment, self.incarnation)
             return state
 
     def close(self) -> ActiveState | None:

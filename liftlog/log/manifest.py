@@ -22,13 +22,16 @@ from typing import Any
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.log.checkpoint_file import read_checkpoint_file, to_json, write_checkpoint_text
 from liftlog.log.filesystem import FileSystem
+from liftlog.log.unreadable import is_passing
 
 MANIFEST_NAME = "manifest"
 COPY_NAME = "manifest.copy"
 KIND = "manifest"
 SEGMENT_SUFFIX = ".log"
-RESERVE_STEP = 1_000_000
-"""How many offsets are reserved ahead with one write of the manifest."""
+LEAST_RESERVED = 1000
+MOST_RESERVED = 1_000_000
+"""How many offsets are reserved ahead with one write of the manifest: few for a stream that takes
+long to use them, since after a power cut it may not be known how many of them were acked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +234,10 @@ def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
     """
     try:
         manifest = _read(fs, directory, MANIFEST_NAME)
-    except CorruptMetadata:
+    except (CorruptMetadata, UnsupportedFormat) as error:
         copy = _read_copy(fs, directory)[0]
-        if copy is None:
+        is_newer = isinstance(error, UnsupportedFormat) and not _same_content(fs, directory)
+        if copy is None or is_newer:
             raise
         return copy
     return _read_copy(fs, directory)[0] if manifest is None else manifest
@@ -294,6 +298,8 @@ def _read_copy(fs: FileSystem, directory: Path) -> tuple[Manifest | None, str]:
     try:
         return _read(fs, directory, COPY_NAME), ""
     except (CorruptMetadata, UnsupportedFormat, OSError) as error:
+        if isinstance(error, OSError) and is_passing(error):
+            raise
         return None, f"{COPY_NAME} cannot be read: {error}"
 
 

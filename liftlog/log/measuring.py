@@ -17,7 +17,7 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from liftlog.log.index import IndexEntry, SparseIndex, count_entries, index_path
 from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.segment import Segment, walk_batches
 from liftlog.log.sketch import Blocks, Probe, read_sketch
-from liftlog.log.unreadable import is_unreadable, read_zeroed
+from liftlog.log.unreadable import read_zeroed
 from liftlog.records.decode import decode_batch
 from liftlog.records.header import BatchHeader
 
@@ -65,6 +65,7 @@ class Wanted(NamedTuple):
 
 def measure(
     fs: FileSystem,
+    incarnation: str,
     segments: Sequence[Segment],
     active_index: SparseIndex,
     readable_end: Callable[[Segment], IndexEntry],
@@ -81,13 +82,14 @@ def measure(
     found = (
         extent
         for segment, end in zip(segments, ends, strict=True)
-        for extent in _cut(fs, segment, end, active_index, step)
+        for extent in _cut(fs, incarnation, segment, end, active_index, step)
     )
     return list(_merged(found, step))
 
 
 def find_matching(
     fs: FileSystem,
+    incarnation: str,
     segments: Sequence[Segment],
     active_index: SparseIndex,
     readable_end: Callable[[Segment], IndexEntry],
@@ -109,10 +111,11 @@ def find_matching(
         sketch = None
         extents: Iterable[Extent]
         if segment.sealed and segment.path.name not in wanted.damaged:
-            sketch = read_sketch(fs, segment.path, segment.entry(), wanted.lineage)
+            with suppress(OSError):  # a sketch is a hint
+                sketch = read_sketch(fs, segment.path, segment.entry(), wanted.lineage)
         if sketch is None or end.position < segment.size_bytes:
             # Only a sketch may say that nothing is there.
-            cut = _cut(fs, segment, end, active_index, step)
+            cut = _cut(fs, incarnation, segment, end, active_index, step)
             extents = (one._replace(size_bytes=max(one.size_bytes, 1)) for one in cut)
         else:
             extents = _joined(sketch.blocks(wanted.probe), step)
@@ -154,19 +157,29 @@ def _joined(blocks: Blocks, step: int) -> Iterator[Extent]:
 
 
 def _cut(
-    fs: FileSystem, segment: Segment, end: IndexEntry, index: SparseIndex, step: int
+    fs: FileSystem,
+    incarnation: str,
+    segment: Segment,
+    end: IndexEntry,
+    index: SparseIndex,
+    step: int,
 ) -> Iterator[Extent]:
     before = IndexEntry(segment.base_offset, 0)
-    for place in [*_places(fs, segment, end, index, step), end]:
+    for place in [*_places(fs, incarnation, segment, end, index, step), end]:
         if place.offset > before.offset and place.position >= before.position:
             yield Extent(before.offset, place.offset, place.position - before.position)
             before = place
 
 
 def _places(
-    fs: FileSystem, segment: Segment, end: IndexEntry, index: SparseIndex, step: int
+    fs: FileSystem,
+    incarnation: str,
+    segment: Segment,
+    end: IndexEntry,
+    index: SparseIndex,
+    step: int,
 ) -> list[IndexEntry]:
-    """Batch boundaries about `step` apart; none where the index does not tell."""
+    """Batch boundaries about `step` apart, before `end`; none where the index does not tell."""
     wanted = range(step, end.position, step)
     if not wanted:
         return []
@@ -174,12 +187,11 @@ def _places(
         return [index.floor_position(position) for position in wanted]
     try:
         with closing(fs.open(index_path(segment.path), writable=False)) as file:
-            count = count_entries(file)
-            return [_floor(file, count, segment.base_offset, position) for position in wanted]
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or is_unreadable(error):
-            return []
-        raise
+            count = count_entries(file, segment, incarnation)
+            places = [_floor(file, count, segment.base_offset, position) for position in wanted]
+    except OSError:
+        return []
+    return [place for place in places if place.offset < end.offset]
 
 
 def _floor(file: File, count: int, base_offset: int, position: int) -> IndexEntry:

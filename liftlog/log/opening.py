@@ -32,7 +32,7 @@ from liftlog.log.inventory import RecoveryReport
 from liftlog.log.judging import OnBatch, TailJudge
 from liftlog.log.log import Log
 from liftlog.log.manifest import (
-    RESERVE_STEP,
+    LEAST_RESERVED,
     Manifest,
     SegmentEntry,
     epochs_below,
@@ -164,17 +164,17 @@ class _Opening(TailJudge):
             self.manifest.write(self.fs, self.directory)
 
     def _load_index(self, path: Path, file: File, state: ActiveState) -> SparseIndex:
-        """Entries below `state`; what the file lacks after the last checkpoint only costs time."""
-        index = read_index(self.fs, path, state.base_offset)
+        """Entries below `state`."""
+        entry = SegmentEntry(
+            base_offset=state.base_offset,
+            generation=state.generation,
+            next_offset=state.next_offset,
+            size_bytes=state.position,
+        )
+        index = read_index(self.fs, file, entry, self.manifest.incarnation)
         if index is None:
-            entry = SegmentEntry(
-                base_offset=state.base_offset,
-                next_offset=state.next_offset,
-                size_bytes=state.position,
-            )
             segment = Segment(self.directory, entry, sealed=False)
             index = build_index(file, segment, self._quarantined_in(path))
-        index.truncate(state.position)
         return index
 
     def _recover(
@@ -282,7 +282,8 @@ class _Opening(TailJudge):
         ends = [writing.end]
         if replicated:
             high = min(self.high_watermark, end)
-            ends = ends_from(self.environment, self.quarantined, sealed, writing, high)
+            about = self.manifest.incarnation, self.quarantined
+            ends = ends_from(self.environment, *about, sealed, writing, high)
         self._store_manifest(state, ends[0].offset if replicated else end, end)
         # From here on the slot is written, with no less than it said before.
         log_state = LogState(
@@ -335,7 +336,7 @@ class _Opening(TailJudge):
             epochs=epochs,
             quarantined=quarantined,
             high_watermark=high_watermark,
-            reserved_offset=max(manifest.reserved_offset, end + RESERVE_STEP),
+            reserved_offset=max(manifest.reserved_offset, end + LEAST_RESERVED),
             acks_before_sync=False,
             replicated=replicated,
         )

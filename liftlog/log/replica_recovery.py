@@ -48,6 +48,7 @@ def what_is_missing(
 
 def ends_from(
     environment: LogEnvironment,
+    incarnation: str,
     quarantined: Sequence[QuarantinedRange],
     sealed: Sequence[Segment],
     active: ActiveSegment,
@@ -64,7 +65,7 @@ def ends_from(
     ends = []
     for segment in segments[first:]:
         index = active.index if segment is active.segment else None
-        ends += _ends_in(environment, quarantined, segment, index, offset)
+        ends += _ends_in(environment, incarnation, quarantined, segment, index, offset)
     at = bisect_right(ends, offset, key=lambda end: end.offset)
     if not at:  # in the hole with which the log begins
         return [LogEnd(offset, segments[0].base_offset, 0), *ends]
@@ -73,6 +74,7 @@ def ends_from(
 
 def _ends_in(
     environment: LogEnvironment,
+    incarnation: str,
     quarantined: Sequence[QuarantinedRange],
     segment: Segment,
     index: SparseIndex | None,
@@ -90,7 +92,7 @@ def _ends_in(
     try:
         file = pooled.file
         if index is None:
-            index = environment.indexes.get(segment, file, known)
+            index = environment.indexes.get(segment, file, incarnation, known)
         start = max(start, index.floor(offset))
         headers = list(walk_batches(file, start, end, index=index, quarantined=known))
     finally:

@@ -7,7 +7,7 @@ A block is a run of batches of about 64 KiB. The file lies beside the segment:
      0  4  "LLSK"
      4  4  version 2                        u32
      8  4  number of blocks                 u32
-    12  4  CRC-32C of the log's lineage     u32
+    12  4  CRC-32C of the log's lineage     u32  and of the generation: `derived.history_check`
     16  8  size of the segment in bytes     u64
     24  8  offset after the segment         u64
     32  4  CRC-32C of the filters           u32
@@ -44,7 +44,13 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from liftlog.log.derived import is_named, names_segment, sketch_path, write_derived
+from liftlog.log.derived import (
+    history_check,
+    is_named,
+    names_segment,
+    sketch_path,
+    write_derived,
+)
 from liftlog.log.filesystem import File, FileSystem
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.parts import PART, PartsBuilder
@@ -210,7 +216,7 @@ class SketchBuilder:
         parts, value_checks = self._parts.to_bytes()
         entries = np.array(self._entries, _ENTRY).tobytes() + parts
         filters = b"".join(self._filters)
-        fields = (len(self._entries), crc32c(lineage.encode()))
+        fields = (len(self._entries), history_check(segment, lineage))
         about = (segment.size_bytes, segment.next_offset, crc32c(filters))
         of_parts = (len(parts) // PART.itemsize, crc32c(value_checks))
         head = _HEAD.pack(_MAGIC, _VERSION, *fields, *about, *of_parts, 0)[:-4]
@@ -235,7 +241,7 @@ def write_sketch(fs: FileSystem, log_path: Path, content: bytes) -> None:
 
 
 def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
-    """Whether there is a sketch that names this segment. Reads the head only. Raises OSError."""
+    """Whether there is a sketch that names this segment. Reads the head only."""
     return names_segment(fs, sketch_path(log_path), (_MAGIC, _VERSION), segment, lineage)
 
 
@@ -284,12 +290,10 @@ def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
 def read_value_checks(
     fs: FileSystem, log_path: Path, place: ValueChecks
 ) -> NDArray[np.uint32] | None:
-    """The checksums of all values that have one; None as with `read_sketch`. Raises OSError."""
+    """The checksums of all values that have one; None if they cannot be read or trusted."""
     try:
         with closing(fs.open(sketch_path(log_path), writable=False)) as file:
             raw = file.pread(place.size_bytes, place.position)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or is_unreadable(error):
-            return None
-        raise
+    except OSError:
+        return None
     return None if len(raw) % 4 or crc32c(raw) != place.check else np.frombuffer(raw, "<u4")

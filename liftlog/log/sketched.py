@@ -54,7 +54,7 @@ class SegmentParts:
         return found  # type: ignore[no-any-return]
 
     def checks(self, first: int, count: int) -> NDArray[np.uint32] | None:
-        """The value checks of a batch; None if they cannot be read. Raises OSError."""
+        """The value checks of a batch; None if they cannot be read."""
         self._load_checks()
         if self._checks is None:
             return None

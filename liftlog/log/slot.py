@@ -25,6 +25,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from liftlog.log.filesystem import File, FileSystem, is_full
+from liftlog.log.unreadable import is_unreadable
 
 logger = logging.getLogger("liftlog.log")
 
@@ -62,7 +63,8 @@ def read_slot(
 ) -> SlotState | None:
     """What the slot in `directory` says of that lineage; None when it holds nothing usable.
 
-    Changes nothing. Raises OSError when the file is there and cannot be read.
+    Changes nothing. Raises OSError when the file is there and cannot be read; only where the disk
+    cannot give its bytes (`is_unreadable`) is what it said lost.
     """
     return _read(fs, directory / SLOT_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
 
@@ -107,6 +109,7 @@ class AckedSlot:
     def __init__(
         self, fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
     ) -> None:
+        """Raises OSError for errors that say nothing about the bytes of the file."""
         self._fs = fs
         self._path = directory / SLOT_NAME
         self._boot_crc = _boot_crc(boot_id)
@@ -123,7 +126,9 @@ class AckedSlot:
             self.recovered, self._sequence = _read(
                 fs, self._path, self._lineage_crc, self._boot_crc
             )
-        except OSError:
+        except OSError as error:
+            if not is_unreadable(error):
+                raise  # what it says is not known, and must not be overwritten
             self._replace = True
 
     def begin_lineage(self, lineage: str) -> None:
@@ -138,8 +143,11 @@ class AckedSlot:
         try:
             self._write(self._boot_crc)
         except OSError as error:
-            # An unreadable sector beneath the file does not get better, a full disk does.
-            self._replace = self._replace or not is_full(error)
+            # An unreadable sector beneath the file does not get better; a full disk does, and a
+            # lack of descriptors. The file that is there may be the only exact witness.
+            self._replace = self._replace or is_unreadable(error)
+            if not is_full(error):
+                self._let_go()  # a stale handle stays stale
             if not self.in_doubt:
                 self.in_doubt = True
                 logger.warning("acked-slot-not-written path=%s error=%s", self._path, error)
@@ -181,9 +189,7 @@ class AckedSlot:
 
     def _open(self) -> File:
         create = self._replace or not self._fs.exists(self._path)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._let_go()
         file = self._fs.open(self._path, create=create)
         self._file = file
         if file.size() < _SIZE:
@@ -195,6 +201,9 @@ class AckedSlot:
 
     def close(self) -> None:
         self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None

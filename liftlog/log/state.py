@@ -29,7 +29,7 @@ from liftlog.log.derived import files_of
 from liftlog.log.environment import IndexCache, LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex
-from liftlog.log.manifest import RESERVE_STEP, Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.manifest import LEAST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ReadView(NamedTuple):
         """The index of one of these segments; that of a sealed one may be read or rebuilt."""
         if not segment.sealed:
             return self.active_index
-        return cache.get(segment, file, self.damaged(segment))
+        return cache.get(segment, file, self.manifest.incarnation, self.damaged(segment))
 
     @property
     def record_count(self) -> int:
@@ -175,7 +175,7 @@ class LogState:
                 incarnation=incarnation or uuid.uuid4().hex,
                 leader_epoch=1,
                 log_start_offset=initial_offset,
-                reserved_offset=initial_offset + RESERVE_STEP,
+                reserved_offset=initial_offset + LEAST_RESERVED,
                 high_watermark=initial_offset,
                 segments=(entry,),
                 epochs=((1, initial_offset),),
@@ -279,7 +279,7 @@ class LogState:
             "segments": (*(segment.entry() for segment in kept), entry),
             "high_watermark": view.committed.offset,
             "replicated": self.config.replicated,
-            "reserved_offset": max(manifest.reserved_offset, base_offset + RESERVE_STEP),
+            "reserved_offset": max(manifest.reserved_offset, base_offset + LEAST_RESERVED),
         }
         manifest = manifest.with_changes(**(fields | changes))
         fs = self.environment.fs

@@ -19,6 +19,7 @@ from liftlog.log.filesystem import storage_errors
 from liftlog.log.manifest import QuarantinedRange, SegmentEntry, epochs_from
 from liftlog.log.segment import Segment
 from liftlog.log.state import LogState, lies_behind
+from liftlog.log.walk import is_covered
 
 logger = logging.getLogger("liftlog.log")
 
@@ -260,6 +261,38 @@ def quarantine(state: LogState, file_name: str, ranges: Sequence[QuarantinedRang
                 bad.reason,
             )
         state.store(view.manifest.with_changes(quarantined=tuple(known)))
+
+
+def lift_quarantine(
+    state: LogState,
+    file_name: str,
+    lifted: Sequence[QuarantinedRange],
+    still: Sequence[QuarantinedRange],
+) -> int:
+    """See `Log.lift_quarantine`."""
+    with state.lock, storage_errors(f"lifting a quarantine in {state.name}"):
+        manifest = state.view.manifest
+        gone = [bad for bad in manifest.quarantined_in(file_name) if bad in lifted]
+        if not gone:
+            return 0
+        kept = [bad for bad in manifest.quarantined if bad not in gone]
+        kept += [bad for bad in still if not is_covered(bad.first_offset, bad.next_offset, kept)]
+        for bad in gone:
+            logger.warning(
+                "quarantine-lifted stream=%s first_offset=%d next_offset=%d reason=%s",
+                state.name,
+                bad.first_offset,
+                bad.next_offset,
+                bad.reason,
+            )
+        # Compaction has passed over the file as a damaged one.
+        first = min(bad.first_offset for bad in gone)
+        state.store(
+            manifest.with_changes(
+                quarantined=tuple(kept), cleaned_below=min(manifest.cleaned_below, first)
+            )
+        )
+        return len(gone)
 
 
 def _overlap(one: QuarantinedRange, other: QuarantinedRange) -> bool:

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain, islice
 from pathlib import Path
 
@@ -43,7 +43,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from liftlog.log.derived import is_named, subject_index_path
+from liftlog.log.derived import history_check, is_named, subject_index_path
 from liftlog.log.filesystem import Buffer, FileSystem
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.unreadable import is_unreadable
@@ -154,7 +154,7 @@ def index_parts(
     begin = HEAD_BYTES + table.nbytes + entries.nbytes + len(names)
     entries["position"] += begin
     tables = table.tobytes() + entries.tobytes() + names
-    about = (crc32c(lineage.encode()), segment.size_bytes, segment.next_offset)
+    about = (history_check(segment, lineage), segment.size_bytes, segment.next_offset)
     of_file = (len(runs), len(names), begin + sum(map(len, content)))
     head = _HEAD.pack(_MAGIC, _VERSION, len(subjects), *about, *of_file, 0)[:-4]
     check = struct.pack("<I", crc32c(tables, crc32c(head)))
@@ -162,13 +162,11 @@ def index_parts(
 
 
 def is_indexed(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
-    """Whether there is a whole file that names this segment, with an index or without. Raises
-    OSError."""
+    """Whether there is a whole file that names this segment, with an index or without."""
     path = subject_index_path(log_path)
-    if not fs.exists(path):
-        return False
-    with closing(fs.open(path, writable=False)) as file:
+    with suppress(OSError), closing(fs.open(path, writable=False)) as file:
         return _is_whole(file.pread(HEAD_BYTES, 0), file.size(), segment, lineage)
+    return False
 
 
 def _is_whole(head: bytes, file_size: int, segment: SegmentEntry, lineage: str) -> bool:

@@ -55,7 +55,7 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
         if not old.sealed:  # a sealed segment has its index on disk before it is one
             index = view.active_index.copy()
             index.truncate(rest.size_bytes)
-            write_index(state.environment.fs, rest.path, index)
+            write_index(state.environment.fs, rest.path, index, rest, view.manifest.incarnation)
             state.environment.indexes.put(rest, index)
         # The manifest says where `rest` ends, and that alone cuts it: bytes after the end of a
         # sealed segment are ignored. So the file itself is cut last. A stop before the rename finds
@@ -73,7 +73,8 @@ def leave_active_segment(writer: LogWriter) -> None:
     with state.lock, storage_errors(f"leaving the active segment of {state.name}"):
         active, kept = state.active, state.view.segments[:-1]
         if active.end.position:
-            kept = (*kept, active.seal(active.end, state.environment))
+            incarnation = state.view.manifest.incarnation
+            kept = (*kept, active.seal(active.end, state.environment, incarnation))
         writer.begin_lineage(active.end, kept)
 
 
@@ -120,11 +121,11 @@ def _cut_file(state: LogState, segment: Segment) -> None:
     try:
         file = environment.fs.open(segment.path)
         try:
-            known = state.view.damaged(segment)
-            index = environment.indexes.get(segment, file, known).copy()
+            known, incarnation = state.view.damaged(segment), state.view.manifest.incarnation
+            index = environment.indexes.get(segment, file, incarnation, known).copy()
             index.truncate(segment.size_bytes)
             environment.indexes.put(segment, index)
-            write_index(environment.fs, segment.path, index)
+            write_index(environment.fs, segment.path, index, segment, incarnation)
             file.truncate(segment.size_bytes)
         finally:
             file.close()

@@ -6,7 +6,8 @@ before and after it is read as usual. Where it matters that the bytes are unknow
 end of the data, whether a tail may have been acked), the holes are returned beside the bytes.
 
 Errors that say nothing about a sector (no memory, no descriptor, a stale handle) are not damage and
-are raised.
+are raised. Where a file is only a hint or dispensable, its reader does without it for as long as
+they last.
 """
 
 from __future__ import annotations
@@ -27,9 +28,29 @@ _SECTOR_ERRORS = frozenset(
 fails its checksum."""
 
 
+_PASSING_ERRORS = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ETIMEDOUT,
+    }
+)
+"""What the machine lacks for a moment."""
+
+
 def is_unreadable(error: OSError) -> bool:
     """Whether the disk cannot give these bytes; other errors say nothing about them."""
     return error.errno in _SECTOR_ERRORS
+
+
+def is_passing(error: OSError) -> bool:
+    """Whether the same call can succeed a moment later, on the same files."""
+    return error.errno in _PASSING_ERRORS
 
 
 class Pieces(NamedTuple):

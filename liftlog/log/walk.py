@@ -8,6 +8,7 @@ continues after damage wherever the log's own batches can be recognised again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,35 +154,88 @@ def is_covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -
     return first >= following
 
 
-def find_new_damage(
+class Judgement(NamedTuple):
+    """What all of a log's bytes say of its damage."""
+
+    new: list[QuarantinedRange]
+    """Damage that is not yet quarantined."""
+    lifted: list[QuarantinedRange]
+    """Known ranges that read well now, in part at least."""
+    still: list[QuarantinedRange]
+    """What of those is damaged."""
+
+
+def judge_all(
     fs: FileSystem, directory: Path, manifest: Manifest, trusted: ActiveState | None
-) -> list[QuarantinedRange]:
+) -> Judgement:
     """Read every byte of the sealed segments, and of the active one what recovery would trust.
 
     `trusted` is how far it would; the rest of the active segment is recovery's to judge. What
     readers cannot reach, below the log's start, does not count. Raises OSError, UnsupportedFormat.
     """
     found: list[QuarantinedRange] = []
+    judged: list[SegmentEntry] = []
     for number, entry in enumerate(manifest.segments):
         path = directory / entry.file_name
         if number == len(manifest.segments) - 1:
             if trusted is not None:
                 found += _in_active(fs, path, trusted, manifest.epochs)
+                judged.append(replace(entry, next_offset=trusted.next_offset))
             continue
-        found += _in_sealed(fs, path, entry, manifest.epochs)
+        found += _in_sealed(fs, path, entry, manifest)
+        judged.append(entry)
         following = manifest.segments[number + 1].base_offset
         if following > entry.next_offset:
             found.append(
                 _no_bytes(entry, entry.next_offset, following, "no segment holds these offsets")
             )
-    return [
+    lifted, still = [], []
+    for entry in judged:
+        withdrawn = readable_again(manifest.quarantined_in(entry.file_name), found, entry)
+        lifted += withdrawn[0]
+        still += withdrawn[1]
+    known = [bad for bad in manifest.quarantined if bad not in lifted] + still
+    start = manifest.log_start_offset
+    new = [
         bad
         for bad in found
-        if bad.next_offset > manifest.log_start_offset
-        and not is_covered(
-            max(bad.first_offset, manifest.log_start_offset), bad.next_offset, manifest.quarantined
-        )
+        if bad.next_offset > start
+        and not is_covered(max(bad.first_offset, start), bad.next_offset, known)
     ]
+    return Judgement(new, lifted, still)
+
+
+def find_new_damage(
+    fs: FileSystem, directory: Path, manifest: Manifest, trusted: ActiveState | None
+) -> list[QuarantinedRange]:
+    """See `judge_all`."""
+    return judge_all(fs, directory, manifest, trusted).new
+
+
+def readable_again(
+    known: Iterable[QuarantinedRange], found: Iterable[QuarantinedRange], entry: SegmentEntry
+) -> tuple[list[QuarantinedRange], list[QuarantinedRange]]:
+    """Which of the known ranges of a segment read well now, in part at least, and what of them is
+    damaged; `found` is all damage that a walk over the whole segment has met.
+
+    A quarantine is a claim, made by what could be read at the time: a sector that was read later, a
+    hint that led beside a batch. All offsets of the segment that are not in `found` are in whole
+    batches that continue each other. Nothing is said of ranges that reach past its end."""
+    damage = list(found)
+    lifted: list[QuarantinedRange] = []
+    still: list[QuarantinedRange] = []
+    for bad in known:
+        if bad.first_offset < entry.base_offset or bad.next_offset > entry.next_offset:
+            continue
+        inside = [
+            one
+            for one in damage
+            if one.first_offset < bad.next_offset and bad.first_offset < one.next_offset
+        ]
+        if not is_covered(bad.first_offset, bad.next_offset, inside):
+            lifted.append(bad)
+            still += [one for one in inside if one not in still]
+    return lifted, still
 
 
 def merged(
@@ -211,23 +265,23 @@ def _no_bytes(entry: SegmentEntry, first: int, following: int, reason: str) -> Q
 
 
 def _in_sealed(
-    fs: FileSystem, path: Path, entry: SegmentEntry, epochs: Epochs
+    fs: FileSystem, path: Path, entry: SegmentEntry, manifest: Manifest
 ) -> list[QuarantinedRange]:
     if not fs.exists(path):
         lost = (entry.base_offset, entry.next_offset)
         return [QuarantinedRange(*lost, path.name, 0, 0, "the file is missing")]
     file = fs.open(path, writable=False)
     try:
-        return _in_file(fs, file, entry, epochs)
+        return _in_file(fs, file, entry, manifest)
     finally:
         file.close()
 
 
 def _in_file(
-    fs: FileSystem, file: File, entry: SegmentEntry, epochs: Epochs
+    fs: FileSystem, file: File, entry: SegmentEntry, manifest: Manifest
 ) -> list[QuarantinedRange]:
     size = min(file.size(), entry.size_bytes)
-    index = read_index(fs, file.path, entry.base_offset)
+    index = read_index(fs, file, entry, manifest.incarnation)
     items = walk(
         file,
         entry.base_offset,
@@ -235,7 +289,7 @@ def _in_file(
         size,
         index,
         end_offset=entry.next_offset if size == entry.size_bytes else None,
-        epochs=epochs,
+        epochs=manifest.epochs,
     )
     return damage_in_walk(items, entry)
 

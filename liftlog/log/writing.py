@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from compaction.ages import TOLERANCE_NS
@@ -12,7 +13,8 @@ from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.filesystem import Buffer, storage_error, storage_errors
 from liftlog.log.manifest import (
-    RESERVE_STEP,
+    LEAST_RESERVED,
+    MOST_RESERVED,
     SKIPPED,
     QuarantinedRange,
     epochs_below,
@@ -28,6 +30,9 @@ from liftlog.records.header import parse_header, verify_body
 
 MAX_NOTED_ENDS = 4096
 """Batch ends of uncommitted appends that are kept. Beyond it, every second end is forgotten."""
+
+_RESERVED_NS = 10_000_000_000
+"""Offsets that were reserved should last for so long, and no more than ten times as long."""
 
 
 class LogWriter:
@@ -49,6 +54,8 @@ class LogWriter:
         self.commit_group = commit_group
         self.fsync_count = 0
         self.last_sync_seconds = 0.0
+        self._reserve_step = LEAST_RESERVED
+        self._reserved_ns = state.environment.clock.monotonic_ns()
         # The ends of appends that are not committed yet: where the high watermark may go.
         self._appended: deque[LogEnd] = deque(appended)
         self._forget_ends()
@@ -109,10 +116,18 @@ class LogWriter:
         self.slot.write_pending()
 
     def _reserve(self, next_offset: int) -> None:
+        """Note, durably, up to where offsets may be assigned from now on. Raises OSError."""
         state = self.state
+        now = state.environment.clock.monotonic_ns()
+        elapsed = now - self._reserved_ns
+        if elapsed < _RESERVED_NS:
+            self._reserve_step = min(4 * self._reserve_step, MOST_RESERVED)
+        elif elapsed > 10 * _RESERVED_NS:
+            self._reserve_step = max(self._reserve_step // 4, LEAST_RESERVED)
         with state.lock:
-            reserved = next_offset + RESERVE_STEP
+            reserved = next_offset + self._reserve_step
             state.store(state.view.manifest.with_changes(reserved_offset=reserved))
+        self._reserved_ns = now
 
     def append_raw(self, data: Buffer) -> None:
         """See `Log.append_raw`."""
@@ -229,7 +244,13 @@ class LogWriter:
             # First the slot: once the manifest says that acks may be early, no start may take an
             # older entry of the slot for the exact end.
             self.slot.sync_as_lower_bound()
-            state.store(state.view.manifest.with_changes(acks_before_sync=True))
+            # What was reserved and not used may be reserved again: a power cut then makes a claim
+            # of fewer offsets.
+            reserved = max(state.active.end.offset, self._acked_end) + self._reserve_step
+            manifest = state.view.manifest.with_changes(acks_before_sync=True)
+            if reserved < manifest.reserved_offset:
+                manifest = replace(manifest, reserved_offset=reserved)
+            state.store(manifest)
 
     # --- the next segment ---
 
@@ -355,7 +376,8 @@ class LogWriter:
         else:
             # Damaged bytes after the end stay in the file: they may be mended by hand.
             trim = not any(bad.end_position > at.position for bad in damaged)
-            sealed = active.seal(at, state.environment, trim=trim)
+            incarnation = view.manifest.incarnation
+            sealed = active.seal(at, state.environment, incarnation, trim=trim)
             kept = (*view.segments[:-1], sealed)
         state.begin_segment(kept, base_offset, is_committed=is_committed, quarantined=quarantined)
 

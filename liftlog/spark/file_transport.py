@@ -72,7 +72,7 @@ class FileTransport:
         for entry in manifest.committed_segments:
             if entry.max_timestamp_ns < timestamp_ns:
                 continue
-            with self._opened(entry) as (file, index):
+            with self._opened(entry, manifest.incarnation) as (file, index):
                 start = manifest.log_start_offset
                 if index is not None:
                     start = max(start, index.floor_time(timestamp_ns).offset)
@@ -115,13 +115,15 @@ class FileTransport:
     def measure(
         self, state: StreamState, first_offset: int, end_offset: int, step_bytes: int
     ) -> StreamState:
+        manifest = self._manifest()
         segments = [
             Segment(self._directory, entry, sealed=True)
-            for entry in self._manifest().committed_segments
+            for entry in manifest.committed_segments
             if entry.next_offset > first_offset and entry.base_offset < end_offset
         ]
         with storage_errors(f"measuring {self._directory}"):
-            found = measure(_fs, segments, SparseIndex(0), _whole, step_bytes)
+            index = SparseIndex(0)
+            found = measure(_fs, manifest.incarnation, segments, index, _whole, step_bytes)
         return replace(state, extents=tuple(found))
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
@@ -148,7 +150,7 @@ class FileTransport:
                 _gap(manifest, reached, end, losses)
                 return
             try:
-                with self._opened(entry) as (file, index):
+                with self._opened(entry, manifest.incarnation) as (file, index):
                     _gap(manifest, reached, min(entry.base_offset, end), losses)
                     yield from _batches(file, entry, index, manifest, reached, end, losses)
             except FileNotFoundError as error:
@@ -203,7 +205,9 @@ class FileTransport:
             raise compacted_meanwhile(self._stream, hint)
 
     @contextmanager
-    def _opened(self, entry: SegmentEntry) -> Iterator[tuple[OsFile, SparseIndex | None]]:
+    def _opened(
+        self, entry: SegmentEntry, incarnation: str
+    ) -> Iterator[tuple[OsFile, SparseIndex | None]]:
         """Raises FileNotFoundError, StorageError."""
         path = self._directory / entry.file_name
         try:
@@ -214,11 +218,7 @@ class FileTransport:
             raise StorageError(f"{path}: {error.strerror or error}") from error
         try:
             with storage_errors(f"reading {path}"):
-                try:
-                    index = read_index(_fs, path, entry.base_offset)
-                except FileNotFoundError:  # the file was removed after it was opened
-                    index = None
-                yield file, index
+                yield file, read_index(_fs, file, entry, incarnation)
         finally:
             file.close()
 

@@ -50,7 +50,9 @@ class BackgroundJob:
     @classmethod
     def rebatching(cls, log: Log, number: int, *, target: int = 4096) -> BackgroundJob:
         entry = log.segments[number].entry()
-        return cls(log, RebatchJob(str(DIRECTORY), entry, target, epochs=log.epochs))
+        return cls(
+            log, RebatchJob(str(DIRECTORY), entry, target, "none", log.epochs, log.incarnation)
+        )
 
     @property
     def is_compaction(self) -> bool:

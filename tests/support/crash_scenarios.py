@@ -22,7 +22,7 @@ from support.logs import (
 )
 from support.simfs import Fault, SimFileSystem
 
-from liftlog.errors import CorruptMetadata, SyncFailed
+from liftlog.errors import CorruptMetadata, DiskFull, StorageError, SyncFailed
 from liftlog.log import ActiveState, Log, LogConfig, RecoveryReport, open_log
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.index import SparseIndex, write_index
@@ -88,6 +88,28 @@ def start(fs: SimFileSystem, boot: str, config: LogConfig = SMALL) -> tuple[Log,
     )
 
 
+def live(log: Log, writer: Writer) -> bool:
+    """Commits and rolls, with what the daemon does when one fails; whether the stream lives on."""
+    for round_ in range(7):
+        try:
+            if round_ == 3:
+                log.roll()
+            writer.commit(2, 1)
+            if round_ % 2:
+                writer.flush()
+        except SyncFailed:
+            writer.waiting = {o: v for o, v in writer.waiting.items() if o < log.durable_end_offset}
+            try:
+                log.abandon_tail(keep_offsets=writer.durability != "fsync")
+            except StorageError:
+                return False
+            writer.promises.end = max(writer.promises.end, log.durable_end_offset)
+            writer.waiting.clear()
+        except (StorageError, DiskFull):
+            pass  # nacked; the next group may have better luck
+    return True
+
+
 # --- rewriting ---
 
 
@@ -114,7 +136,7 @@ def merge(log: Log, files: Sequence[str]) -> list[SegmentEntry]:
         header = parse_header(raw, position)
         index.maybe_add(header.base_offset, position, entry.max_timestamp_ns)
         position += header.length
-    write_index(fs, path, index)
+    write_index(fs, path, index, entry, log.incarnation)
     fs.fsync_directory(log.directory)
     return [entry]
 

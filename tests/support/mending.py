@@ -79,7 +79,9 @@ def examine(log: Log, fs: SimFileSystem, number: int) -> tuple[QuarantinedRange,
     name = segment.path.name
     if fs.exists(segment.path):
         known = tuple(bad for bad in log.quarantined if bad.segment == name)
-        found = scrub(ScrubJob(str(DIRECTORY), segment.entry(), known, log.epochs), fs).damaged
+        found = scrub(
+            ScrubJob(str(DIRECTORY), segment.entry(), known, log.epochs, log.incarnation), fs
+        ).damaged
     else:
         lost = (segment.base_offset, segment.next_offset)
         found = (QuarantinedRange(*lost, name, 0, 0, "the file is missing"),)
@@ -106,7 +108,9 @@ def write_patch(
 
 
 def job_of(log: Log, number: int, pieces: tuple[Piece, ...]) -> MendJob:
-    job = MendJob(str(DIRECTORY), log.segments[number].entry(), PATCH, pieces, log.epochs)
+    job = MendJob(
+        str(DIRECTORY), log.segments[number].entry(), PATCH, pieces, log.epochs, log.incarnation
+    )
     assert MendJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     return job
 

@@ -375,6 +375,7 @@ class LogDisk:
                 log_start_offset=log.log_start_offset,
                 memory_bytes=1 << 20,
                 epochs=log.epochs,
+                incarnation=log.incarnation,
             )
             apply_compaction(log, compact(job, self.fs))
 

@@ -183,6 +183,7 @@ def plan(
         memory_bytes=memory,
         compression=compression,
         epochs=log.epochs,
+        incarnation=log.incarnation,
     )
     assert CompactJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     return job
@@ -212,7 +213,7 @@ def rebatch_file(
     log: Log, fs: Any, number: int, *, target: int = 4096, compression: str = "none"
 ) -> RebatchResult:
     entry = log.segments[number].entry()
-    job = RebatchJob(str(DIRECTORY), entry, target, compression, log.epochs)
+    job = RebatchJob(str(DIRECTORY), entry, target, compression, log.epochs, log.incarnation)
     assert RebatchJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     result = rebatch(job, fs)
     assert RebatchResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
@@ -244,7 +245,11 @@ def check_entries(log: Log, fs: Any) -> None:
         assert max(batch.header.max_timestamp_ns for batch in batches) == segment.max_timestamp_ns
         epochs = [batch.header.leader_epoch for batch in batches]
         assert epochs == sorted(epochs)
-        index = read_index(fs, segment.path, segment.base_offset)
+        file = fs.open(segment.path, writable=False)
+        try:
+            index = read_index(fs, file, segment, log.incarnation)
+        finally:
+            file.close()
         assert index is not None
         position, newest = 0, 0
         for batch in batches:

@@ -347,13 +347,18 @@ class SimFileSystem:
             if node is None:
                 node = Inode()
                 parent.change({path.name: node})
-            assert isinstance(node, Inode)
+            if isinstance(node, Directory):
+                raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
             node.bad_pages.clear()
             if node.data:
                 node.resize("truncate", 0)
         else:
-            self.step("open", path, counted=False)
+            fault = self.step("open", path, counted=False)
+            if fault is not None:
+                raise OSError(fault.error, "injected", str(path))
             node = self._node(path)
+            if isinstance(node, Directory):
+                raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
         assert isinstance(node, Inode)
         return SimFile(self, path, node)
 
@@ -362,6 +367,8 @@ class SimFileSystem:
         assert source.parent == target.parent
         parent = self._parent(source)
         old = parent.entries.get(target.name)
+        if isinstance(old, Directory) and isinstance(node, Inode):
+            raise IsADirectoryError(errno.EISDIR, "is a directory", str(target))
         if isinstance(old, Directory) and old.entries:
             raise OSError(errno.ENOTEMPTY, "directory not empty")
         self._maybe_late(
@@ -369,14 +376,18 @@ class SimFileSystem:
         )
 
     def unlink(self, path: Path) -> None:
-        self._node(path)
+        if isinstance(self._node(path), Directory):
+            raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
         self.raise_fault("unlink", path)
         self._parent(path).change({path.name: None})
 
     def exists(self, path: Path) -> bool:
+        fault = self.step("stat", path, counted=False)
+        if fault is not None:
+            raise OSError(fault.error, "injected", str(path))
         try:
             self._node(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 

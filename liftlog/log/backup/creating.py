@@ -27,10 +27,9 @@ from liftlog.log.backup.files import (
 )
 from liftlog.log.backup.source import Committed, Source, look, loss_in_words, seal_active
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
-from liftlog.log.filesystem import FileSystem, OsFileSystem, ReadOnlyFileSystem
+from liftlog.log.filesystem import FileSystem, OsFileSystem, ReadOnlyFileSystem, is_full
 from liftlog.log.index import index_path
 from liftlog.log.manifest import MANIFEST_NAME, QuarantinedRange, SegmentEntry
-from liftlog.log.unreadable import is_unreadable
 from liftlog.log.walk import is_covered
 from liftlog.names import is_stream_name
 
@@ -185,10 +184,12 @@ class _StreamCopy:
             pair = (self.source, index_path(path)), (self.fs, index_path(new))
             files.append(copy_file(*pair))
         except OSError as error:
-            if not isinstance(error, FileNotFoundError) and not is_unreadable(error):
+            if is_full(error):
                 raise
             self._forget_index(index_path(new))  # it is rebuilt when it is needed
-        self.unreadable[entry.file_name] = lost_in_holes(self.fs, new, entry, holes)
+        self.unreadable[entry.file_name] = lost_in_holes(
+            self.fs, new, entry, holes, self.incarnation
+        )
         return files
 
     def _forget_index(self, path: Path) -> None:

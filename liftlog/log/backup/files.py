@@ -165,7 +165,7 @@ def describe_file(fs: FileSystem, path: Path, copied: Copied = lambda size: None
 
 
 def lost_in_holes(
-    fs: FileSystem, path: Path, entry: SegmentEntry, holes: Sequence[range]
+    fs: FileSystem, path: Path, entry: SegmentEntry, holes: Sequence[range], incarnation: str
 ) -> tuple[QuarantinedRange, ...]:
     """The offsets of the copy at `path` that its holes cost. Raises OSError."""
     if not holes:
@@ -173,7 +173,7 @@ def lost_in_holes(
     file = fs.open(path, writable=False)
     try:
         size = min(file.size(), entry.size_bytes)
-        index = read_index(fs, path, entry.base_offset)
+        index = read_index(fs, file, entry, incarnation)
         found = damage_in_walk(walk(file, entry.base_offset, size, size, index), entry)
     finally:
         file.close()

@@ -229,7 +229,6 @@ def seal_active(
             return None
         walked = _Walk(None, active, end, quarantined, ())
         fs.open(path, create=True).close()
-    write_index(fs, path, walked.index)
     entry = replace(
         active,
         size_bytes=walked.position,
@@ -237,11 +236,12 @@ def seal_active(
         record_count=walked.record_count,
         max_timestamp_ns=walked.max_timestamp_ns,
     )
+    write_index(fs, path, walked.index, entry, manifest.incarnation)
     lost = (
         *_behind(quarantined, active, walked.next_offset, walked.position, end),
         *(
             bad
-            for bad in lost_in_holes(fs, path, entry, holes)
+            for bad in lost_in_holes(fs, path, entry, holes, manifest.incarnation)
             if not is_covered(bad.first_offset, bad.next_offset, quarantined)
         ),
     )

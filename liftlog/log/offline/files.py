@@ -195,10 +195,7 @@ def segment_bytes(
         return SegmentBytes(file, base, False, size, find_data_end(file, 0), None, None, epochs)
     size = min(size, entry.size_bytes)
     end_offset = entry.next_offset if size == entry.size_bytes else None
-    try:
-        index = read_index(FILES, directory / entry.file_name, base)
-    except FileNotFoundError:  # deleted by the daemon just now
-        index = None
+    index = read_index(FILES, file, entry, manifest.incarnation)
     return SegmentBytes(file, base, True, size, size, end_offset, index, epochs)
 
 

@@ -28,7 +28,7 @@ from liftlog.log.index import (
     read_index,
     write_index,
 )
-from liftlog.log.manifest import RESERVE_STEP, Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.manifest import MOST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState, find_data_end
 from liftlog.log.segment import Segment, walk_batches
 from liftlog.log.slot import read_slot
@@ -111,14 +111,15 @@ def rebuild_manifest(
         incarnation=uuid.uuid4().hex,
         leader_epoch=max([epochs[-1][0], *(one.leader_epoch for one in states)]),
         log_start_offset=start,
-        reserved_offset=end + RESERVE_STEP,
+        reserved_offset=end + MOST_RESERVED,
         segments=tuple(entries),
         epochs=tuple(epochs),
         high_watermark=start,
         quarantined=tuple(lost),
         tombstones_removed_below=max(compacted, default=0),
         replicated=metadata.get("settings", {}).get("replicas", 1) > 1,
-        acks_before_sync=True,  # unknown, so no offset that may be acked is assigned again
+        # Below `fsync`, offsets that may have been acked before the fsync are not assigned again.
+        acks_before_sync=metadata.get("settings", {}).get("durability", "fsync") != "fsync",
         metadata=dict(metadata),
     )
     proven = _with_identity(fs, directory, states, chosen, manifest)
@@ -316,7 +317,7 @@ def rebuild_index(fs: FileSystem, segment: Segment, manifest: Manifest) -> int:
         index = build_index(file, segment, known)
     finally:
         file.close()
-    write_index(fs, segment.path, index)
+    write_index(fs, segment.path, index, segment, manifest.incarnation)
     fs.fsync_directory(segment.path.parent)
     return len(index)
 
@@ -324,11 +325,11 @@ def rebuild_index(fs: FileSystem, segment: Segment, manifest: Manifest) -> int:
 def _what_is_wrong(fs: FileSystem, segment: Segment, manifest: Manifest) -> str:
     if not fs.exists(index_path(segment.path)):
         return "it is missing"
-    index = read_index(fs, segment.path, segment.base_offset)
-    if index is None:
-        return "it fails its check"
     file = fs.open(segment.path, writable=False)
     try:
+        index = read_index(fs, file, segment, manifest.incarnation)
+        if index is None:
+            return "it is damaged, names another segment, or was made by an older version"
         return _disagreement(file, segment, index, manifest)
     finally:
         file.close()

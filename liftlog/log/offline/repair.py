@@ -1,9 +1,10 @@
 """Repair of one stream: a plan, then the same steps for real.
 
 In order: the manifest is rebuilt if it cannot be read; damaged ranges are quarantined, so that
-readers get an error and compaction leaves them alone; then recovery, the same code as when the
-daemon starts, decides on the end of the active segment. After a crash at any point, another run
-completes the repair: each step is one durable change, which the next run finds done.
+readers get an error and compaction leaves them alone, and those that read well are lifted; then
+recovery, the same code as when the daemon starts, decides on the end of the active segment. After a
+crash at any point, another run completes the repair: each step is one durable change, which the
+next run finds done.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from liftlog.log.offline.filesystems import KeepingFileSystem, PretendingFileSys
 from liftlog.log.offline.rebuild import Rebuilt, rebuild_manifest
 from liftlog.log.offline.verify import (
     DAMAGE,
+    LIFTED,
     MANIFEST,
     QUARANTINE,
     RECOVERY,
@@ -34,7 +36,7 @@ from liftlog.log.offline.verify import (
 )
 from liftlog.log.opening import open_log
 from liftlog.log.recovery import ActiveState
-from liftlog.log.walk import find_new_damage, merged
+from liftlog.log.walk import judge_all, merged
 
 KEPT_NAME = "repaired"
 """Directory, in a data directory, of the copies of what repair changed."""
@@ -73,13 +75,20 @@ class Repair:
             for name in made.superseded:
                 fs.unlink(self.directory / name)
             self._make_active(fs, manifest)
-        found = find_new_damage(fs, self.directory, manifest, self._trusted(manifest))
-        if found:
+        judged = judge_all(fs, self.directory, manifest, self._trusted(manifest))
+        found, lifted = judged.new, judged.lifted
+        if found or lifted:
+            steps += map(_lifted_step, lifted)
             steps += map(_quarantine_step, found)
-            manifest = manifest.with_changes(quarantined=merged(manifest.quarantined, found))
+            known = [bad for bad in manifest.quarantined if bad not in lifted]
+            # Compaction has passed over files with damage, and has to look at them again.
+            cleaned = min([manifest.cleaned_below, *(bad.first_offset for bad in lifted)])
+            manifest = manifest.with_changes(
+                quarantined=merged(known, [*judged.still, *found]), cleaned_below=cleaned
+            )
         if rebuilt or (found and manifest.replicated):
             manifest = manifest.with_changes(incomplete="it was repaired")
-        if found or rebuilt or problems:
+        if found or lifted or rebuilt or problems:
             manifest.write(fs, self.directory)
         # An unclean stop alone needs no repair: the daemon recovers when it starts.
         trial = PretendingFileSystem(fs)
@@ -202,6 +211,11 @@ def salvaged_settings(directory: Path) -> str:
 
 def _notes(made: Rebuilt) -> list[Finding]:
     return [Finding(MANIFEST, note) for note in made.notes]
+
+
+def _lifted_step(bad: QuarantinedRange) -> Finding:
+    text = f"reads well again, and readers get it; it was quarantined: {bad.reason}"
+    return Finding(LIFTED, text, bad.segment, bad.position, bad.first_offset, bad.next_offset)
 
 
 def _quarantine_step(bad: QuarantinedRange) -> Finding:

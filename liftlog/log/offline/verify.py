@@ -23,7 +23,7 @@ from liftlog.log.offline.files import (
     segments_on_disk,
 )
 from liftlog.log.recovery import ActiveState, Damage, judge_tail, resync_behind
-from liftlog.log.walk import Missing, is_covered
+from liftlog.log.walk import Missing, is_covered, readable_again
 
 DAMAGE = "damage"
 KNOWN = "known"
@@ -31,6 +31,7 @@ NOTE = "note"
 
 MANIFEST = "manifest"
 QUARANTINE = "quarantine"
+LIFTED = "lifted"
 TAIL = "tail"
 RECOVERY = "recovery"
 
@@ -41,7 +42,8 @@ class Finding:
 
     `kind` of what verify finds: damage; known (a daemon found and quarantined it before); note
     (harmless). `kind` of a step: manifest (written again), quarantine (a range that readers are
-    told of), tail (bytes that are cut off), recovery (what recovery did besides).
+    told of), lifted (a quarantined range that reads well), tail (bytes that are cut off), recovery
+    (what recovery did besides).
 
     The offsets are [first_offset, next_offset), None where it is not about offsets.
     """
@@ -200,8 +202,11 @@ class _Verification:
         if knows_end and found.index is None:
             self._add(NOTE, "its index is missing or bad; it is rebuilt when needed", name)
         end, records, epoch, used = entry.base_offset, 0, 0, 0
+        missing: list[Missing] = []
         for item in found.walk():
-            if not isinstance(item, Missing):
+            if isinstance(item, Missing):
+                missing.append(item)
+            else:
                 header = item.batch.header
                 self.report.batch_count += 1
                 records += header.record_count
@@ -224,11 +229,30 @@ class _Verification:
         if knows_end and end < entry.next_offset:
             self._lost("the end of the file is missing", name, size, end, entry.next_offset)
         if knows_end:
+            self._readable_again(entry, missing)
             end = max(end, entry.next_offset)
         self.report.record_count += records
         self.report.size_bytes += max(data_end, used)
         self.read(self.stream.name, max(data_end, used))
         self.expected = end
+
+    def _readable_again(self, entry: SegmentEntry, missing: list[Missing]) -> None:
+        name = entry.file_name
+        damage = [
+            QuarantinedRange(
+                one.first_offset,
+                entry.next_offset if one.next_offset is None else one.next_offset,
+                name,
+                one.position,
+                one.end_position,
+                one.reason,
+            )
+            for one in missing
+        ]
+        known = [bad for bad in self.quarantined if bad.segment == name]
+        for bad in readable_again(known, damage, entry)[0]:
+            text = "it reads well again: a scrub or `liftlog log repair` lifts it"
+            self._add(NOTE, text, name, bad.position, bad.first_offset, bad.next_offset)
 
     def _bad_end(self, entry: SegmentEntry, item: Missing, *, knows_end: bool) -> int:
         """Damage with nothing good after it; returns the offset at which the log continues."""

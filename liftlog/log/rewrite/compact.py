@@ -169,6 +169,7 @@ class _Pass:
             self._job.generation,
             throttle=self._throttle,
             names=self._written,
+            incarnation=self._job.incarnation,
         )
         try:
             if self._copy_group(

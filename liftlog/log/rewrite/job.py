@@ -2,7 +2,9 @@
 outcome.
 
 Jobs read sealed segments and write new files beside them; they change nothing that is there.
-`epochs` are those of the manifest: they help to tell batches that do not belong there.
+`epochs` are those of the manifest: they help to tell batches that do not belong there. The indexes
+of segments name the `incarnation` of the log; of a job that knows none, those that it writes are
+rebuilt, and those of any log will do.
 The daemon applies the outcome with `Log.replace_segments`, in the order that keeps every crash
 between two steps safe, or discards the new files.
 
@@ -84,6 +86,7 @@ class CompactJob(_CrossesProcesses):
     memory_bytes: int
     compression: str = "none"
     epochs: Epochs = ()
+    incarnation: str = ""
 
     def __post_init__(self) -> None:
         if len(self.sources) != self.plan.sources:
@@ -104,6 +107,7 @@ class RebatchJob(_CrossesProcesses):
     target_bytes: int = TARGET_BATCH_BYTES
     compression: str = "none"
     epochs: Epochs = ()
+    incarnation: str = ""
 
     @property
     def generation(self) -> int:
@@ -118,6 +122,7 @@ class ScrubJob(_CrossesProcesses):
     source: SegmentEntry
     quarantined: tuple[QuarantinedRange, ...] = ()
     epochs: Epochs = ()
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,7 @@ class MendJob(_CrossesProcesses):
     patch: str
     pieces: tuple[Piece, ...]
     epochs: Epochs = ()
+    incarnation: str = ""
 
     @property
     def generation(self) -> int:
@@ -240,7 +246,9 @@ class MendResult(_CrossesProcesses):
 class ScrubResult(_CrossesProcesses):
     """`damaged` are ranges that were not known before, ready for `Log.quarantine`.
 
-    `index_damaged`: the index file is missing or contradicts the segment; it can be rebuilt.
+    `damaged` was not known before. `lifted` are known ranges that read well now, in part at least,
+    and `still` is what of them is damaged (`readable_again`). `index_damaged`: the index file is
+    missing, of another segment or contradicts this one; it can be rebuilt.
     """
 
     file: str
@@ -248,6 +256,8 @@ class ScrubResult(_CrossesProcesses):
     index_damaged: bool
     batches: int
     bytes_read: int
+    lifted: tuple[QuarantinedRange, ...] = ()
+    still: tuple[QuarantinedRange, ...] = ()
 
 
 def _next_generation(sources: Sequence[SegmentEntry]) -> int:

@@ -71,6 +71,7 @@ def mend(
             job.generation,
             throttle=throttle,
             names=written,
+            incarnation=job.incarnation,
         )
         on_error.callback(writer.close)
         with ExitStack() as stack:
@@ -127,7 +128,7 @@ def _good_batches(job: MendJob, fs: FileSystem, file: File) -> Iterator[Found]:
         source.base_offset,
         size,
         size,
-        read_index(fs, file.path, source.base_offset),
+        read_index(fs, file, source, job.incarnation),
         end_offset=source.next_offset if size == source.size_bytes else None,
         epochs=job.epochs,
     )

@@ -6,12 +6,12 @@ checksum and a dozen small steps per record, for as long as they are kept.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.filesystem import FileSystem
-from liftlog.log.index import ENTRY_SIZE, index_path, read_index
+from liftlog.log.index import count_entries, index_path, read_index
 from liftlog.log.manifest import SegmentEntry
 from liftlog.log.rewrite.batches import BatchMerger, chunks_of
 from liftlog.log.rewrite.job import (
@@ -37,36 +37,34 @@ _SAMPLES = 16
 _HEAD_BYTES = HEADER_SIZE + 8
 
 
-def needs_rebatch(fs: FileSystem, directory: Path, entry: SegmentEntry) -> bool:
+def needs_rebatch(
+    fs: FileSystem, directory: Path, entry: SegmentEntry, incarnation: str = ""
+) -> bool:
     """Whether the mean batch of a sealed segment is a small one, uncompressed.
 
     Looks at how long its index is: batches of more than 4 KiB have an entry each, smaller ones
     share entries that are less than 8 KiB apart. How much compression hides, a few headers tell.
-    A segment that is one batch at most needs nothing, nor does one without an index. Raises
-    OSError.
+    A segment that is one batch at most needs nothing, nor does one without an index that can be
+    read. Raises OSError.
     """
-    path = index_path(directory / entry.file_name)
-    if not fs.exists(path):
-        return False
-    file = fs.open(path, writable=False)
     try:
-        entries = file.size() // ENTRY_SIZE - 1
-    finally:
-        file.close()
+        with closing(fs.open(index_path(directory / entry.file_name), writable=False)) as file:
+            entries = count_entries(file, entry, incarnation)
+    except OSError:
+        return False
     if entries < 2 or entry.size_bytes >= SMALL_BATCH_BYTES * entries:
         return False
-    return entry.size_bytes * _inflation(fs, directory, entry) < SMALL_BATCH_BYTES * entries
+    inflation = _inflation(fs, directory, entry, incarnation)
+    return entry.size_bytes * inflation < SMALL_BATCH_BYTES * entries
 
 
-def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry) -> float:
+def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry, incarnation: str) -> float:
     """How many times as long as in their file the batches of a segment are without compression."""
-    path = directory / entry.file_name
-    index = read_index(fs, path, entry.base_offset)
-    if index is None:
-        return 1.0
     stored = raw = 0
-    file = fs.open(path, writable=False)
-    try:
+    with closing(fs.open(directory / entry.file_name, writable=False)) as file:
+        index = read_index(fs, file, entry, incarnation)
+        if index is None:
+            return 1.0
         for i in range(_SAMPLES):
             at = index.floor_position(entry.size_bytes * i // _SAMPLES).position
             found = read_zeroed(file, _HEAD_BYTES, at)
@@ -74,8 +72,6 @@ def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry) -> float:
                 header = parse_header(found)
                 stored += header.length
                 raw += raw_length(found, header)
-    finally:
-        file.close()
     return raw / stored if stored else 1.0
 
 
@@ -103,6 +99,7 @@ def rebatch(
             job.generation,
             throttle=throttle,
             names=written,
+            incarnation=job.incarnation,
         )
         on_error.callback(writer.close)
         merger = BatchMerger(writer, target_bytes=job.target_bytes, compression=job.compression)

@@ -1,4 +1,5 @@
-"""Verifying a sealed segment, so that rot is found before a reader asks for the records.
+"""Verifying a sealed segment, so that rot is found before a reader asks for the records; and what
+was quarantined in it, which may read well by now.
 
 What cannot be read (a bad sector) is damage like any other, and the good batches around it are
 still found.
@@ -21,7 +22,7 @@ from liftlog.log.rewrite.job import (
     path_of,
 )
 from liftlog.log.rewrite.segments import WINDOW_BYTES
-from liftlog.log.walk import Found, Missing, damage_in_walk, is_covered, walk
+from liftlog.log.walk import Found, Missing, damage_in_walk, is_covered, readable_again, walk
 
 
 def scrub(
@@ -39,7 +40,7 @@ def scrub(
     path = path_of(job.directory, entry)
     file = _Throttled(fs.open(path, writable=False), throttle)
     try:
-        index = read_index(fs, path, entry.base_offset)
+        index = read_index(fs, file, entry, job.incarnation)
         size = min(file.size(), entry.size_bytes)
         seen = _Seen(index, progress, entry.size_bytes)
         items = walk(
@@ -54,16 +55,18 @@ def scrub(
         damaged = damage_in_walk(seen.passing(items), entry)
     finally:
         file.close()
+    lifted, still = readable_again(job.quarantined, damaged, entry)
+    known = [*(bad for bad in job.quarantined if bad not in lifted), *still]
     return ScrubResult(
         file=entry.file_name,
         damaged=tuple(
-            bad
-            for bad in damaged
-            if not is_covered(bad.first_offset, bad.next_offset, job.quarantined)
+            bad for bad in damaged if not is_covered(bad.first_offset, bad.next_offset, known)
         ),
         index_damaged=index is None or seen.index_contradicts,
         batches=seen.batches,
         bytes_read=size,
+        lifted=tuple(lifted),
+        still=tuple(still),
     )
 
 

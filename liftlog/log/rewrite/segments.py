@@ -135,13 +135,16 @@ class SegmentWriter:
         throttle: Throttle,
         names: list[str],
         max_bytes: int = MAX_POSITION,
+        incarnation: str = "",
     ) -> None:
-        """`names` gets those of all files that are begun: what to remove if it comes to nothing."""
+        """`names` gets those of all files that are begun: what to remove if it comes to nothing.
+        `incarnation` is the log's."""
         self._fs = fs
         self._directory = directory
         self._generation = generation
         self._throttle = throttle
         self._max_bytes = max_bytes
+        self._incarnation = incarnation
         self._done: list[SegmentEntry] = []
         self._file: File | None = None
         self._names = names
@@ -230,14 +233,13 @@ class SegmentWriter:
         self._flush()
         self._file.fdatasync()
         self.close()
-        write_index(self._fs, self._path, self._index)
-        self._done.append(
-            SegmentEntry(
-                base_offset=self._base_offset,
-                generation=self._generation,
-                size_bytes=self._position,
-                next_offset=self.next_offset,
-                record_count=self._records,
-                max_timestamp_ns=self._newest_ns,
-            )
+        entry = SegmentEntry(
+            base_offset=self._base_offset,
+            generation=self._generation,
+            size_bytes=self._position,
+            next_offset=self.next_offset,
+            record_count=self._records,
+            max_timestamp_ns=self._newest_ns,
         )
+        write_index(self._fs, self._path, self._index, entry, self._incarnation)
+        self._done.append(entry)

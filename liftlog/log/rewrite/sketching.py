@@ -38,7 +38,6 @@ def make_sketch(
     """
     entry = job.source
     path = path_of(job.directory, entry)
-    index = read_index(fs, path, entry.base_offset)
     sketch: SketchBuilder | None = None
     subjects: SubjectIndexBuilder | None = None
     if not is_sketched(fs, path, entry, job.lineage):
@@ -47,6 +46,7 @@ def make_sketch(
         subjects = SubjectIndexBuilder(entry.base_offset)
     paid = 0
     with closing(fs.open(path, writable=False)) as file:
+        index = read_index(fs, file, entry, job.lineage.partition(":")[0])
         size = min(file.size(), entry.size_bytes)
         end_offset = entry.next_offset
         items = walk(

@@ -97,6 +97,7 @@ class JobRunner:
             memory_bytes=self._settings.memory_bytes,
             compression=host.settings.compression,
             epochs=log.epochs,
+            incarnation=log.incarnation,
         )
         logger.info(
             "compaction-started stream=%s segments=%d dirty_from=%d dirty_end=%d reasons=%s",
@@ -202,7 +203,8 @@ class JobRunner:
     # --- scrubbing ---
 
     async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
-        """Verify one segment; damage is quarantined and logged."""
+        """Verify one segment; damage is quarantined and logged, and what was quarantined and reads
+        well is given back to readers."""
         log, name = host.log, job.source.file_name
         rates = fixed_rate(self._settings.scrub_max_rate_bytes)
         answer = await self._run(kinds.SCRUB, job, host, state, rates)
@@ -218,6 +220,10 @@ class JobRunner:
             except SegmentsChanged:
                 return  # retention has deleted it meanwhile
             host.subjects.request()
+        if result.lifted:
+            about = name, result.lifted, result.still
+            if await self.in_thread(lambda: log.lift_quarantine(*about)):
+                host.subjects.request()
         if result.index_damaged:
             logger.warning("index-made-anew stream=%s segment=%s", host.name, name)
             await self.in_thread(lambda: _drop_index(log, name))

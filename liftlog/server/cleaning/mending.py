@@ -251,8 +251,9 @@ class Mender:
             pieces, problem = await self._fetch(host, segment, ranges, patch)
             if problem:
                 return problem
+            source, given = segment.entry(), tuple(pieces)
             job = MendJob(
-                str(log.directory), segment.entry(), patch.name, tuple(pieces), log.epochs
+                str(log.directory), source, patch.name, given, log.epochs, log.incarnation
             )
             ended = await self._jobs.mend(host, StreamCleaning(), job, lineage)
         finally:

@@ -17,10 +17,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from liftlog.errors import CorruptMetadata
 from liftlog.log import FileSystem, Log
 from liftlog.log.ages import newest_times_of
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.checkpoint_file import read_dispensable_file, write_checkpoint_file
+from liftlog.log.manifest import QuarantinedRange
 from liftlog.log.rewrite import RebatchJob, ScrubJob, SketchJob, needs_rebatch
 from liftlog.log.segment import Segment
 from liftlog.log.sketch import is_sketched
@@ -79,12 +79,14 @@ class SmallBatches:
         """
         for segment in candidates:
             self._judged.add(segment.path.name)
-            if needs_rebatch(log.environment.fs, log.directory, segment.entry()):
+            about = log.directory, segment.entry(), log.incarnation
+            if needs_rebatch(log.environment.fs, *about):
                 return RebatchJob(
                     str(log.directory),
                     segment.entry(),
                     compression=compression,
                     epochs=log.epochs,
+                    incarnation=log.incarnation,
                 )
         return None
 
@@ -171,15 +173,16 @@ class ScrubSchedule:
         self._interval_ns = interval_ns
         self._rounds: dict[str, ScrubRound] = {}
         self._changed = False
+        self._reviewed: dict[str, frozenset[QuarantinedRange]] = {}
 
     def load(self) -> None:
         try:
-            content = read_checkpoint_file(self._fs, self._path, SCRUB_NAME)
+            content = read_dispensable_file(self._fs, self._path, SCRUB_NAME)
             if content is not None:
                 self._rounds = {
                     name: ScrubRound(**fields) for name, fields in content["streams"].items()
                 }
-        except (CorruptMetadata, KeyError, TypeError, AttributeError, OSError) as error:
+        except (KeyError, TypeError, AttributeError, OSError) as error:
             logger.warning("checkpoint-file-ignored file=%s error=%s", SCRUB_NAME, error)
 
     def save(self, names: Collection[str]) -> None:
@@ -191,7 +194,11 @@ class ScrubSchedule:
             self._changed = False
 
     def next_job(self, log: Log, now_ns: int) -> ScrubJob | None:
-        """A job for the next segment, or None while there is nothing to verify."""
+        """A job for the next segment, or None while there is nothing to verify. Before all others
+        come segments with a range that was quarantined since, or before the start of the daemon."""
+        claimed = self._claimed(log)
+        if claimed is not None:
+            return job_for(log, claimed)
         current = self._rounds.get(log.name)
         if current is None or current.incarnation != log.incarnation:
             current = self._rounds[log.name] = ScrubRound(log.incarnation, now_ns)
@@ -209,14 +216,39 @@ class ScrubSchedule:
         self._changed = True
         return None
 
+    def _claimed(self, log: Log) -> Segment | None:
+        """A segment with quarantined bytes that were not verified again yet."""
+        known = self._reviewed.get(log.name, frozenset())
+        names = {
+            bad.segment
+            for bad in log.quarantined
+            if bad.position < bad.end_position and bad not in known
+        }
+        segments = (one for one in log.segments if one.sealed and one.path.name in names)
+        return next(segments, None) if names else None
+
     def done(self, log: Log, job: ScrubJob) -> None:
+        known = self._reviewed.get(log.name, frozenset())
+        self._reviewed[log.name] = frozenset(
+            bad for bad in log.quarantined if bad in known or bad.segment == job.source.file_name
+        )
         current = self._rounds.get(log.name)
-        if current is not None and current.next_offset != _NOT_RUNNING:
+        if (
+            current is not None
+            and current.next_offset != _NOT_RUNNING
+            and job.source.file_name == self._next_file(log, current)
+        ):
             current.next_offset = job.source.next_offset
             self._changed = True
+
+    def _next_file(self, log: Log, current: ScrubRound) -> str:
+        """The file whose turn it is in this round."""
+        segments = log.segments
+        following = bisect_right(segments, current.next_offset, key=lambda one: one.next_offset)
+        return segments[following].path.name if following < len(segments) else ""
 
 
 def job_for(log: Log, segment: Segment) -> ScrubJob:
     name = segment.path.name
     known = tuple(bad for bad in log.quarantined if bad.segment == name)
-    return ScrubJob(str(log.directory), segment.entry(), known, log.epochs)
+    return ScrubJob(str(log.directory), segment.entry(), known, log.epochs, log.incarnation)

@@ -19,7 +19,7 @@ from typing import Any
 
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.checkpoint_file import read_dispensable_file, write_checkpoint_file
 from liftlog.records import Place, RecordBatch, decode_batch, parse_header
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.commits.waiting import WatermarkWaiters
@@ -272,7 +272,7 @@ def write_subject_snapshot(log: Log, table: SubjectSequences) -> None:
 def restore_subject_snapshot(log: Log, table: SubjectSequences) -> bool:
     """Whether there was a snapshot of exactly this state of the log."""
     try:
-        content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
+        content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         state = _state_of(log)
         if content is None or {name: content[name] for name in state} != state:
             return False

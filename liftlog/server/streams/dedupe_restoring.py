@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from compaction.ages import TOLERANCE_NS
-from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
+from liftlog.errors import CorruptBatch, CorruptRange, StorageError
 from liftlog.log import Log, LogSlice
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.checkpoint_file import read_dispensable_file, write_checkpoint_file
 from liftlog.log.reading import Gap
 from liftlog.records import Place, decode_batch, iter_batches, parse_header
 from liftlog.server.commits.damage import quarantine_found
@@ -253,14 +253,14 @@ def write_dedupe_snapshot(log: Log, dedupe: DedupeWindow, *, stepped_ns: int = 0
 def _restore_snapshot(log: Log, dedupe: DedupeWindow, end: int) -> bool:
     """Whether there was a snapshot of exactly this state of the log, which ends at `end`."""
     try:
-        content = read_checkpoint_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
+        content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         if content is None or (content["lineage"], content["log_end_offset"]) != (
             log.lineage,
             end,
         ):
             return False
         dedupe.restore(content)
-    except (CorruptMetadata, KeyError, TypeError, ValueError, OSError) as error:
+    except (KeyError, TypeError, ValueError, OSError) as error:
         logger.warning("dedupe-snapshot-ignored stream=%s error=%s", log.directory.name, error)
         return False
     return True

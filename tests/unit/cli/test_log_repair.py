@@ -16,6 +16,7 @@ from liftlog.cluster.transitions import create
 from liftlog.errors import CorruptRange
 from liftlog.log import OsFileSystem
 from liftlog.log.index import SparseIndex
+from liftlog.log.manifest import SegmentEntry, read_manifest
 from liftlog.records import iter_batches
 from liftlog.records.format import HEADER_SIZE
 from liftlog.server.replication.records_file import Change, RecordsFile
@@ -204,11 +205,17 @@ def test_json_tells_each_step(log: StoredLog) -> None:
 
 
 def wrong_index(log: StoredLog) -> bytes:
-    """Passes its check and leads nowhere."""
+    """Passes its check, names the segment, and one of its entries leads nowhere."""
     index = SparseIndex(1)
     index.maybe_add(1, 0, 1)
     index.maybe_add(4, 5000, 2)
-    return index.to_bytes()
+    return index.to_bytes(*first_segment(log))
+
+
+def first_segment(log: StoredLog) -> tuple[SegmentEntry, str]:
+    manifest = read_manifest(OsFileSystem(), log.directory)
+    assert manifest is not None
+    return manifest.segments[0], manifest.incarnation
 
 
 @pytest.mark.parametrize("kind", ["missing", "damaged", "wrong", "too short"])
@@ -222,7 +229,9 @@ def test_reindex_makes_a_bad_index_anew(log: StoredLog, kind: str) -> None:
     elif kind == "damaged":
         flip(path, 5)
     else:
-        path.write_bytes(wrong_index(log) if kind == "wrong" else SparseIndex(1).to_bytes())
+        path.write_bytes(
+            wrong_index(log) if kind == "wrong" else SparseIndex(1).to_bytes(*first_segment(log))
+        )
     before = fingerprint(log.data_dir)
     dry = run("reindex", "--dry-run", str(log.data_dir))
     assert (dry.exit_code, fingerprint(log.data_dir)) == (ExitCode.DAMAGED, before)
@@ -234,7 +243,7 @@ def test_reindex_makes_a_bad_index_anew(log: StoredLog, kind: str) -> None:
     done = run("reindex", "--yes", "-o", "json", str(log.data_dir))
     assert done.exit_code == ExitCode.OK
     (made,) = json.loads(done.stdout)
-    assert (made["index"], made["entries"]) == (path.name, len(right) // 16 - 1)
+    assert (made["index"], made["entries"]) == (path.name, (len(right) - 40) // 16)
     assert path.read_bytes() == right
     assert "All indexes are correct" in run("reindex", str(log.data_dir)).stderr
 

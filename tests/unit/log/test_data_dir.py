@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,13 +12,18 @@ from pathlib import Path
 
 import pytest
 from support.logs import SMALL, FakeClock, Promises, check, commit, environment, read_all
-from support.simfs import SimFileSystem
+from support.simfs import Fault, SimFileSystem
 from support.small_disks import small_disk
 
-from liftlog.errors import CorruptMetadata, DataDirLocked, UnsupportedFormat
-from liftlog.log import DataDir, Log, OsFileSystem
+from liftlog.errors import CorruptMetadata, DataDirLocked
+from liftlog.log import DataDir, Log, LogConfig, OsFileSystem
 from liftlog.log.checkpoint_file import write_checkpoint_file
-from liftlog.log.data_dir import CLEAN_NAME, make_durable_directory
+from liftlog.log.data_dir import (
+    CLEAN_NAME,
+    make_durable_directory,
+    read_states,
+    write_states,
+)
 from liftlog.log.lock import exclusive
 
 
@@ -151,17 +157,47 @@ def test_a_damaged_shared_file_only_costs_a_scan(
     log.close()
 
 
-def test_a_file_of_a_newer_version_is_refused_and_the_lock_let_go(
-    tmp_path: Path, data_dirs: list[DataDir]
+@pytest.mark.parametrize("name", ["clean", "recovery-points"])
+def test_a_dispensable_file_of_another_version_is_dispensable(
+    tmp_path: Path, data_dirs: list[DataDir], name: str
 ) -> None:
+    """A newer liftlog may have written it, or one bit of the first line has flipped, which has no
+    checksum: the two look the same."""
     data_dir = _open(data_dirs, tmp_path / "d")
-    data_dir.close({})
-    clean = tmp_path / "d" / "clean"
-    clean.write_bytes(clean.read_bytes().replace(b"clean 1 ", b"clean 2 "))
-    for _ in range(2):
-        with pytest.raises(UnsupportedFormat, match="clean has format version 2, 1 is known"):
-            DataDir(tmp_path / "d", environment(OsFileSystem())).open()
-    assert clean.exists()
+    promises = Promises()
+    log = _create(data_dir)
+    commit(log, promises, 4)
+    state = log.close()
+    assert state is not None
+    data_dir.write_recovery_points({"orders": state})
+    data_dir.close({"orders": state})
+    path = tmp_path / "d" / name
+    first, _, body = path.read_bytes().partition(b"\n")
+    for bit in range(8 * len(first)):
+        spoilt = bytearray(first)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bytes(spoilt) + b"\n" + body)
+        again = _open(data_dirs, tmp_path / "d")
+        found, report = again.open_log("orders", LogConfig())
+        check(found, promises)
+        assert report.clean is (name != "clean")
+        state = found.close()
+        assert state is not None
+        again.close({"orders": state})
+
+
+@pytest.mark.parametrize("name", ["clean", "recovery-points"])
+def test_a_lack_of_descriptors_is_no_reason_to_go_without_them(tmp_path: Path, name: str) -> None:
+    fs = SimFileSystem()
+    fs.make_directory(Path("/data"))
+    write_states(fs, Path("/data"), name, {})
+    for error in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        fs.faults = [Fault("open", path=name, error=error)]
+        with pytest.raises(OSError, match="injected"):
+            read_states(fs, Path("/data"), name)
+    for error in (errno.EACCES, errno.EISDIR, errno.ESTALE, errno.EIO):
+        fs.faults = [Fault("open", path=name, error=error)]
+        assert read_states(fs, Path("/data"), name) == {}
 
 
 def test_keys_that_a_newer_version_added_are_ignored(

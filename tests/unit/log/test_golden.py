@@ -62,11 +62,12 @@ def test_a_whole_stream_is_written_the_same_way() -> None:
 
 def _on_disk(version: str = "data") -> SimFileSystem:
     """`older` holds the checkpoint files as they were before segments had generations, `single`
-    those before the manifest was kept twice; what is not there is as it is now."""
+    those before the manifest was kept twice, `unnamed` indexes that name no segment; what is not
+    there is as it is now."""
     fs = SimFileSystem()
     fs.make_directory(STREAM)
     for name in FILES:
-        if name.endswith(COPY_NAME) and version != "data":
+        if name.endswith(COPY_NAME) and version in ("older", "single"):
             continue
         path = STREAM.parents[1] / name
         source = GOLDEN / version / name
@@ -75,7 +76,7 @@ def _on_disk(version: str = "data") -> SimFileSystem:
     return fs
 
 
-@pytest.mark.parametrize("version", ["data", "older", "single"])
+@pytest.mark.parametrize("version", ["data", "older", "single", "unnamed"])
 def test_a_whole_stream_is_read(version: str) -> None:
     fs = _on_disk(version)
     content = read_checkpoint_file(fs, STREAM.parents[1] / "clean", "clean")
@@ -101,10 +102,10 @@ def test_its_parts() -> None:
     assert len(raw) == first.size_bytes
     assert next(iter_batches(raw[bad.position : bad.end_position])).base_offset == 3
     index_bytes = fs.read(STREAM / "00000000000000000001.index")
-    index = SparseIndex.from_bytes(1, index_bytes)
+    index = SparseIndex.from_bytes(index_bytes, first, INCARNATION)
     assert index is not None
     assert len(index) == 2
-    assert index.to_bytes() == index_bytes
+    assert index.to_bytes(first, INCARNATION) == index_bytes
     entry = index.floor(59)
     assert next(iter_batches(raw[entry.position :])).base_offset == entry.offset
     assert second.base_offset == first.next_offset == 60

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from support.crash_scenarios import CLEAN, POINTS, World, start, store_state
+from support.crash_scenarios import CLEAN, POINTS, World, live, start, store_state
 from support.logs import (
     DIRECTORY,
     DURABILITIES,
@@ -33,9 +33,6 @@ from liftlog.errors import (
     CorruptBatch,
     CorruptMetadata,
     CorruptRange,
-    DiskFull,
-    StorageError,
-    SyncFailed,
 )
 from liftlog.log import Log
 from liftlog.log.index import index_path
@@ -270,7 +267,7 @@ def test_no_failed_operation_gives_an_acked_offset_away(
         world = World()
         log, writer = world.create(durability)
         world.fs.faults = [fault]
-        stopped = not _live(log, writer)
+        stopped = not live(log, writer)
         for image, boot in (
             (world.fs.power_cut("none"), "boot-2"),
             (world.fs.power_cut("some", countdown), "boot-2"),
@@ -288,28 +285,6 @@ def test_no_failed_operation_gives_an_acked_offset_away(
             assert countdown > 1
             return
     raise AssertionError("the scenario is longer than the test thinks")
-
-
-def _live(log: Log, writer: Writer) -> bool:
-    """Commits and rolls, with what the daemon does when one fails; whether the stream lives on."""
-    for round_ in range(7):
-        try:
-            if round_ == 3:
-                log.roll()
-            writer.commit(2, 1)
-            if round_ % 2:
-                writer.flush()
-        except SyncFailed:
-            writer.waiting = {o: v for o, v in writer.waiting.items() if o < log.durable_end_offset}
-            try:
-                log.abandon_tail(keep_offsets=writer.durability != "fsync")
-            except StorageError:
-                return False
-            writer.promises.end = max(writer.promises.end, log.durable_end_offset)
-            writer.waiting.clear()
-        except (StorageError, DiskFull):
-            pass  # nacked; the next group may have better luck
-    return True
 
 
 def test_a_start_that_finds_no_active_segment_may_be_interrupted() -> None:

@@ -30,7 +30,7 @@ from support.simfs import SimFileSystem
 from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log import EncodedBatch, Log, LogConfig, OsFileSystem, open_log
 from liftlog.log.index import INTERVAL_BYTES, SparseIndex
-from liftlog.log.manifest import SKIPPED
+from liftlog.log.manifest import SKIPPED, SegmentEntry
 from liftlog.log.writing import MAX_NOTED_ENDS
 from liftlog.records import encode_batch, iter_batches
 
@@ -343,7 +343,7 @@ def test_offsets_are_reserved_ahead_before_they_are_used() -> None:
     log.append([encode(log, [b"b"])])
     steps = [step for step in fs.log if step.startswith(("rename", "write 0", "fsync"))]
     assert steps.index("rename manifest") < len(steps) - 1
-    assert log.view.manifest.reserved_offset > 1_000_000
+    assert log.view.manifest.reserved_offset > 1000
 
 
 def test_hundreds_of_segments_need_few_descriptors_and_little_memory() -> None:
@@ -403,7 +403,7 @@ def test_no_index_is_left_of_a_file_that_retention_removed() -> None:
     reading = pool.acquire(old.path)
     log.remove_before(old.next_offset, 1)
     # A reader that began before goes on with the file, and finds no index of it any more.
-    log.environment.indexes.get(old, reading.file)
+    log.environment.indexes.get(old, reading.file, log.incarnation)
     pool.release(reading)
     left = [name for name in fs.list_directory(DIRECTORY) if name.startswith(old.path.stem)]
     assert left == []
@@ -497,27 +497,46 @@ class TestSparseIndex:
         index = SparseIndex(7)
         for i in range(10):
             index.maybe_add(7 + i, i * INTERVAL_BYTES, 100 + i)
-        raw = index.to_bytes()
-        assert len(raw) == 10 * 16 + 16
-        again = SparseIndex.from_bytes(7, raw)
+        named = SegmentEntry(7, 2, size_bytes=41_000), "history"
+        raw = index.to_bytes(*named)
+        assert len(raw) == 10 * 16 + 40
+        again = SparseIndex.from_bytes(raw, *named)
         assert again is not None
-        assert again.to_bytes() == raw
+        assert again.to_bytes(*named) == raw
         for bit in range(len(raw) * 8):
             bad = bytearray(raw)
             bad[bit // 8] ^= 1 << bit % 8
-            assert SparseIndex.from_bytes(7, bytes(bad)) is None
+            assert SparseIndex.from_bytes(bytes(bad), *named) is None
         for cut in range(len(raw)):
-            assert SparseIndex.from_bytes(7, raw[:cut]) is None
-        empty = SparseIndex.from_bytes(7, SparseIndex(7).to_bytes())
+            assert SparseIndex.from_bytes(raw[:cut], *named) is None
+        empty = SparseIndex.from_bytes(SparseIndex(7).to_bytes(*named), *named)
         assert empty is not None
         assert empty.floor(100) == (7, 0)
+
+    def test_an_index_counts_for_its_own_segment_alone(self) -> None:
+        index = SparseIndex(7)
+        for i in range(10):
+            index.maybe_add(7 + i, i * INTERVAL_BYTES, 100 + i)
+        segment = SegmentEntry(7, 2, size_bytes=41_000)
+        raw = index.to_bytes(segment, "history")
+        for other in (
+            replace(segment, base_offset=8),
+            replace(segment, generation=3),
+            replace(segment, size_bytes=41_008),
+        ):
+            assert SparseIndex.from_bytes(raw, other, "history") is None
+        assert SparseIndex.from_bytes(raw, segment, "another") is None
+        cut = SparseIndex.from_bytes(raw, replace(segment, size_bytes=9_000), "history")
+        assert cut is not None
+        assert len(cut) == 3, "a segment that was cut has the entries up to its end"
 
     def test_entries_that_do_not_ascend_are_not_trusted(self) -> None:
         index = SparseIndex(1)
         index._relative.extend([0, 5, 5])
         index._positions.extend([0, 5000, 10_000])
         index._stamps.extend([1, 1, 1])
-        assert SparseIndex.from_bytes(1, index.to_bytes()) is None
+        named = SegmentEntry(1, size_bytes=20_000), "history"
+        assert SparseIndex.from_bytes(index.to_bytes(*named), *named) is None
 
     def test_truncate_and_copy(self) -> None:
         index = SparseIndex(1)

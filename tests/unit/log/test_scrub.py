@@ -25,7 +25,9 @@ def sealed(fs: SimFileSystem, *, size: int = 900) -> Log:
 
 
 def scrubbed(log: Log, fs: SimFileSystem, **how: object) -> ScrubResult:
-    job = ScrubJob(str(DIRECTORY), log.segments[0].entry(), log.quarantined, log.epochs)
+    job = ScrubJob(
+        str(DIRECTORY), log.segments[0].entry(), log.quarantined, log.epochs, log.incarnation
+    )
     assert ScrubJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
     before = fs.operations
     result = scrub(job, fs, **how)  # type: ignore[arg-type]
@@ -71,6 +73,7 @@ def test_a_flipped_bit_costs_one_batch(number: int, inside: int) -> None:
 def test_a_sector_that_cannot_be_read_is_damage_and_costs_what_lies_on_it() -> None:
     fs = SimFileSystem()
     log = sealed(fs, size=3000)
+    fs.remove(index_path(log.segments[0].path))  # so that nothing but the walk reads the segment
     fs.faults = [Fault("pread", path=".log", countdown=1), Fault("pread", path=".log", countdown=4)]
     result = scrubbed(log, fs)
     offsets = {o for bad in result.damaged for o in range(bad.first_offset, bad.next_offset)}
@@ -125,7 +128,7 @@ def test_a_bad_index_is_told_apart_from_bad_records() -> None:
     wrong = SparseIndex(1)  # well-formed, but of another file
     for position in (0, 8192):
         wrong.maybe_add(1 + position // 100, position, BASE_NS)
-    fs.replace(path, wrong.to_bytes())
+    fs.replace(path, wrong.to_bytes(log.segments[0], log.incarnation))
     assert scrubbed(log, fs).index_damaged
     fs.faults = [Fault("pread", path=".index")]
     assert scrubbed(log, fs).index_damaged

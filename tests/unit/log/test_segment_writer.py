@@ -54,7 +54,7 @@ def test_a_file_that_would_become_too_long_is_followed_by_another() -> None:
         path = DIRECTORY / entry.file_name
         offsets = [one for batch in iter_batches(fs.read(path)) for one in batch.offsets()]
         assert offsets == list(range(entry.base_offset, entry.next_offset))
-        index = read_index(fs, path, entry.base_offset)
+        index = read_index(fs, fs.open(path, writable=False), entry, "")
         assert index is not None
         assert len(index) == entry.record_count // 2
 

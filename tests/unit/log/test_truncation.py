@@ -92,7 +92,8 @@ def test_what_was_cut_is_neither_in_the_file_nor_in_the_index() -> None:
     assert (rest.record_count, rest.next_offset) == (3, old.base_offset + 3)
     assert rest.max_timestamp_ns < sizes[2]
     assert len(fs.read(rest.path)) == rest.size_bytes
-    index = read_index(fs, rest.path, rest.base_offset)
+    file = fs.open(rest.path, writable=False)
+    index = read_index(fs, file, rest, log.incarnation)
     assert index is not None
     assert index.after_position(rest.size_bytes - 1) is None
     assert rest.sealed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
 import pytest
@@ -68,8 +69,8 @@ def test_an_old_view_stays_what_it_was() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("create", path=".index"),
-        Fault("fsync", path=".index"),
+        Fault("create", path=".index", error=errno.ENOSPC),
+        Fault("fsync", path=".index", error=errno.ENOSPC),
         Fault("create", path=".log"),
         Fault("fsync-directory"),
         Fault("fsync", path="manifest"),

@@ -69,7 +69,7 @@ public final class FileTransport implements Transport {
                 continue;
             }
             try (SegmentReader reader = new SegmentReader(
-                            store, directory, segment, new Window());
+                            store, directory, manifest, segment, new Window());
                     RecordBatch batch = new RecordBatch()) {
                 long from = reader.index().floorTime(timestampNs).offset();
                 reader.seek(manifest, Math.max(from, manifest.logStartOffset()),
@@ -121,16 +121,14 @@ public final class FileTransport implements Transport {
     @Override
     public StreamState measure(StreamState state, long first, long end, long stepBytes) {
         List<Manifest.Segment> segments = new ArrayList<>();
-        for (Manifest.Segment one : manifest().committed()) {
+        Manifest manifest = manifest();
+        for (Manifest.Segment one : manifest.committed()) {
             if (one.nextOffset() > first && one.baseOffset() < end) {
                 segments.add(one);
             }
         }
-        try {
-            return state.withExtents(Measuring.measure(store, directory, segments, stepBytes));
-        } catch (IOException error) {
-            throw failed(error);
-        }
+        return state.withExtents(
+                Measuring.measure(store, directory, manifest, segments, stepBytes));
     }
 
     @Override
@@ -139,25 +137,22 @@ public final class FileTransport implements Transport {
             boolean inParts) {
         Manifest manifest = manifest();
         List<Extent> found = new ArrayList<>();
-        try {
-            for (Manifest.Segment one : manifest.committed()) {
-                if (one.nextOffset() <= first || one.baseOffset() >= end) {
-                    continue;
-                }
-                Sketch sketch = manifest.isDamaged(one)
-                        ? null
-                        : Sketch.read(store, directory, one, manifest.lineage());
-                if (sketch != null) {
-                    found.addAll(sketch.extents(wanted, inParts));
-                    continue;
-                }
-                for (Extent part : Measuring.measure(store, directory, List.of(one), stepBytes)) {
-                    found.add(new Extent( // only a sketch can say that nothing is there
-                            part.first(), part.next(), Math.max(part.sizeBytes(), 1)));
-                }
+        for (Manifest.Segment one : manifest.committed()) {
+            if (one.nextOffset() <= first || one.baseOffset() >= end) {
+                continue;
             }
-        } catch (IOException error) {
-            throw failed(error);
+            Sketch sketch = manifest.isDamaged(one)
+                    ? null
+                    : Sketch.read(store, directory, one, manifest);
+            if (sketch != null) {
+                found.addAll(sketch.extents(wanted, inParts));
+                continue;
+            }
+            for (Extent part : Measuring.measure(
+                    store, directory, manifest, List.of(one), stepBytes)) {
+                found.add(new Extent( // only a sketch can say that nothing is there
+                        part.first(), part.next(), Math.max(part.sizeBytes(), 1)));
+            }
         }
         return state.withExtents(found);
     }
@@ -283,7 +278,7 @@ public final class FileTransport implements Transport {
                 return;
             }
             try {
-                open = new SegmentReader(store, directory, segment, window);
+                open = new SegmentReader(store, directory, manifest, segment, window);
             } catch (FileNotFoundException error) {
                 // The file may have been replaced: read the manifest again, once per file.
                 if (missing.equals(segment.file())) {
@@ -300,7 +295,7 @@ public final class FileTransport implements Transport {
             until = inRuns ? range.end() : end;
             BatchParts parts = inRuns || need == PartReading.Need.ALL || manifest.isDamaged(segment)
                     ? null
-                    : Sketch.parts(store, directory, segment, manifest.lineage(),
+                    : Sketch.parts(store, directory, segment, manifest,
                             need == PartReading.Need.SOME_VALUES);
             if (parts != null) {
                 open.readParts(parts, need);
@@ -317,7 +312,7 @@ public final class FileTransport implements Transport {
             FileStore.Opened file = null;
             try {
                 file = SubjectIndex.open(store, directory, segment);
-                SubjectIndex index = SubjectIndex.read(file, segment, manifest.lineage());
+                SubjectIndex index = SubjectIndex.read(file, segment, manifest);
                 SubjectIndex.Runs runs = index == null ? null : index.runsOf(subject);
                 if (runs != null) {
                     FileStore.Opened used = file;
@@ -325,12 +320,8 @@ public final class FileTransport implements Transport {
                     return open.readRuns(index, runs, used, left(),
                             need != PartReading.Need.HEADS);
                 }
-            } catch (FileNotFoundException error) {
-                return false;
             } catch (IOException error) {
-                if (!Disk.isUnreadable(error)) {
-                    throw error;
-                }
+                return false; // all that it says is in the segment, too
             } finally {
                 if (file != null) {
                     SegmentReader.close(file);

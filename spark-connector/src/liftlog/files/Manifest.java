@@ -40,7 +40,8 @@ public record Manifest(
 
     /** One listed segment file. */
     public record Segment(
-            String file, long baseOffset, long nextOffset, long sizeBytes, long maxTimestampNs) {}
+            String file, long baseOffset, long generation, long nextOffset, long sizeBytes,
+            long maxTimestampNs) {}
 
     /** Offsets [first, next) that are gone, and where their bytes are, if there are any. */
     public record Quarantined(
@@ -65,9 +66,12 @@ public record Manifest(
                 return found;
             }
         } catch (Failure error) {
-            if (!error.is(Failure.CORRUPT_METADATA)) {
+            boolean isDamaged =
+                    error.is(Failure.CORRUPT_METADATA) || error.is(Failure.UNSUPPORTED_FORMAT);
+            if (!isDamaged) {
                 throw error;
             }
+            // A newer version would have written the copy first: only damage leaves a good copy.
             Manifest copy = readCopy(store, directory);
             if (copy == null) {
                 throw error;
@@ -80,6 +84,19 @@ public record Manifest(
                     "copy a stream's directory as a whole");
         }
         return copy;
+    }
+
+    /** Of the log: all of its histories of offsets have it in common. */
+    String incarnation() {
+        int end = lineage.indexOf(':');
+        return end < 0 ? lineage : lineage.substring(0, end);
+    }
+
+    /** How a sketch or a subject index names the segment that it was made from. */
+    int historyCheck(Segment segment) {
+        String name = segment.generation() == 0 ? lineage : lineage + "/" + segment.generation();
+        byte[] bytes = name.getBytes(StandardCharsets.UTF_8);
+        return Bytes.crc32c(bytes, 0, bytes.length);
     }
 
     /** The sealed segments whose records are all known to be committed, oldest first. */
@@ -164,6 +181,7 @@ public record Manifest(
             segments.add(new Segment(
                     fileName(one.get("base_offset").asLong(), one.get("generation").asLong()),
                     one.get("base_offset").asLong(),
+                    one.get("generation").asLong(),
                     one.get("next_offset").asLong(),
                     one.get("size_bytes").asLong(),
                     one.get("max_timestamp_ns").asLong()));

@@ -1,6 +1,5 @@
 package liftlog.files;
 
-import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
@@ -20,14 +19,15 @@ final class Measuring {
 
     /** Extents that tile the offsets of the segments, each about {@code stepBytes} large. */
     static List<Extent> measure(
-            FileStore store, String directory, List<Manifest.Segment> segments, long stepBytes)
-            throws IOException {
+            FileStore store, String directory, Manifest manifest, List<Manifest.Segment> segments,
+            long stepBytes) {
         long total = segments.stream().mapToLong(Manifest.Segment::sizeBytes).sum();
         long step = Math.max(stepBytes, Math.max(LEAST_STEP, total / (MOST_EXTENTS / 2) + 1));
         List<Extent> found = new ArrayList<>();
         for (Manifest.Segment segment : segments) {
             SegmentIndex.Entry before = new SegmentIndex.Entry(segment.baseOffset(), 0);
-            for (SegmentIndex.Entry place : places(store, directory, segment, step)) {
+            for (SegmentIndex.Entry place : places(
+                    store, directory, manifest, segment, step)) {
                 if (place.offset() > before.offset() && place.position() >= before.position()) {
                     add(found, step, new Extent(before.offset(), place.offset(),
                             place.position() - before.position()));
@@ -52,23 +52,21 @@ final class Measuring {
     }
 
     private static List<SegmentIndex.Entry> places(
-            FileStore store, String directory, Manifest.Segment segment, long step)
-            throws IOException {
+            FileStore store, String directory, Manifest manifest, Manifest.Segment segment,
+            long step) {
         List<SegmentIndex.Entry> found = new ArrayList<>();
         String path = SegmentIndex.indexPath(directory + "/" + segment.file());
         if (segment.sizeBytes() > step) {
             try (FileStore.Opened file = store.open(path)) {
-                long count = Math.max(0, file.size() / ENTRY - 1);
+                long count = SegmentIndex.count(file, segment, manifest.incarnation());
                 for (long at = step; at < segment.sizeBytes(); at += step) {
-                    found.add(floor(file, count, segment.baseOffset(), at));
+                    SegmentIndex.Entry place = floor(file, count, segment.baseOffset(), at);
+                    if (place.offset() < segment.nextOffset()) {
+                        found.add(place);
+                    }
                 }
-            } catch (FileNotFoundException error) {
-                found.clear();
             } catch (IOException error) {
-                if (!Disk.isUnreadable(error)) {
-                    throw error;
-                }
-                found.clear();
+                found.clear(); // all that it says is in the segment, too
             }
         }
         found.add(new SegmentIndex.Entry(segment.nextOffset(), segment.sizeBytes()));

@@ -1,16 +1,18 @@
 package liftlog.files;
 
-import java.io.FileNotFoundException;
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import liftlog.records.Bytes;
 
 /**
  * The sparse index of one segment: entries of 16 bytes (offset - base, position, newest timestamp
- * so far), then a footer of 16 bytes with checksums.
+ * so far), then a footer of 40 bytes that names the segment, with checksums. It is a hint: one that
+ * is damaged, of another segment or of version 1, which named none, counts as missing.
  */
 final class SegmentIndex {
     private static final int ENTRY = 16;
-    private static final int MAGIC = 0x58494C4C;
+    private static final int FOOTER = 40;
+    private static final int MAGIC = 0x32494C4C;
 
     private final byte[] entries;
     private final int count;
@@ -25,28 +27,46 @@ final class SegmentIndex {
     /** A place at which a batch begins. */
     record Entry(long offset, long position) {}
 
-    /** The index beside a segment; an empty one if it is missing or damaged. */
-    static SegmentIndex read(FileStore store, String segmentPath, long baseOffset)
-            throws IOException {
+    /** The index beside a segment; an empty one if there is none that can be used. */
+    static SegmentIndex read(
+            FileStore store, String segmentPath, Manifest.Segment segment, String incarnation) {
         byte[] raw;
         try {
             raw = store.readAll(indexPath(segmentPath));
-        } catch (FileNotFoundException error) {
-            raw = new byte[0];
         } catch (IOException error) {
-            if (!Disk.isUnreadable(error)) {
-                throw error;
-            }
             raw = new byte[0]; // all that it says is in the segment, too
         }
-        int footer = raw.length - ENTRY;
+        int footer = raw.length - FOOTER;
+        long base = segment.baseOffset();
         boolean good = footer >= 0
-                && Bytes.i32(raw, footer) == MAGIC
-                && Bytes.u32(raw, footer + 4) * ENTRY == footer
-                && Bytes.crc32c(raw, footer, 12) == Bytes.i32(raw, footer + 12)
-                && Bytes.crc32c(raw, 0, footer) == Bytes.i32(raw, footer + 8)
+                && count(raw, footer, segment, incarnation) * ENTRY == footer
+                && Bytes.crc32c(raw, 0, footer) == Bytes.i32(raw, footer + 32)
                 && ascends(raw, footer / ENTRY);
-        return new SegmentIndex(raw, good ? footer / ENTRY : 0, baseOffset);
+        SegmentIndex whole = new SegmentIndex(raw, good ? footer / ENTRY : 0, base);
+        // The segment may have been cut since.
+        int count = whole.countBelow(4, segment.sizeBytes());
+        return new SegmentIndex(raw, count, base);
+    }
+
+    /** How many entries an index file has; 0 if its footer is damaged or names another segment. */
+    static long count(FileStore.Opened file, Manifest.Segment segment, String incarnation)
+            throws IOException {
+        byte[] footer = new byte[FOOTER];
+        long end = file.size() - FOOTER;
+        boolean isRead = end >= 0 && file.read(end, footer, 0, FOOTER) == FOOTER;
+        long count = isRead ? count(footer, 0, segment, incarnation) : 0;
+        return count * ENTRY == end ? count : 0;
+    }
+
+    private static long count(byte[] raw, int at, Manifest.Segment segment, String incarnation) {
+        byte[] name = incarnation.getBytes(StandardCharsets.US_ASCII);
+        boolean good = Bytes.i32(raw, at + 24) == MAGIC
+                && Bytes.crc32c(raw, at, FOOTER - 4) == Bytes.i32(raw, at + 36)
+                && Bytes.i64(raw, at) == segment.baseOffset()
+                && Bytes.u32(raw, at + 8) == segment.generation()
+                && Bytes.i32(raw, at + 12) == Bytes.crc32c(name, 0, name.length)
+                && Bytes.i64(raw, at + 16) >= segment.sizeBytes();
+        return good ? Bytes.u32(raw, at + 28) : 0;
     }
 
     static String indexPath(String segmentPath) {

@@ -38,14 +38,14 @@ final class SegmentReader implements AutoCloseable {
     private long end;
 
     /** Throws FileNotFoundException. */
-    SegmentReader(FileStore store, String directory, Manifest.Segment segment, Window window)
-            throws IOException {
+    SegmentReader(FileStore store, String directory, Manifest manifest, Manifest.Segment segment,
+            Window window) throws IOException {
         this.segment = segment;
         this.window = window;
         String path = directory + "/" + segment.file();
         file = store.open(path);
         window.open(file);
-        index = SegmentIndex.read(store, path, segment.baseOffset());
+        index = SegmentIndex.read(store, path, segment, manifest.incarnation());
     }
 
     Manifest.Segment segment() {

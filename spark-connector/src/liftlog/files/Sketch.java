@@ -1,8 +1,6 @@
 package liftlog.files;
 
-import java.io.FileNotFoundException;
 import java.io.IOException;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.zip.CRC32C;
@@ -42,45 +40,40 @@ final class Sketch {
     }
 
     /** With filters, to select blocks. Null if it is missing, damaged, or of another state of the segment. */
-    static Sketch read(FileStore store, String directory, Manifest.Segment segment, String lineage)
-            throws IOException {
-        return read(store, directory, segment, lineage, true, false);
+    static Sketch read(
+            FileStore store, String directory, Manifest.Segment segment, Manifest manifest) {
+        return read(store, directory, segment, manifest, true, false);
     }
 
     /** The checksums of heads, and {@code withValues} of values, if they are there. Null as above. */
     static BatchParts parts(FileStore store, String directory, Manifest.Segment segment,
-            String lineage, boolean withValues) throws IOException {
-        Sketch found = read(store, directory, segment, lineage, false, withValues);
+            Manifest manifest, boolean withValues) {
+        Sketch found = read(store, directory, segment, manifest, false, withValues);
         return found == null ? null : found.parts;
     }
 
     private static Sketch read(FileStore store, String directory, Manifest.Segment segment,
-            String lineage, boolean withFilters, boolean withValues) throws IOException {
+            Manifest manifest, boolean withFilters, boolean withValues) {
         String path = directory + "/" + segment.file();
         String place = path.substring(0, path.length() - ".log".length()) + ".sketch";
         try (FileStore.Opened file = store.open(place)) {
-            return read(file, segment, lineage, withFilters, withValues);
-        } catch (FileNotFoundException error) {
-            return null;
+            int history = manifest.historyCheck(segment);
+            return read(file, segment, history, withFilters, withValues);
         } catch (IOException error) {
-            if (!Disk.isUnreadable(error)) {
-                throw error;
-            }
             return null; // all that it says is in the segment, too
         }
     }
 
-    private static Sketch read(FileStore.Opened file, Manifest.Segment segment, String lineage,
+    private static Sketch read(FileStore.Opened file, Manifest.Segment segment, int history,
             boolean withFilters, boolean withValues) throws IOException {
         byte[] head = bytes(file, 0, HEAD_2);
         if (head == null) {
             return null;
         }
-        byte[] name = lineage.getBytes(StandardCharsets.UTF_8);
         long version = Bytes.u32(head, 4);
         boolean isOurs = Bytes.i32(head, 0) == MAGIC
                 && (version == 1 || version == 2)
-                && Bytes.i32(head, 12) == Bytes.crc32c(name, 0, name.length)
+                && Bytes.i32(head, 12) == history
                 && Bytes.i64(head, 16) == segment.sizeBytes()
                 && Bytes.i64(head, 24) == segment.nextOffset();
         if (!isOurs) {

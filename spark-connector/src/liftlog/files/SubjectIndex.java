@@ -1,7 +1,6 @@
 package liftlog.files;
 
 import java.io.IOException;
-import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.zip.CRC32C;
 import liftlog.records.BatchHeader;
@@ -42,13 +41,12 @@ final class SubjectIndex {
 
     /** Null if it has no entries, or is damaged, or of another state of the segment. */
     static SubjectIndex read(FileStore.Opened file, Manifest.Segment segment,
-            String lineage) throws IOException {
+            Manifest manifest) throws IOException {
         byte[] head = new byte[HEAD];
-        byte[] name = lineage.getBytes(StandardCharsets.UTF_8);
         boolean isOurs = file.read(0, head, 0, HEAD) == HEAD
                 && Bytes.i32(head, 0) == MAGIC
                 && Bytes.i32(head, 4) == VERSION
-                && Bytes.i32(head, 12) == Bytes.crc32c(name, 0, name.length)
+                && Bytes.i32(head, 12) == manifest.historyCheck(segment)
                 && Bytes.i64(head, 16) == segment.sizeBytes()
                 && Bytes.i64(head, 24) == segment.nextOffset()
                 && Bytes.u32(head, 40) == file.size();
