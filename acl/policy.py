@@ -106,6 +106,11 @@ class Policy:
         ]
         used = {role for roles in self._bindings.values() for role in roles}
         found += [f"no principal has the role {role}" for role in self._roles if role not in used]
+        found += [
+            f"clients of NATS may have records sent to {one}: to services, too, as from the daemon"
+            for one in self.deliverable
+            if one.split(".")[0] in ("*", ">")
+        ]
         for role in self.roles_of(ANONYMOUS):
             for rule in self._roles[role]:
                 changing = sorted(rule.operations & {"create", "delete", "admin", "replicate"})

@@ -127,6 +127,12 @@ def test_a_stream_that_cannot_be_promised_is_refused_with_the_reason(natscli: Na
     assert "only limits is supported" in done.stdout + done.stderr
 
 
+def test_an_object_store_is_refused_by_its_name(natscli: Natscli) -> None:
+    done = natscli.tried("object", "add", "files")
+    assert done.returncode != 0
+    assert "object stores are not supported" in done.stdout + done.stderr
+
+
 def test_a_bucket(natscli: Natscli) -> None:
     natscli("kv", "add", "config", "--history", "3")
     for value in ("one", "two", "three", "four"):

@@ -250,8 +250,9 @@ class _Reader(ConfigFields):
         if len(subjects) > MAX_FILTERS:
             raise invalid_config(f"subjects: expected at most {MAX_FILTERS}")
         for one in subjects:
-            if why_invalid(one) is not None:
-                raise invalid_config("invalid subject")
+            wrong = why_invalid(one)
+            if wrong is not None:
+                raise invalid_config(f"invalid subject: {wrong}")
             if overlaps(one, "$JS.>") or overlaps(one, "$SYS.>"):
                 raise invalid_config("subjects that overlap with the system's are not supported")
         both = first_overlap(subjects)

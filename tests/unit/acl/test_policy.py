@@ -484,6 +484,13 @@ def test_where_clients_of_nats_may_have_records_sent() -> None:
         Policy.load("principals: {a: {unix_uid: 1}}\nroles: {r: [" + section[6:].strip() + "]}\n")
 
 
+def test_a_grant_of_nearly_all_subjects_is_odd() -> None:
+    section = 'nats: {{allow: [read], streams: ["*"], deliver: ["{}"]}}\n'
+    for pattern, is_odd in (("a.>", False), (">", True), ("*.>", True), ("*", True)):
+        found = Policy.load(TEXT + section.format(pattern)).oddities()
+        assert any(f"sent to {pattern}:" in one for one in found) is is_odd
+
+
 def test_no_principal_can_have_the_name_of_the_clients_of_nats() -> None:
     text = TEXT.replace("principals:\n", f'principals:\n  "{OVER_NATS}": {{unix_uid: 7}}\n')
     with pytest.raises(AclError, match="expected a name"):
