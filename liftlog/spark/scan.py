@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -14,7 +15,14 @@ from liftlog.spark.daemon_transport import PLANNING_SECONDS, READING_SECONDS, Da
 from liftlog.spark.decoder import RowDecoder
 from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.options import EARLIEST, LATEST, Narrowing, Position, ScanOptions
-from liftlog.spark.transport import Losses, OnLoss, ScanRange, StreamState, Transport
+from liftlog.spark.transport import (
+    FAIL_ON_DATA_LOSS,
+    Losses,
+    OnLoss,
+    ScanRange,
+    StreamState,
+    Transport,
+)
 
 _STEPS_PER_PART = 16
 
@@ -64,10 +72,17 @@ def _held(transport: Transport, options: ScanOptions) -> tuple[StreamState, int]
 
 
 def read(
-    options: ScanOptions, wanted: ScanRange, *, on_loss: OnLoss | None = None
+    options: ScanOptions,
+    wanted: ScanRange,
+    *,
+    on_loss: OnLoss | None = None,
+    loss_hint: str = FAIL_ON_DATA_LOSS,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one range, in batches of `rowsPerBatch`. `on_loss` is called for each range of
-    offsets that is skipped with `failOnDataLoss=false`. Raises LiftlogError."""
+    offsets that is skipped with `failOnDataLoss=false`; without it, the error has `loss_hint`.
+    Raises LiftlogError."""
+    if wanted.servers:
+        options = replace(options, server=",".join(wanted.servers))
     with open_transport(options, patience_seconds=READING_SECONDS) as transport:
         decoder = RowDecoder(
             options.columns,
@@ -76,7 +91,9 @@ def read(
             subject=options.subject,
             compact=options.compact,
         )
-        losses = Losses(wanted.stream, fail=options.fail_on_data_loss, on_loss=on_loss)
+        losses = Losses(
+            wanted.stream, fail=options.fail_on_data_loss, on_loss=on_loss, hint=loss_hint
+        )
         batches = transport.batches(wanted, losses)
         yield from decoder.rows(batches)
 
@@ -153,7 +170,9 @@ def split(
     cuts = [_offset_after(parts, total * i // count) for i in range(1, count)]
     borders = sorted({first_offset, *cuts, end_offset})
     return [
-        ScanRange(state.stream, state.identity, state.leader_epoch, first, end)
+        ScanRange(
+            state.stream, state.identity, state.leader_epoch, first, end, servers=state.servers
+        )
         for first, end in pairwise(borders)
         if first_offset <= first < end <= end_offset
     ]

@@ -18,7 +18,7 @@ from liftlog.records.positions import Batches
 
 logger = logging.getLogger("liftlog.spark")
 
-_HINT = "set failOnDataLoss=false to continue without them"
+FAIL_ON_DATA_LOSS = "set failOnDataLoss=false to continue without them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class StreamState:
     """A stream at one moment. Everything below `end_offset` is committed.
 
     `identity` names one history of offsets. `extents` tile the offsets, oldest first, and can begin
-    before `log_start_offset`.
+    before `log_start_offset`. `servers` are the known addresses of nodes, if it is read from a
+    daemon.
     """
 
     stream: str
@@ -35,6 +36,7 @@ class StreamState:
     log_start_offset: int
     end_offset: int
     extents: tuple[Extent, ...]
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class ScanRange:
     cleaned_below: int | None = None
     """For a stream without compaction: how far it was compacted before compaction was switched off,
     if it ever was."""
+    servers: tuple[str, ...] = ()
+    """Any of these nodes can be asked; empty: those of the options."""
 
 
 OnLoss: TypeAlias = Callable[[int, int, str], None]
@@ -81,10 +85,18 @@ OnLoss: TypeAlias = Callable[[int, int, str], None]
 
 
 class Losses:
-    """What a read does about records that it cannot get: it fails; or it logs a warning, calls
-    `on_loss` and continues."""
+    """What a read does about records that it cannot get: it fails with this `hint`; or it logs a
+    warning, calls `on_loss` and continues."""
 
-    def __init__(self, stream: str, *, fail: bool, on_loss: OnLoss | None = None) -> None:
+    def __init__(
+        self,
+        stream: str,
+        *,
+        fail: bool,
+        on_loss: OnLoss | None = None,
+        hint: str = FAIL_ON_DATA_LOSS,
+    ) -> None:
+        self._hint = hint
         self._stream = stream
         self._fail = fail
         self._on_loss = on_loss
@@ -95,7 +107,7 @@ class Losses:
             raise OffsetOutOfRange(
                 f"retention has removed the records [{first_offset}, {next_offset}) of "
                 f"{self._stream!r}",
-                hint=_HINT,
+                hint=self._hint,
                 log_start_offset=next_offset,
             )
         self._skip("removed", first_offset, next_offset, "removed by retention before it was read")
@@ -105,7 +117,7 @@ class Losses:
         if self._fail:
             raise CorruptRange(
                 error.message,
-                hint=_HINT,
+                hint=self._hint,
                 first_offset=error.first_offset,
                 next_offset=error.next_offset,
             ) from error

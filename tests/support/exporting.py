@@ -36,10 +36,11 @@ _SETTINGS = COMPACTED | {"segment": {"max_bytes": "4KiB"}}
 
 
 class Put(NamedTuple):
-    """A message. Without a value a tombstone."""
+    """A message. Without a value a tombstone. `lines` are more headers, each with its line end."""
 
     key: str | None
     value: bytes | None
+    lines: bytes = b""
 
 
 class ExportedStreams:
@@ -165,7 +166,9 @@ def _headers(message: Put) -> bytes:
     lines = [] if message.key is None else [f"Liftlog-Key: {message.key}"]
     if message.value is None:
         lines.append("Liftlog-Tombstone: true")
-    return "\r\n".join(["NATS/1.0", *lines, "", ""]).encode() if lines else b""
+    if not lines and not message.lines:
+        return b""
+    return "\r\n".join(["NATS/1.0", *lines, ""]).encode() + message.lines + b"\r\n"
 
 
 class Export:

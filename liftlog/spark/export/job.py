@@ -240,7 +240,9 @@ class ExportJob:
         buckets = buckets_to_stage([*old.files, *old.removed], most_bytes, bucket_bytes)
         options = replace(self._options, compact=compacted)
         where = self._table.store.uri  # absolute: tasks have their own working directories
-        work = ScanWork(where, directory, beginning.mode, options, buckets)
+        work = ScanWork(
+            where, directory, beginning.mode, options, buckets, compacted and plan.is_key_value
+        )
         scanned = engine.run("scan", [ScanTask(work, one) for one in ranges], self._tell)
         held.confirm(client)
         found = [one for result in scanned for one in result.lost]

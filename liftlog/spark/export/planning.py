@@ -19,12 +19,12 @@ from liftlog.errors import (
 from liftlog.names import check_consumer_name, check_stream_name
 from liftlog.spark.columns import DEFAULT, DEFAULT_WITH_HEADERS
 from liftlog.spark.export.snapshot import Layout, Lost, Mode, Snapshot
-from liftlog.spark.options import DEFAULT_LEASE_SECONDS
 
 Format: TypeAlias = Literal["parquet", "delta"]
 
 DEFAULT_KEEP_SECONDS = 3600.0
 CHECKPOINT_PREFIX = "export-"
+SKIP_LOST_HINT = "continue after them with --skip-lost, which records the gap"
 FULL_HINT = (
     "replace the table with --full, and add --discard-rows to remove its rows that the stream no "
     "longer has"
@@ -55,7 +55,7 @@ class ExportRequest:
     name: str | None = None
     dry_run: bool = False
     keep_seconds: float = DEFAULT_KEEP_SECONDS
-    lease_seconds: int = DEFAULT_LEASE_SECONDS
+    lease_seconds: int = 120
     partition_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -281,6 +281,6 @@ def _behind_retention(request: ExportRequest, mode: Mode, reached: int, start: i
         return Beginning(mode, start, False, f"what came since offset {start}", lost)
     raise OffsetOutOfRange(
         f"{what} of {request.stream!r} before they were exported",
-        hint="continue after them with --skip-lost, which records the gap",
+        hint=SKIP_LOST_HINT,
         log_start_offset=start,
     )

@@ -24,6 +24,12 @@ class RunPlan:
     lease: LeaseInfo
 
     @property
+    def is_key_value(self) -> bool:
+        """Whether the stream can hold a key-value bucket of JetStream's clients."""
+        jetstream = self.info.settings.get("jetstream")
+        return isinstance(jetstream, dict) and jetstream.get("max_msgs_per_subject") is not None
+
+    @property
     def end_offset(self) -> int:
         return self.lease.high
 
@@ -81,6 +87,7 @@ def plan_under_lease(
                 ttl=request.lease_seconds,
                 holder=request.consumer,
                 incarnation=info.incarnation,
+                for_export=True,
             )
         except OffsetOutOfRange:  # retention has moved the log start meanwhile
             view, info = _look(client, request.stream, previous)

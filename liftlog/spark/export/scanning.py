@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from liftlog.spark.columns import KEY, schema_of
+from liftlog.spark.columns import DEFAULT_WITH_HEADERS, HEADERS, KEY, VALUE, schema_of
 from liftlog.spark.export.files import STAGED, PartWriter, StagedWriter, split_by_key
+from liftlog.spark.export.planning import SKIP_LOST_HINT
 from liftlog.spark.export.snapshot import Lost, Mode
 from liftlog.spark.export.store import join, open_store
 from liftlog.spark.export.tasks import TaskResult
@@ -25,13 +28,15 @@ from liftlog.spark.transport import ScanRange
 @dataclass(frozen=True, slots=True)
 class ScanWork:
     """What is the same for all ranges. `directory` is that of the run, below `table`; staged rows
-    are divided into `buckets`."""
+    are divided into `buckets`. `is_key_value` is true for a stream that holds a key-value bucket of
+    JetStream's clients, which delete a key by a message with a header."""
 
     table: str
     directory: str
     mode: Mode
     options: ScanOptions
     buckets: int
+    is_key_value: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,13 @@ class ScanTask:
             first = max(first_offset, self.wanted.first_offset)
             lost.append(Lost(first, min(next_offset, self.wanted.end_offset), reason))
 
-        written = self.write(read(self.work.options, self.wanted, on_loss=note))
+        options = self.work.options
+        if self.work.is_key_value:
+            options = replace(options, columns=DEFAULT_WITH_HEADERS)
+        batches = read(options, self.wanted, on_loss=note, loss_hint=SKIP_LOST_HINT)
+        if self.work.is_key_value:
+            batches = (without_deleted_keys(one, self.work.options.columns) for one in batches)
+        written = self.write(batches)
         return replace(written, lost=tuple(lost))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> TaskResult:
@@ -70,3 +81,21 @@ class ScanTask:
                 keyed.add(with_key)
                 keyless.add(without_key)
             return TaskResult(keyless.finish(), keyed.finish())
+
+
+def without_deleted_keys(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
+    """The `columns` of a batch that also has the headers. Where these say that a client deleted or
+    purged the key of a bucket, or that it expired, the value is null, as in a tombstone."""
+    headers = batch.column(HEADERS)
+    lines = headers.flatten()
+    names, values = pc.struct_field(lines, [0]), pc.struct_field(lines, [1])
+    operations = pc.and_(
+        pc.equal(names, "KV-Operation"),
+        pc.is_in(values, pa.array([b"DEL", b"PURGE"], values.type)),
+    )
+    deletes = pc.or_(operations, pc.equal(names, "Nats-Marker-Reason"))
+    rows = np.zeros(batch.num_rows, np.bool_)
+    rows[pc.list_parent_indices(headers).filter(deletes).to_numpy()] = True
+    value = pc.if_else(pa.array(rows), pa.scalar(None, pa.binary()), batch.column(VALUE))
+    arrays = [value if name == VALUE else batch.column(name) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
