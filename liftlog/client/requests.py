@@ -69,9 +69,13 @@ def renewal_request(
     seconds: float,
     low: int | None,
     finished: tuple[int, int] | None,
+    begun: int | None,
+    stopped: bool,
 ) -> RenewLease:
     part, parts = finished or (None, None)
-    return RenewLease(stream, lease_id, milliseconds(seconds), low, part, parts)
+    return RenewLease(
+        stream, lease_id, milliseconds(seconds), low, part, parts, begun, stopped or None
+    )
 
 
 def fetch_request(

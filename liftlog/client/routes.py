@@ -88,14 +88,15 @@ class Routes:
                 return True
             del self._declined[key]  # none of them is in sync: the leader answers
         other = str(error.details.get("address") or "")
-        if not other or other == address or not self._learn(other):
+        if not other or other == address or not self.learn(other):
             self.failed(key, address)
             return False
         self._leaders[key] = other
         return True
 
-    def _learn(self, text: str) -> bool:
-        """Another address of the cluster. A client that asked for TLS never goes on without."""
+    def learn(self, text: str) -> bool:
+        """Another address of the cluster; returns whether it can be used. A client that asked for
+        TLS never goes on without."""
         if text in self.targets:
             return True
         first = next(iter(self.targets.values()))

@@ -47,6 +47,8 @@ MAX_LEASES = 100
 """The most leases of one stream."""
 MAX_LEASES_PER_PRINCIPAL = 50
 """The most of these that one principal can hold, so that room is left for the others."""
+EXPORT_LEASES = 10
+"""The share of either limit that only exports can take: jobs that read must not keep them out."""
 MAX_HOLDER_CHARACTERS = 200
 MAX_POSSIBLE_LOSSES = 100
 """Of each stream; the oldest are forgotten."""
@@ -154,6 +156,7 @@ class Leases:
         now_ns: int,
         holder: str = "",
         principal: str = "",
+        for_export: bool = False,
     ) -> Lease:
         """A new lease on [low, high), durable on return. `principal` is its owner, if there is one.
 
@@ -168,20 +171,24 @@ class Leases:
         lease = Lease(uuid.uuid4().hex, low, high, now_ns + duration_ns, holder)
         with self._lock:
             leases = self._living(now_ns)
-            if len(leases) >= MAX_LEASES:
-                raise LimitExceeded(f"{self._directory.name} has {MAX_LEASES} leases already")
-            if principal:
-                of_principal = [
-                    one for one in leases.values() if one.holder.partition(":")[0] == principal
-                ]
-                if len(of_principal) >= MAX_LEASES_PER_PRINCIPAL:
-                    raise LimitExceeded(
-                        f"{principal} has {MAX_LEASES_PER_PRINCIPAL} leases of "
-                        f"{self._directory.name} already",
-                        hint="give some back, or wait until they have expired",
-                    )
+            self._check_limits(leases, principal, kept_back=0 if for_export else EXPORT_LEASES)
             self._store(leases | {lease.lease_id: lease})
         return lease
+
+    def _check_limits(self, leases: Mapping[str, Lease], principal: str, kept_back: int) -> None:
+        """Raises LimitExceeded if there is no room for one more."""
+        name, count, most, who = self._directory.name, len(leases), MAX_LEASES, "all principals"
+        if principal and count < most - kept_back:
+            count = sum(one.holder.partition(":")[0] == principal for one in leases.values())
+            most, who = MAX_LEASES_PER_PRINCIPAL, principal
+        if count < most - kept_back:
+            return
+        share = f"; {kept_back} more are kept for exports" if kept_back and count < most else ""
+        raise LimitExceeded(
+            f"there are {count} leases of {who} on {name} already{share}",
+            hint=f"wait until some have expired, or end one: `liftlog stream lease ls {name}` "
+            f"lists them, `liftlog stream lease release {name} ID` ends one",
+        )
 
     def renew(
         self, lease_id: str, *, duration_ns: int, now_ns: int, low: int | None = None

@@ -81,11 +81,13 @@ class AcquireLease(Message):
     ttl_ms: int = key("t", uint())
     holder: str = key("h", LABEL, default="")
     incarnation: str | None = key("x", LABEL, default=None)
+    for_export: bool | None = key("e", BOOL, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Message):
-    """`part` of `parts`: this part of the read has ended. With the last one the lease ends."""
+    """`part` of `parts`: this part of the read has ended. With the last one the lease ends. `begun`
+    is a part that begins; `stopped` says that the part ended before its last record."""
 
     KIND: ClassVar[str] = "renew"
     REPEATABLE: ClassVar[bool] = True
@@ -95,6 +97,8 @@ class RenewLease(Message):
     low: int | None = key("o", uint(), default=None)
     part: int | None = key("p", uint(), default=None)
     parts: int | None = key("n", uint(), default=None)
+    begun: int | None = key("g", uint(), default=None)
+    stopped: bool | None = key("e", BOOL, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,8 @@ class DaemonInfo(Described):
     `conditions` is what is wrong, the worst first: maps with `name`, `severity` (unready, error or
     warning), `about` (daemon, stream or node), `subject`, `text` and `next_step`. `warnings` has
     those in words, by name, that leave the daemon ready.
+    `nodes` has the addresses of the pull sockets of its cluster, its own among them; it is empty
+    for a daemon on its own.
     """
 
     name: str = ""
@@ -155,3 +157,4 @@ class DaemonInfo(Described):
     features: list[str] = field(default_factory=list)
     warnings: dict[str, Any] = field(default_factory=dict)
     conditions: list[dict[str, Any]] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,10 +43,13 @@ from liftlog.spark.transport import (
 logger = logging.getLogger("liftlog.spark")
 
 PLANNING_SECONDS = 10.0
-"""How long planning waits for a daemon that cannot be reached: the address may be wrong."""
+"""How long planning tries to connect at first: the address may be wrong."""
 
 READING_SECONDS = RECONNECT_FOR_SECONDS
-"""How long a task waits: the daemon was there when the job was planned."""
+"""How long a task, and planning that was once connected, waits for a daemon that went away."""
+
+_LEARN_EVERY_SECONDS = 60.0
+"""How often a running query asks for the nodes of the cluster."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,9 +58,11 @@ class DaemonTransport:
     """One connection. If the daemon has an ACL, the reader needs `read` on the stream."""
 
     def __init__(self, options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> None:
+        self._options = options
         self._stream = options.stream
-        self._lease_seconds = options.lease_seconds
         self._lease: LeaseInfo | None = None  # until `held` gives it to the tasks
+        self._share: TaskLease | None = None  # of the task that reads
+        self._learn_at = 0.0
         self._compacted = False
         self._cleaned_below = 0
         self._tombstones_removed_below = 0
@@ -71,6 +77,9 @@ class DaemonTransport:
         self._client = connect(options, patience_seconds=patience_seconds)
 
     def state(self) -> StreamState:
+        if time.monotonic() >= self._learn_at:
+            self._client.metadata()
+            self._learn_at = time.monotonic() + _LEARN_EVERY_SECONDS
         try:
             info = self._client.describe_stream(self._stream)
         except StreamNotFound as error:
@@ -88,6 +97,7 @@ class DaemonTransport:
             log_start_offset=info.log_start_offset,
             end_offset=info.high_watermark,
             extents=(whole,) if whole.next_offset > whole.first_offset else (),
+            servers=tuple(self._client.addresses),
         )
 
     def offset_at(self, timestamp_ns: int) -> int:
@@ -105,7 +115,7 @@ class DaemonTransport:
             self._lease = self._client.acquire_lease(
                 self._stream,
                 EARLIEST if first_offset is None else first_offset,
-                ttl=self._lease_seconds,
+                ttl=self._options.lease_seconds,
                 holder=HOLDER,
                 incarnation=state.identity,
             )
@@ -160,15 +170,16 @@ class DaemonTransport:
                 return wanted.cleaned_below is not None
             return wanted.mark.still_holds(self._client.describe_stream(self._stream).compaction)
 
-        lease = TaskLease(
+        self._share = TaskLease(
             self._client,
+            partial(connect, self._options),
             self._stream,
             wanted.lease_id,
-            self._lease_seconds,
+            self._options.lease_seconds,
             part=wanted.part,
             may_go_on=may_go_on,
         )
-        return lease.over(batches)
+        return self._share.over(batches)
 
     def _without_compaction(
         self, batches: Iterator[Batches], cleaned_below: int
@@ -202,11 +213,15 @@ class DaemonTransport:
                 losses.removed(reached, min(start, wanted.end_offset))
                 reached = start
 
-    def close(self) -> None:
+    def close(self, *, stopped: bool = True) -> None:
+        """`stopped` is false after a failure: then Spark will read the part again."""
         lease, self._lease = self._lease, None
+        share, self._share = self._share, None
         try:
             if lease is not None:  # no task was planned under it
                 self._client.release_lease(self._stream, lease.lease_id)
+            if share is not None:
+                share.end(stopped=stopped)
         except LiftlogError as error:
             logger.warning("lease-not-released stream=%s error=%s", self._stream, error)
         finally:
@@ -221,7 +236,7 @@ class DaemonTransport:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self.close(stopped=kind in (None, GeneratorExit))
 
 
 def connect(options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS) -> SyncClient:
@@ -236,6 +251,7 @@ def connect(options: ScanOptions, *, patience_seconds: float = PLANNING_SECONDS)
                 token=read_token(options.token_file),
                 nkey=options.nkey_file,
                 tls=options.tls_ca_file,
+                request_timeout=READING_SECONDS,
             )
         except LiftlogError as error:
             pause = backoff.next_pause()

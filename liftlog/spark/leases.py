@@ -8,9 +8,10 @@ any number of times, is like reading it at once.
 
 For a read by Spark, the lease lives as long as some task renews it (`TaskLease`). Each task renews
 it once more after its last record, and reports that its part is done; after the last part the
-daemon ends the lease. A task can run later than that: a second action on the same plan, or a stage
-that Spark repeats. It needs no lease as long as nothing that the lease prevents has happened
-(`may_go_on`).
+daemon ends the lease. Spark kills the Python process of a task that needs no more rows, as for
+`limit`: a lease that no task renews ends within `READING_SECONDS`. A task can run later than that:
+a second action on the same plan, or a stage that Spark repeats. It needs no lease as long as
+nothing that the lease prevents has happened (`may_go_on`).
 
 For an export, a thread of the driver renews the lease during the whole run (`RenewedLease`).
 """
@@ -19,9 +20,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -33,53 +34,93 @@ logger = logging.getLogger("liftlog.spark.export")
 
 HOLDER = "spark"
 
+READING_SECONDS = 15.0
+"""How long a lease lasts after each renewal by a task that reads."""
+
 
 class TaskLease:
-    """The share of one task in a lease."""
+    """The share of one task in a lease. A thread renews the lease while the task reads, with a
+    connection of its own if that takes longer than a moment."""
 
     def __init__(
         self,
         client: SyncClient,
+        connect: Callable[[], SyncClient],
         stream: str,
         lease_id: str,
         seconds: float,
         *,
         part: tuple[int, int] | None = None,
         may_go_on: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`seconds` is how long other tasks may wait for an executor when this one has ended."""
         self._client = client
         self._stream = stream
         self._lease_id = lease_id
         self._seconds = seconds
+        self._reading_seconds = min(seconds, READING_SECONDS)
         self._part = part
         self._may_go_on = may_go_on
         self._is_gone = False
-        self._clock = clock
-        self._renew_at = clock()
+        self._is_read = False
+        self._thread: RenewedLease | None = None
+        self._renewed = partial(
+            RenewedLease, connect, stream, lease_id, self._reading_seconds, releases=False
+        )
 
     def over(self, batches: Iterator[Batches]) -> Iterator[Batches]:
         """The same batches. Raises LeaseGone if the lease ends before the last one, and `may_go_on`
         does not find that the read is still complete."""
-        self._renew()
+        self._is_read = False
+        begun = None if self._part is None else self._part[0]
+        self._renew(self._reading_seconds, begun=begun)
+        self._thread = renewed = self._renewed()
+        renewed.start()
         for batch in batches:
             yield batch
             del batch  # so that its buffer is free for the next answer
-            if self._clock() >= self._renew_at:
-                self._renew()
-        self._renew(finished=self._part)
+            if renewed.gone is not None and not self._is_gone:
+                self._lost(renewed.gone)
+        renewed.end()
+        self._renew(self._seconds, finished=self._part)
+        self._is_read = True
 
-    def _renew(self, finished: tuple[int, int] | None = None) -> None:
-        self._renew_at = self._clock() + self._seconds / 3
+    def end(self, *, stopped: bool) -> None:
+        """Renew no more. `stopped` reports that this part needs no more records, if it was not read
+        to its end: a lease that no other part uses then ends soon. Raises LiftlogError."""
+        if self._thread is not None:
+            self._thread.end()
+        if not stopped or self._is_read or self._is_gone or self._part is None:
+            return
+        with suppress(LeaseGone):
+            self._client.renew_lease(
+                self._stream,
+                self._lease_id,
+                ttl=self._seconds,
+                finished=self._part,
+                stopped=True,
+            )
+
+    def _renew(
+        self,
+        seconds: float,
+        *,
+        finished: tuple[int, int] | None = None,
+        begun: int | None = None,
+    ) -> None:
+        if self._is_gone:
+            self._lost(None)
+            return
         try:
-            if not self._is_gone:
-                self._client.renew_lease(
-                    self._stream, self._lease_id, ttl=self._seconds, finished=finished
-                )
-                return
-            gone: LeaseGone | None = None
+            self._client.renew_lease(
+                self._stream, self._lease_id, ttl=seconds, finished=finished, begun=begun
+            )
         except LeaseGone as error:
-            self._is_gone, gone = True, error
+            self._lost(error)
+
+    def _lost(self, gone: LeaseGone | None) -> None:
+        """Raises LeaseGone unless the read is still complete."""
+        self._is_gone = True
         if not self._may_go_on():
             raise LeaseGone(
                 f"the lease on {self._stream!r} ended before everything was read: compaction may "
@@ -90,7 +131,7 @@ class TaskLease:
 
 
 class RenewedLease:
-    """Used in `with`: renews the lease until the block ends, then releases it.
+    """Used in `with`: renews the lease until the block ends, then releases it if it `releases`.
 
     `connect` opens a connection for the thread. If the lease ends early, the thread sets `gone` and
     calls `on_lost`, so that useless work can be stopped. While the daemon cannot be reached, the
@@ -104,12 +145,15 @@ class RenewedLease:
         lease_id: str,
         seconds: float,
         on_lost: Callable[[], None] = lambda: None,
+        *,
+        releases: bool = True,
     ) -> None:
         self._connect = connect
         self._stream = stream
         self._lease_id = lease_id
         self._seconds = seconds
         self._on_lost = on_lost
+        self._releases = releases
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self.gone: LeaseGone | None = None
@@ -123,8 +167,17 @@ class RenewedLease:
         except LeaseGone as error:
             raise self.explained() from error
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         self._thread.start()
+
+    def end(self) -> None:
+        """Renew no more. Returns when the lease is released; without that it does not wait."""
+        self._stop.set()
+        if self._releases:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(
@@ -133,8 +186,7 @@ class RenewedLease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stop.set()
-        self._thread.join()
+        self.end()
 
     def _run(self) -> None:
         with ExitStack() as opened:
@@ -151,6 +203,8 @@ class RenewedLease:
         client: SyncClient | None = None
         while True:
             stopping = self._stop.wait(self._seconds / 3)
+            if stopping and not self._releases:
+                return
             try:
                 if client is None:
                     client = self._connect()

@@ -57,7 +57,8 @@ COMPACT_PARTITION_BYTES = 256 * 1024 * 1024
 """The default with `compact`. A larger part drops more superseded records, but a task holds all of
 its part in memory."""
 
-DEFAULT_LEASE_SECONDS = 120
+DEFAULT_LEASE_SECONDS = 60
+"""Short: a plan that is never carried out, or only in part, holds its lease as long as that."""
 MAX_LEASE_SECONDS = 3600
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -184,7 +185,9 @@ def _stream(values: Mapping[str, str], path: str | None) -> str:
     if name is None:
         if path is None:
             raise InvalidArgument(
-                "which stream is to be read?", hint='add .option("stream", "<name>")'
+                "which stream is to be read?",
+                hint='add .option("stream", "<name>"); in SQL, use CREATE TEMPORARY VIEW <view> '
+                "USING liftlog OPTIONS (stream '<name>'): CREATE TABLE passes no options on",
             )
         name = Path(path.rstrip("/")).name
     elif path is None:

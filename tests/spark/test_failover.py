@@ -94,3 +94,21 @@ def test_a_read_goes_on_with_the_next_leader(
     assert [offset for offset, _ in rows] == list(range(1, RECORDS + 1))
     assert all(stored == value(offset - 1) for offset, stored in rows)
     assert 0 < sent < RECORDS, "it was in the middle"
+
+
+@pytest.mark.parametrize("source", ["java", "python"])
+def test_tasks_need_none_of_the_nodes_that_the_options_name(
+    spark: SparkSession, jar: JarOfSession, cluster: Cluster, source: str
+) -> None:
+    """The only one that is named dies between planning and reading."""
+    cluster.start()
+    cluster.wait_isr(STREAM)
+    gone = cluster.leader(STREAM)
+    server = cluster.nodes[gone].pull_address
+    options = {"server": server, "stream": STREAM, "columns": "offset"}
+    with jar.unused() if source == "python" else nullcontext():
+        frame = spark.read.format("liftlog").options(**options).load()
+        assert frame.rdd.getNumPartitions() == 1
+        job = frame.rdd.map(lambda row: row.offset)
+        cluster.kill(gone)
+        assert job.collect() == list(range(1, RECORDS + 1))

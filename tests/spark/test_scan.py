@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from support.exporting import ExportedStreams, Put
 from support.repository import REPOSITORY
 from support.served_logs import ServedLogs
 from support.spark import patiently
+from support.spark_jar import JarOfSession
 
 from acl.policy import Policy
 from acl.tokens import hash_token, new_secret
@@ -255,3 +257,17 @@ def test_the_lease_of_a_read_ends_with_its_job(spark: SparkSession, tmp_path: Pa
         for _ in range(2):
             assert len(patiently(frame.collect)) == 200
             assert leases.live("in") == []
+
+
+@pytest.mark.parametrize("source", ["java", "python"])
+def test_a_table_of_a_catalog_names_the_statement_that_works(
+    spark: SparkSession, logs: ServedLogs, source: str
+) -> None:
+    logs.add("orders")
+    with JarOfSession(spark).used() if source == "java" else nullcontext():
+        try:
+            with pytest.raises(Exception, match="CREATE TEMPORARY VIEW <view> USING liftlog"):
+                spark.sql(f"CREATE TABLE made USING liftlog OPTIONS (server '{logs.server}')")
+                spark.sql("SELECT * FROM made").collect()
+        finally:
+            spark.sql("DROP TABLE IF EXISTS made")

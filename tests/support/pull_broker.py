@@ -22,7 +22,7 @@ from liftlog.log import (
     OsFileSystem,
     SystemClock,
 )
-from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.described import DaemonInfo, StreamInfo
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import parse_header
 from liftlog.server.commits.observations import StreamObservations
@@ -243,8 +243,8 @@ class LogBroker:
 
     @property
     def administration(self) -> Any:
-        """Only the leases, which are those of the daemon."""
-        return SimpleNamespace(leases=self._leases)
+        """The leases, which are those of the daemon, and a daemon that belongs to no cluster."""
+        return SimpleNamespace(leases=self._leases, daemon_info=lambda *_: DaemonInfo())
 
     def compaction_history(self, name: str) -> list[dict[str, object]]:
         return []

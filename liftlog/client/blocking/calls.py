@@ -109,8 +109,16 @@ class SyncCalls:
         self._call(Ping(), Pong)
 
     def metadata(self) -> DaemonInfo:
-        """What the daemon says about itself. Raises what every call may raise."""
-        return (self._call(Metadata(), DaemonAnswer)).info
+        """What the daemon says about itself. From then on the client also asks the other nodes of
+        its cluster when it does not answer. Raises what every call may raise."""
+        info = (self._call(Metadata(), DaemonAnswer)).info
+        self._session.learn(info.nodes)
+        return info
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of nodes that the client was given, and those that it has learnt."""
+        return [target.address.text for target in self._session.targets]
 
     def cluster(self) -> ClusterInfo:
         """The nodes of the daemon's cluster, and its streams as far as the caller may read them.
@@ -284,6 +292,7 @@ class SyncCalls:
         ttl: float = DEFAULT_TTL_SECONDS,
         holder: str = "",
         incarnation: str | None = None,
+        for_export: bool = False,
     ) -> LeaseInfo:
         """Hold the stream from `start` to its present high watermark for `ttl` seconds: the records
         in [`low`, `high`) of the answer stay as they are. Durable on return.
@@ -292,10 +301,12 @@ class SyncCalls:
         another lease holds retention up.
 
         Renew the lease well before `ttl` has passed. It ends early only when the disk is full.
-        Raises StreamNotFound, OffsetOutOfRange, StaleIncarnation, LimitExceeded (too many leases),
-        and InvalidArgument (a lease lasts at most an hour).
+        `for_export` takes a lease from the share that is kept for exports when others have taken
+        theirs. Raises StreamNotFound, OffsetOutOfRange, StaleIncarnation, LimitExceeded (too many
+        leases), and InvalidArgument (a lease lasts at most an hour).
         """
-        request = AcquireLease(stream, start, milliseconds(ttl), holder, incarnation)
+        wish = for_export or None  # older daemons do not know it
+        request = AcquireLease(stream, start, milliseconds(ttl), holder, incarnation, wish)
         return (self._call(request, LeaseAnswer)).info
 
     def renew_lease(
@@ -306,17 +317,22 @@ class SyncCalls:
         ttl: float = DEFAULT_TTL_SECONDS,
         low: int | None = None,
         finished: tuple[int, int] | None = None,
+        begun: int | None = None,
+        stopped: bool = False,
     ) -> LeaseInfo:
         """Let a lease last `ttl` seconds from now. With `low` it holds the records from there on;
         give it once what is below has been read.
 
-        For a read that several clients share: `finished=(part, parts)` says that one of `parts`
-        parts, counted from 0, has been read. The lease ends when each of them was named once.
+        For a read that several clients share: `finished=(part, parts)` reports that one of `parts`
+        parts, counted from 0, has been read, and `begun=part` that its reader begins. The lease
+        ends when each part was named once. `stopped=True` reports that the reader of a finished
+        part needed no more records: if no other part is being read then, the lease ends within 5
+        seconds, unless another part begins.
 
         Raises LeaseGone (the records that it held may have changed since), StreamNotFound, and
         InvalidArgument.
         """
-        request = renewal_request(stream, lease_id, ttl, low, finished)
+        request = renewal_request(stream, lease_id, ttl, low, finished, begun, stopped)
         return (self._call(request, LeaseAnswer)).info
 
     def release_lease(self, stream: str, lease_id: str) -> None:

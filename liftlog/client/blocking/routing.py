@@ -67,6 +67,11 @@ class SyncRouter:
         """The addresses that the client was given, and those that it has learnt."""
         return list(self._routes.targets.values())
 
+    def learn(self, addresses: Sequence[str]) -> None:
+        """Other nodes of the cluster, as one of them has named them."""
+        for address in addresses:
+            self._routes.learn(address)
+
     @property
     def usable(self) -> bool:
         """Whether that connection is."""

@@ -253,6 +253,7 @@ async def _lease(caller: Caller, message: AcquireLease) -> Message:
         holder=message.holder,
         principal=caller.principal or "",
         incarnation=message.incarnation,
+        for_export=bool(message.for_export),
     )
     return LeaseAnswer(lease.to_wire())
 
@@ -268,6 +269,8 @@ async def _renew(caller: Caller, message: RenewLease) -> Message:
         ttl_ms=message.ttl_ms,
         low=message.low,
         finished=finished,
+        begun=message.begun,
+        stopped=bool(message.stopped),
     )
     return LeaseAnswer(lease.to_wire())
 

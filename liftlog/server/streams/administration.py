@@ -357,6 +357,7 @@ class Administration:
             features=sorted(REQUESTS),
             warnings=by_kind(one for one in conditions if not one.is_unready),
             conditions=[one.to_wire() for one in conditions],
+            nodes=[] if streams.replicated is None else streams.replicated.addresses(),
         )
 
     # --- inner ---

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from liftlog.errors import InvalidArgument
@@ -22,6 +23,22 @@ from liftlog.server.vitals.disk import DiskReserve
 
 _MS_NS = 1_000_000
 _MAX_PARTS = 1_000_000
+_STOPPED_MS = 5_000
+"""How long a lease lasts when all readers under it have stopped early. Spark's `limit` and `show`
+begin another part within a second if they need one."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What the readers that share a lease have reported, by the numbers of their parts."""
+
+    running: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
+    has_stopped: bool = False
+    """Whether a part ended before its last record: then others may never begin."""
+
+    def ends_soon(self) -> bool:
+        return self.has_stopped and not self.running
 
 
 class LeaseKeeping:
@@ -44,9 +61,9 @@ class LeaseKeeping:
         self._reserve = reserve
         self._copied = copied
         self._clock_is_trusted = clock_is_trusted
-        # The parts that have been read, of each live lease that several readers share. They are not
-        # stored: after a restart of the daemon such a lease ends by time.
-        self._finished: WeakKeyDictionary[StreamHost, dict[str, set[int]]] = WeakKeyDictionary()
+        # For each live lease that several readers share. It is not stored: after a restart of the
+        # daemon such a lease ends by time.
+        self._parts: WeakKeyDictionary[StreamHost, dict[str, _Parts]] = WeakKeyDictionary()
 
     async def acquire(
         self,
@@ -57,6 +74,7 @@ class LeaseKeeping:
         holder: str = "",
         principal: str = "",
         incarnation: str | None = None,
+        for_export: bool = False,
     ) -> LeaseInfo:
         """A lease from `start` to the high watermark; durable on return.
 
@@ -80,6 +98,7 @@ class LeaseKeeping:
                 now_ns=self._now_ns(),
                 holder=holder,
                 principal=principal,
+                for_export=for_export,
             )
 
         granted = await host.exclusively(grant)
@@ -94,16 +113,26 @@ class LeaseKeeping:
         ttl_ms: int,
         low: int | None = None,
         finished: tuple[int, int] | None = None,
+        begun: int | None = None,
+        stopped: bool = False,
     ) -> LeaseInfo:
         """`finished` is (part, number of parts) of a read that several readers share: once every
-        part is finished, the lease is released. Raises LeaseGone, InvalidArgument, NotLeader,
-        NotEnoughReplicas."""
+        part is finished, the lease is released. `begun` is a part whose reader begins. If a reader
+        `stopped` before its last record and no other one is running, the lease ends soon: the other
+        parts may never be read. Raises LeaseGone, InvalidArgument, NotLeader, NotEnoughReplicas."""
         if finished is not None and not 0 <= finished[0] < finished[1] <= _MAX_PARTS:
             raise InvalidArgument(
                 f"there is no part {finished[0]} of {finished[1]}: parts count from 0, and a read "
                 f"has at most {_MAX_PARTS}"
             )
+        if begun is not None and begun >= _MAX_PARTS:
+            raise InvalidArgument(f"a read has at most {_MAX_PARTS} parts, from 0; this is {begun}")
         host = self._stream(name)
+        parts = None
+        if finished is not None or begun is not None:
+            parts = self._reported(host, lease_id, finished, begun, stopped=stopped)
+            if parts.ends_soon():
+                ttl_ms = min(ttl_ms, _STOPPED_MS)
         # In an exclusive call: between the check that the lease is live and its renewal, retention
         # must not delete what it holds.
         renewed = await host.exclusively(
@@ -112,19 +141,32 @@ class LeaseKeeping:
             ),
         )
         await self._copied(name)
-        if finished is not None and self._is_last(host, lease_id, *finished):
+        if finished is not None and parts is not None and len(parts.finished) >= finished[1]:
             await self.release(name, lease_id)
         return self._info(host, renewed)
 
-    def _is_last(self, host: StreamHost, lease_id: str, part: int, parts: int) -> bool:
-        """Note the part as read; returns whether all of them are."""
+    def _reported(
+        self,
+        host: StreamHost,
+        lease_id: str,
+        finished: tuple[int, int] | None,
+        begun: int | None,
+        *,
+        stopped: bool,
+    ) -> _Parts:
+        """Note what a reader reports, and forget the leases that have ended."""
         live = {lease.lease_id for lease in host.log.leases.live(self._now_ns())}
-        known = self._finished.get(host, {})
+        known = self._parts.get(host, {})
         known = {name: found for name, found in known.items() if name in live}
-        found = known.setdefault(lease_id, set())
-        found.add(part)
-        self._finished[host] = known
-        return len(found) >= parts
+        found = known.setdefault(lease_id, _Parts())
+        if begun is not None:
+            found.running.add(begun)
+        if finished is not None:
+            found.running.discard(finished[0])
+            found.finished.add(finished[0])
+            found.has_stopped |= stopped
+        self._parts[host] = known
+        return found
 
     async def release(self, name: str, lease_id: str) -> None:
         """Does nothing if the lease has ended."""

@@ -638,6 +638,11 @@ class ReplicatedStreams:
         enough = ENDED_SECONDS if self.hearing.is_refusing(node) else _SILENT_SECONDS
         return round(seconds, 1) if seconds >= enough else 0.0
 
+    def addresses(self) -> list[str]:
+        """Return where the nodes of the cluster serve clients."""
+        nodes = self.mirror.directory.nodes
+        return [nodes[name].address for name in sorted(nodes)]
+
     def not_leader(self, name: str) -> LiftlogError:
         """The error for a request that only the leader of `name` can answer."""
         return cluster_view.not_leader(self.member, self.mirror, name)

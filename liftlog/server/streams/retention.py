@@ -92,7 +92,14 @@ def remove_decided(
 
 
 def grant_lease(
-    log: Log, low: int, *, duration_ns: int, now_ns: int, holder: str = "", principal: str = ""
+    log: Log,
+    low: int,
+    *,
+    duration_ns: int,
+    now_ns: int,
+    holder: str = "",
+    principal: str = "",
+    for_export: bool = False,
 ) -> Lease:
     """A lease on everything from `low` to the high watermark; durable on return.
 
@@ -112,6 +119,7 @@ def grant_lease(
         now_ns=now_ns,
         holder=holder,
         principal=principal,
+        for_export=for_export,
     )
 
 

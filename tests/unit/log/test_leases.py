@@ -21,6 +21,7 @@ from liftlog.errors import (
     StorageError,
 )
 from liftlog.log.leases import (
+    EXPORT_LEASES,
     LEASES_NAME,
     MAX_DURATION_NS,
     MAX_LEASES,
@@ -59,8 +60,12 @@ def opened(fs: SimFileSystem, where: Path = DIRECTORY) -> Leases:
     return leases
 
 
-def acquire(leases: Leases, low: int, high: int, *, at: int = BASE_NS) -> Lease:
-    return leases.acquire(low, high, duration_ns=MINUTE_NS, now_ns=at, holder="export")
+def acquire(
+    leases: Leases, low: int, high: int, *, at: int = BASE_NS, for_export: bool = False
+) -> Lease:
+    return leases.acquire(
+        low, high, duration_ns=MINUTE_NS, now_ns=at, holder="export", for_export=for_export
+    )
 
 
 def renew(leases: Leases, lease: Lease, *, at: int, low: int | None = None) -> Lease:
@@ -115,10 +120,18 @@ def test_its_duration_is_bounded(leases: Leases, duration_ns: int) -> None:
 
 
 def test_their_number_is_bounded(leases: Leases) -> None:
-    for _ in range(MAX_LEASES):
+    for _ in range(MAX_LEASES - EXPORT_LEASES):
         acquire(leases, 1, 2)
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(
+        LimitExceeded, match=r"90 leases .*; 10 more are kept for exports"
+    ) as raised:
         acquire(leases, 1, 2)
+    assert f"liftlog stream lease ls {DIRECTORY.name}" in (raised.value.hint or "")
+    for _ in range(EXPORT_LEASES):
+        acquire(leases, 1, 2, for_export=True)
+    for for_export in (False, True):
+        with pytest.raises(LimitExceeded, match=r"100 leases of all principals on \w+ al"):
+            acquire(leases, 1, 2, for_export=for_export)
     later = BASE_NS + MINUTE_NS
     assert leases.live(later) == ()
     last = acquire(leases, 1, 2, at=later)
@@ -126,17 +139,27 @@ def test_their_number_is_bounded(leases: Leases) -> None:
 
 
 def test_a_principal_leaves_room_for_others(fs: SimFileSystem, leases: Leases) -> None:
-    def take(principal: str, holder: str = "reader") -> Lease:
+    def take(principal: str, holder: str = "reader", *, for_export: bool = False) -> Lease:
         return leases.acquire(
-            1, 2, duration_ns=MINUTE_NS // 2, now_ns=BASE_NS, holder=holder, principal=principal
+            1,
+            2,
+            duration_ns=MINUTE_NS // 2,
+            now_ns=BASE_NS,
+            holder=holder,
+            principal=principal,
+            for_export=for_export,
         )
 
     first = take("shop")
     assert first.holder == "shop: reader"
-    for _ in range(MAX_LEASES_PER_PRINCIPAL - 1):
+    for _ in range(MAX_LEASES_PER_PRINCIPAL - EXPORT_LEASES - 1):
         take("shop", holder="")
-    with pytest.raises(LimitExceeded, match="shop has 50 leases of"):
+    with pytest.raises(LimitExceeded, match="40 leases of shop on"):
         take("shop")
+    for _ in range(EXPORT_LEASES):
+        take("shop", for_export=True)
+    with pytest.raises(LimitExceeded, match="50 leases of shop on"):
+        take("shop", for_export=True)
     again = Leases(fs, DIRECTORY)  # who holds what is known after a restart too
     again.load()
     with pytest.raises(LimitExceeded):
@@ -144,7 +167,7 @@ def test_a_principal_leaves_room_for_others(fs: SimFileSystem, leases: Leases) -
     take("shopping")
     take("", holder="shopper")
     leases.release(first.lease_id, now_ns=BASE_NS)
-    take("shop")
+    take("shop", for_export=True)
 
 
 def test_every_change_is_durable_when_it_returns(fs: SimFileSystem, leases: Leases) -> None:

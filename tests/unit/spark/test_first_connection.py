@@ -84,6 +84,26 @@ def test_so_does_the_planning(logs: ServedLogs) -> None:
         assert (planned[0].first_offset, planned[-1].end_offset) == (1, 11)
 
 
+def test_planning_that_was_connected_waits_as_long_as_tasks(
+    logs: ServedLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_transport, "PLANNING_SECONDS", GAP_SECONDS / 10)
+    with LoopThread("proxy", lambda: cutting_proxy(logs.address)) as proxied:
+        proxy = proxied.served
+        options = options_for(int(proxy.address.rpartition(":")[2]))
+        with daemon_transport.DaemonTransport(options) as transport:
+            assert transport.state().end_offset == 11
+            proxied.call(lambda: setattr(proxy, "target", None))
+            proxied.call(proxy.cut)
+            back = threading.Timer(GAP_SECONDS, setattr, (proxy, "target", logs.address))
+            back.start()
+            began = time.monotonic()
+            assert transport.state().end_offset == 11
+            assert time.monotonic() - began >= GAP_SECONDS / 2
+            back.join()
+            assert transport._client.request_timeout == daemon_transport.READING_SECONDS
+
+
 def test_a_daemon_that_never_comes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     began = time.monotonic()

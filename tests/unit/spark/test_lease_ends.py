@@ -12,7 +12,7 @@ import pytest
 from support.local_cleaning import Cleaning
 
 from liftlog.client import LeaseInfo, connect_sync
-from liftlog.errors import DiskFull, LeaseGone, OffsetOutOfRange
+from liftlog.errors import DiskFull, LeaseGone, LimitExceeded, OffsetOutOfRange
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.spark import decoder
@@ -110,10 +110,11 @@ async def test_a_task_that_failed_has_not_ended(
     def begin() -> None:
         found = read(replace(chosen, rows_per_batch=10), wanted)
         next(found)
-        found.close()  # as Spark does when a LIMIT has enough
+        with pytest.raises(RuntimeError):
+            found.throw(RuntimeError("the task fails, and Spark reads the part again"))  # type: ignore[attr-defined]
 
     await asyncio.to_thread(begin)
-    assert len(leases(cleaning, "in")) == 1
+    assert await remaining_ms(cleaning) > 5_000
     await rows(chosen, wanted)
     assert leases(cleaning, "in") == []
 
@@ -288,3 +289,96 @@ async def test_parts_that_make_no_sense(
 
     with pytest.raises(InvalidArgument):
         await asyncio.to_thread(ask)
+
+
+# --- reads that stop before their end ---
+
+
+async def remaining_ms(cleaning: Cleaning, stream: str = "in") -> int:
+    [lease] = leases(cleaning, stream)
+    return lease.remaining_ms
+
+
+@pytest.fixture
+def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all is read before the first rows come."""
+    monkeypatch.setattr(decoder, "_RUN_ROWS", 10)
+
+
+async def first_row(chosen: ScanOptions, wanted: ScanRange) -> None:
+    def take() -> None:
+        rows = read(chosen, wanted)
+        next(rows)
+        rows.close()  # type: ignore[attr-defined]
+
+    await asyncio.to_thread(take)
+
+
+@pytest.mark.usefixtures("few_rows_at_once")
+async def test_a_read_that_stops_early_does_not_keep_its_lease(
+    cleaning: Cleaning, address: str
+) -> None:
+    chosen = options(address, "in", rowsPerBatch="1", columns="offset")
+    ranges = await planned(chosen)
+    assert len(ranges) > 2
+    assert await remaining_ms(cleaning) > 50_000
+    await first_row(chosen, ranges[0])
+    assert await remaining_ms(cleaning) <= 5_000
+    await rows(chosen, ranges[1])  # another part is read after all
+    assert await remaining_ms(cleaning) <= 5_000
+    await first_row(chosen, ranges[2])
+    assert await remaining_ms(cleaning) <= 5_000
+
+
+@pytest.mark.usefixtures("few_rows_at_once")
+async def test_a_read_in_one_part_that_stops_early_ends_its_lease(
+    cleaning: Cleaning, address: str
+) -> None:
+    chosen = options(address, "in", rowsPerBatch="1", targetPartitionBytes="1GiB", columns="offset")
+    [wanted] = await planned(chosen)
+    await first_row(chosen, wanted)
+    assert leases(cleaning, "in") == []
+
+
+@pytest.mark.usefixtures("few_rows_at_once")
+async def test_a_part_that_is_still_read_keeps_the_lease(cleaning: Cleaning, address: str) -> None:
+    chosen = options(address, "in", rowsPerBatch="1", columns="offset")
+    ranges = await planned(chosen)
+
+    def interleaved() -> list[int]:
+        slow = read(chosen, ranges[0])
+        next(slow)
+        quick = read(chosen, ranges[1])
+        next(quick)
+        quick.close()  # type: ignore[attr-defined]
+        found = [leases(cleaning, "in")[0].remaining_ms]
+        slow.close()  # type: ignore[attr-defined]
+        return [*found, leases(cleaning, "in")[0].remaining_ms]
+
+    while_read, after = await asyncio.to_thread(interleaved)
+    assert while_read > 5_000
+    assert after <= 5_000
+
+
+@pytest.mark.usefixtures("few_rows_at_once")
+async def test_jobs_that_stop_early_do_not_exhaust_the_leases(
+    cleaning: Cleaning, address: str
+) -> None:
+    chosen = options(address, "in", rowsPerBatch="1", targetPartitionBytes="1GiB", columns="offset")
+    for _ in range(120):
+        await first_row(chosen, (await planned(chosen))[0])
+    assert leases(cleaning, "in") == []
+
+
+async def test_reads_leave_leases_for_exports(cleaning: Cleaning, address: str) -> None:
+    chosen = options(address, "in")
+    for _ in range(90):
+        await planned(chosen)  # and not carried out
+    with pytest.raises(LimitExceeded, match="kept for exports"):
+        await planned(chosen)
+
+    def for_export() -> None:
+        with connect_sync(address) as client:
+            client.acquire_lease("in", ttl=10, for_export=True)
+
+    await asyncio.to_thread(for_export)

@@ -19,6 +19,9 @@ public interface BatchSource extends AutoCloseable {
         return true;
     }
 
+    /** No more batches are needed, and the range will not be read again. */
+    default void stop() {}
+
     @Override
     void close();
 }

@@ -42,9 +42,11 @@ public record ScanOptions(
             "targetPartitionBytes", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss",
             "leaseSeconds", "tokenFile", "nkeyFile", "tlsCaFile", "pushdown", "filterInDaemon");
 
+    private static final String SQL_HINT =
+            "in SQL, use CREATE TEMPORARY VIEW <view> USING liftlog OPTIONS (stream '<name>')";
     private static final long PARTITION_BYTES = 128L << 20;
     private static final long COMPACT_PARTITION_BYTES = 256L << 20;
-    private static final int LEASE_SECONDS = 120;
+    private static final int LEASE_SECONDS = 60; // short: plans that are never carried out have one
     private static final int MOST_LEASE_SECONDS = 3600;
     private static final String STREAM_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,127}|_[A-Za-z0-9_-]{1,127}";
     private static final Pattern SIZE =
@@ -117,6 +119,15 @@ public record ScanOptions(
                 leaseSeconds, tokenFile, nkeyFile, tlsCaFile, pushdown, filterInDaemon, other);
     }
 
+    /** The same read, for tasks that may ask any of these nodes. */
+    public ScanOptions at(List<Address> nodes) {
+        return nodes.isEmpty() ? this : new ScanOptions(
+                stream, nodes, path, start, end, subject, columns, compact, targetPartitionBytes,
+                maxOffsetsPerTrigger, maxBytesPerTrigger, failOnDataLoss, leaseSeconds,
+                tokenFile, nkeyFile, tlsCaFile, pushdown, filterInDaemon,
+                narrowing);
+    }
+
     /** The records that can become rows, of a batch read. */
     public Narrowing wanted() {
         return narrowing.subjects() == null && subject != null && Subjects.isLiteral(subject)
@@ -125,6 +136,10 @@ public record ScanOptions(
     }
 
     private static Map<String, String> known(Map<String, String> given) {
+        if (given.keySet().stream().anyMatch(ScanOptions::isOfCatalog)) {
+            throw Failure.invalid("CREATE TABLE ... USING liftlog does not work: it would store the"
+                    + " options in a catalog", SQL_HINT);
+        }
         Map<String, String> values = new HashMap<>();
         for (Map.Entry<String, String> one : given.entrySet()) {
             String name = one.getKey();
@@ -147,6 +162,11 @@ public record ScanOptions(
         return values;
     }
 
+    /** Spark gives a table of a catalog its properties, and its options by these names, too. */
+    private static boolean isOfCatalog(String name) {
+        return name.startsWith("option.") || name.equals("owner") || name.equals("provider");
+    }
+
     private static void checkStreaming(Map<String, String> values, boolean compact) {
         if (compact) {
             throw Failure.invalid("compact makes no sense for readStream: the record that is now the"
@@ -165,7 +185,8 @@ public record ScanOptions(
         String name = values.get("stream");
         if (name == null && path == null) {
             throw Failure.invalid("which stream is to be read?",
-                    "add .option(\"stream\", \"<name>\")");
+                    "add .option(\"stream\", \"<name>\"); " + SQL_HINT
+                            + ": CREATE TABLE passes no options on");
         }
         if (name == null) {
             String trimmed = path.replaceAll("/+$", "");

@@ -43,6 +43,11 @@ public interface Transport extends AutoCloseable {
     BatchSource batches(ScanRange range, Set<String> columns, Losses losses, boolean isLast,
             boolean selects);
 
+    /** The known addresses of nodes that can be asked; empty where files are read. */
+    default List<Address> nodes() {
+        return List.of();
+    }
+
     @Override
     void close();
 }

@@ -11,6 +11,7 @@ import liftlog.scan.Rows;
 import liftlog.scan.ScanOptions;
 import liftlog.scan.ScanRange;
 import liftlog.scan.Transport;
+import org.apache.spark.TaskContext;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.types.StructType;
@@ -94,7 +95,12 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
 
     @Override
     public void close() {
+        TaskContext task = TaskContext.get();
+        boolean mayBeRepeated = task != null && (task.isFailed() || task.isInterrupted());
         if (source != null) {
+            if (!mayBeRepeated) {
+                source.stop();
+            }
             source.close();
         }
         transport.close();

@@ -181,8 +181,9 @@ final class StreamQuery implements MicroBatchStream, SupportsTriggerAvailableNow
     }
 
     @Override
-    public PartitionReaderFactory createReaderFactory() {
-        return new RangeReaderFactory(options, schema, opening);
+    public synchronized PartitionReaderFactory createReaderFactory() {
+        ScanOptions known = transport == null ? options : options.at(transport.nodes());
+        return new RangeReaderFactory(known, schema, opening);
     }
 
     @Override

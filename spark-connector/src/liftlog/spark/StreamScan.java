@@ -2,6 +2,7 @@ package liftlog.spark;
 
 import java.util.List;
 import java.util.Map;
+import liftlog.scan.Address;
 import liftlog.scan.Narrowing;
 import liftlog.scan.ScanOptions;
 import liftlog.scan.ScanRange;
@@ -22,6 +23,7 @@ final class StreamScan implements Scan, Batch {
     private final Narrowing narrowing;
     private final String conditions; // for people
     private InputPartition[] planned;
+    private List<Address> nodes = List.of();
 
     StreamScan(StructType schema, Map<String, String> given, Narrowing narrowing,
             String conditions) {
@@ -77,6 +79,7 @@ final class StreamScan implements Scan, Batch {
             Opening opening = Opening.of(options);
             try (Transport transport = opening.forPlanning(options)) {
                 List<ScanRange> ranges = Scans.plan(transport, options, Opening.slots());
+                nodes = transport.nodes();
                 planned = ranges.stream().map(RangePartition::new).toArray(InputPartition[]::new);
             }
         }
@@ -85,7 +88,8 @@ final class StreamScan implements Scan, Batch {
 
     @Override
     public PartitionReaderFactory createReaderFactory() {
-        ScanOptions options = StreamScanBuilder.batchOptions(given, narrowing);
+        planInputPartitions(); // learns the nodes of the cluster
+        ScanOptions options = StreamScanBuilder.batchOptions(given, narrowing).at(nodes);
         return new RangeReaderFactory(options, schema, Opening.of(options));
     }
 }

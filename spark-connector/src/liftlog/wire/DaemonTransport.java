@@ -10,8 +10,10 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.TimeUnit;
 import liftlog.records.Failure;
 import liftlog.records.RecordBatch;
+import liftlog.scan.Address;
 import liftlog.scan.BatchSource;
 import liftlog.scan.Columns;
 import liftlog.scan.Extent;
@@ -29,11 +31,14 @@ import org.slf4j.LoggerFactory;
 
 /** Batches from a daemon's pull socket, over one connection. */
 public final class DaemonTransport implements Transport {
-    /** How long planning waits for a daemon that cannot be reached: the address may be wrong. */
+    /** How long planning tries to connect at first: the address may be wrong. */
     public static final long PLANNING_MS = 10_000;
 
-    /** How long a task waits: the daemon was there when the job was planned. */
-    public static final long READING_MS = 60_000;
+    /** How long a task does: the daemon was there when the job was planned. */
+    public static final long READING_MS = PullClient.READING_MS;
+
+    /** How often a running query asks for the nodes of the cluster. */
+    private static final long LEARN_EVERY_NS = TimeUnit.MINUTES.toNanos(1);
 
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
     private static final String HOLDER = "spark";
@@ -45,17 +50,18 @@ public final class DaemonTransport implements Transport {
     private static final int FEW = 4; // the bytes of a stream for each that is read to leave others out
 
     private final String stream;
-    private final int leaseSeconds;
+    private final ScanOptions options;
     private final Map<String, Object> filter = new LinkedHashMap<>();
     private final List<String> subjects;
     private final PullClient client;
     private Map<String, Object> lease; // until `held` gives it to the tasks
     private boolean isCompacted;
+    private long learnAt = System.nanoTime();
     private Map<String, Object> compaction = Map.of();
 
     public DaemonTransport(ScanOptions options, long patienceMs) {
         stream = options.stream();
-        leaseSeconds = options.leaseSeconds();
+        this.options = options;
         // With a filter the daemon has to read, select and encode; without one it sends the stored
         // bytes, and planning has left out what its sketches exclude. So it filters only where the
         // job asks for it, or where it finds the records on a subject with little work.
@@ -73,7 +79,16 @@ public final class DaemonTransport implements Transport {
     }
 
     @Override
+    public List<Address> nodes() {
+        return client.nodes();
+    }
+
+    @Override
     public StreamState state() {
+        if (System.nanoTime() - learnAt >= 0) {
+            client.learn();
+            learnAt = System.nanoTime() + LEARN_EVERY_NS;
+        }
         Map<String, Object> info = describe();
         compaction = PullClient.map(info.get("compaction"));
         Map<String, Object> settings =
@@ -115,7 +130,7 @@ public final class DaemonTransport implements Transport {
         try {
             lease = PullClient.map(client.callOnce("lease", fields(
                     "s", stream, "o", first == null ? "earliest" : first,
-                    "t", 1000L * leaseSeconds, "h", HOLDER, "x", state.identity()), "leased")
+                    "t", 1000L * options.leaseSeconds(), "h", HOLDER, "x", state.identity()), "leased")
                     .map().get("d"));
         } catch (Failure error) {
             boolean isRefused = error.is(Failure.DISK_FULL) || error.is(Failure.LIMIT_EXCEEDED);
@@ -307,7 +322,7 @@ public final class DaemonTransport implements Transport {
                 range, columns.contains(Columns.VALUE) ? null : List.copyOf(columns), losses);
         TaskLease share = range.guard().leaseId() == null
                 ? null
-                : new TaskLease(client, range, leaseSeconds, () -> mayGoOn(range.guard()));
+                : new TaskLease(client, range, options.leaseSeconds(), () -> mayGoOn(range.guard()));
         return new Guarded(source, share, range.guard(), isLast);
     }
 
@@ -384,6 +399,15 @@ public final class DaemonTransport implements Transport {
                 }
             }
             return false;
+        }
+
+        @Override
+        public void stop() {
+            if (share != null && !isOver) {
+                isOver = true;
+                source.close(); // its next answer is not wanted
+                share.stop();
+            }
         }
 
         @Override

@@ -80,7 +80,7 @@ final class FetchSource implements BatchSource {
         this.filter = filter;
         this.columns = columns;
         this.subjects = subjects;
-        this.backoff = new Backoff(client.patienceMs());
+        this.backoff = new Backoff(PullClient.READING_MS);
         this.asked = range.first();
         this.incarnation = range.identity();
         this.epoch = range.leaderEpoch();

@@ -20,14 +20,19 @@ final class PullClient implements Closeable {
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
     private static final int MOST_KNOWN = 64;
 
+    /** How long a request waits for a daemon that went away. */
+    static final long READING_MS = 60_000;
+
     private final List<Address> known;
     private final SSLContext tls;
     private final Credentials credentials;
-    private final long patienceMs;
     private Address address;
     private PullConnection connection;
 
-    /** Connects; {@code patienceMs} is how long it tries while the daemon cannot be reached. */
+    /**
+     * Connects; {@code patienceMs} is how long it tries while the daemon cannot be reached. Later
+     * requests wait for {@code READING_MS}: the daemon was there.
+     */
     PullClient(ScanOptions options, long patienceMs) {
         this.known = new ArrayList<>(options.servers());
         this.address = known.get(0);
@@ -36,7 +41,6 @@ final class PullClient implements Closeable {
             throw Failure.invalid("server: either all nodes have tls:// addresses or none");
         }
         this.credentials = Credentials.of(options);
-        this.patienceMs = patienceMs;
         Backoff backoff = new Backoff(patienceMs);
         while (connection == null) {
             try {
@@ -57,8 +61,18 @@ final class PullClient implements Closeable {
         return address.text();
     }
 
-    long patienceMs() {
-        return patienceMs;
+    List<Address> nodes() {
+        return List.copyOf(known);
+    }
+
+    /** Asks for the nodes of the cluster. An older daemon does not name them. */
+    void learn() {
+        Map<String, Object> daemon = map(call("metadata", Map.of(), "daemon").map().get("d"));
+        for (Object node : list(daemon.get("nodes"))) {
+            if (node instanceof String text && !text.isEmpty()) {
+                know(Address.parse(text));
+            }
+        }
     }
 
     /** The open connection, or a new one. */
@@ -83,19 +97,24 @@ final class PullClient implements Closeable {
         address = known.get((known.indexOf(address) + 1) % known.size());
     }
 
-    /** A job that asked for TLS never continues without. */
     private void follow(String leader) {
         Address found = leader == null ? null : Address.parse(leader);
-        boolean isNew = found != null && !known.contains(found);
-        if (found == null || found.equals(address) || found.tls() != address.tls()
-                || isNew && known.size() >= MOST_KNOWN) {
+        if (found == null || found.equals(address) || !know(found)) {
             next();
             return;
         }
-        if (isNew) {
-            known.add(found);
-        }
         address = found;
+    }
+
+    /** Whether the address can be used from now on. A job that asked for TLS never continues without. */
+    private boolean know(Address found) {
+        if (known.contains(found)) {
+            return true;
+        }
+        if (found.tls() != address.tls() || known.size() >= MOST_KNOWN) {
+            return false;
+        }
+        return known.add(found);
     }
 
     /** The connection was lost, or what it would answer next is not wanted. */
@@ -108,7 +127,7 @@ final class PullClient implements Closeable {
 
     /** The answer to a request that can be repeated without harm. */
     PullConnection.Answer call(String kind, Map<String, Object> request, String answer) {
-        Backoff backoff = new Backoff(patienceMs);
+        Backoff backoff = new Backoff(READING_MS);
         while (true) {
             try {
                 return callOnce(kind, request, answer);
@@ -123,7 +142,7 @@ final class PullClient implements Closeable {
 
     /** The answer to a request that is repeated only if another node has refused it. */
     PullConnection.Answer callOnce(String kind, Map<String, Object> request, String answer) {
-        Backoff backoff = new Backoff(patienceMs);
+        Backoff backoff = new Backoff(READING_MS);
         while (true) {
             try {
                 PullConnection open = connection();
@@ -142,7 +161,7 @@ final class PullClient implements Closeable {
 
     /** The answer to a fetch of which only the head counts. */
     PullConnection.Answer look(Map<String, Object> fetch) {
-        Backoff backoff = new Backoff(patienceMs);
+        Backoff backoff = new Backoff(READING_MS);
         while (true) {
             try {
                 PullConnection open = connection();

@@ -7,6 +7,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
 import liftlog.records.Failure;
 import liftlog.scan.ScanRange;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * The share of one task in the lease of a read. The task renews it while it reads, and once more
@@ -14,10 +16,13 @@ import liftlog.scan.ScanRange;
  * is still complete if nothing has happened that the lease prevents.
  */
 final class TaskLease {
+    private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
+
     private final PullClient client;
     private final ScanRange range;
     private final int seconds;
     private final BooleanSupplier mayGoOn;
+    private boolean isBegun;
     private boolean isGone;
     private long renewAt;
 
@@ -34,6 +39,21 @@ final class TaskLease {
         }
     }
 
+    /** The part needs no more records: a lease that no other part uses then ends soon. */
+    void stop() {
+        if (isGone || !isBegun) {
+            return;
+        }
+        ScanRange.Guard guard = range.guard();
+        try {
+            client.callOnce("renew", fields("s", range.stream(), "l", guard.leaseId(),
+                    "t", 1000L * seconds, "p", guard.part(), "n", guard.parts(), "e", true),
+                    "leased");
+        } catch (Failure error) {
+            LOG.warn("lease-not-ended stream={} error={}", range.stream(), error.getMessage());
+        }
+    }
+
     /** Throws LEASE_GONE. */
     void renew(boolean isFinished) {
         renewAt = System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds) / 3;
@@ -43,8 +63,10 @@ final class TaskLease {
                 Map<String, Object> request = fields("s", range.stream(), "l", guard.leaseId(),
                         "t", 1000L * seconds,
                         "p", isFinished ? guard.part() : null,
-                        "n", isFinished ? guard.parts() : null);
+                        "n", isFinished ? guard.parts() : null,
+                        "g", isBegun ? null : guard.part());
                 client.call("renew", request, "leased");
+                isBegun = true;
                 return;
             }
         } catch (Failure error) {
