@@ -46,6 +46,7 @@ def make_http_server(settings: Settings, sources: Sources) -> HttpServer:
         guard=sources.http,
         counters=sources.requests,
         hosts=hosts,
+        turns=sources.pull.services.turns,
     )
 
 

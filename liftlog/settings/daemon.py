@@ -217,7 +217,7 @@ class PullSettings(SettingsModel):
     hello_timeout_seconds: PositiveDuration = Field(
         default=5.0,
         alias="hello_timeout",
-        description="Time in which a client must say hello and authenticate.",
+        description="Time in which the hello and the login of a client must arrive.",
     )
     max_hello_frame_bytes: Size = Field(
         default=4 * 2**10, description="Maximum frame size before authentication."

@@ -1,6 +1,8 @@
 """Who a client is: by token, nkey, TLS certificate or Unix user, as the policy says.
 
-The cheap refusals come first: too many guesses, then too many checks at once.
+The cheap refusals come first: too many guesses, then too many checks at once. The checks of tokens,
+which take long, are made in turns: among the places from which clients come, and among the
+principals that they claim to be.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import NamedTuple
 
 from acl.policy import Policy
@@ -20,7 +23,8 @@ from liftlog.server.access.audit import Audit
 from liftlog.server.access.guessing import Bounded, GuessLimiter
 from liftlog.server.access.origins import Origin
 
-_THREADS = 2
+_MAX_OF_PLACE = 4
+"""Checks that may always wait from one place, however many wait from others."""
 _MAX_NAME_CHARACTERS = 64
 _MAX_VERIFIED = 1024
 
@@ -43,19 +47,28 @@ NO_PRINCIPAL = Identity(None)
 
 
 class Authenticator:
-    """Belongs to one event loop. Errors are Unauthenticated and LimitExceeded."""
+    """Belongs to one event loop. Errors are Unauthenticated and LimitExceeded.
+
+    `checkers` gives the threads for the checks from one place for one name; its owner closes them.
+    """
 
     def __init__(
-        self, audit: Audit, *, max_pending: int, now: Callable[[], float] = time.monotonic
+        self,
+        audit: Audit,
+        checkers: Callable[[str, str], Executor],
+        *,
+        max_pending: int,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pending = 0
+        self._pending_of: Counter[str] = Counter()  # by place
         self.guesses = GuessLimiter(now)
         self._audit = audit
         self._max_pending = max_pending
         self._secret = secrets.token_bytes(32)
         self._verified: Bounded[bytes, Identity] = Bounded()  # by a keyed hash of the token
         self._checks: dict[tuple[Policy, bytes], asyncio.Future[str | None]] = {}  # under way
-        self._pool = ThreadPoolExecutor(_THREADS, "liftlog-auth")
+        self._checkers = checkers
 
     def methods(
         self, policy: Policy | None, origin: Origin, peer_names: tuple[str, ...]
@@ -120,9 +133,6 @@ class Authenticator:
             raise
         return Identity(principal, TOKEN, policy.credential(principal, TOKEN))
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
-
     async def _by_token(self, policy: Policy, token: str | None, place: str) -> str:
         if token is None:
             raise Unauthenticated("the token is missing")
@@ -142,24 +152,31 @@ class Authenticator:
             self._begin(place, name)
             self.guesses.succeeded(place, name)
             return known.principal
-        if self.pending >= self._max_pending:
+        if self.pending >= self._max_pending and self._pending_of[place] >= _MAX_OF_PLACE:
             raise LimitExceeded("too many clients are authenticating at once", hint="try again")
         self._begin(place, name)
-        principal = await asyncio.shield(self._begin_check(policy, token, key))
+        principal = await asyncio.shield(self._begin_check(policy, token, key, place))
         if principal is None:
             raise Unauthenticated("the token is not valid")
         self.guesses.succeeded(place, name)
         return principal
 
-    def _begin_check(self, policy: Policy, token: str, key: bytes) -> asyncio.Future[str | None]:
+    def _begin_check(
+        self, policy: Policy, token: str, key: bytes, place: str
+    ) -> asyncio.Future[str | None]:
         """The check continues if the client disconnects: others may wait for it."""
+        threads = self._checkers(place, _name_in(token))
         loop = asyncio.get_running_loop()
-        check = loop.run_in_executor(self._pool, policy.authenticate_token, token)
+        check = loop.run_in_executor(threads, policy.authenticate_token, token)
         self._checks[policy, key] = check
         self.pending += 1
+        self._pending_of[place] += 1
 
         def ended(_: asyncio.Future[str | None]) -> None:
             self.pending -= 1
+            self._pending_of[place] -= 1
+            if not self._pending_of[place]:
+                del self._pending_of[place]
             del self._checks[policy, key]
             principal = None if check.cancelled() or check.exception() else check.result()
             if principal is not None:

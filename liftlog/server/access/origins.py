@@ -11,13 +11,15 @@ _HTTP = "http:"
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _IPV6_PREFIX = 64
 """Bits of an IPv6 address that one customer of a provider cannot choose."""
+_LOOPBACK = "loopback"
+"""The place of all addresses of the loopback interface, any of which a program can choose."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """`name` is for logs. `place` is the unit of rate limits: an IP address (the first 64 bits of
-    an IPv6 address), or a user of this machine. `certificate` is the daemon's, as the client saw
-    it, in DER."""
+    an IPv6 address; one for all of loopback), or a user of this machine. `certificate` is the
+    daemon's, as the client saw it, in DER."""
 
     name: str
     place: str
@@ -55,8 +57,10 @@ def place_of(host: str | None) -> str:
         address = ipaddress.ip_address((host or "").partition("%")[0])
     except ValueError:
         return "elsewhere"
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is None:
-            return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
+    if address.is_loopback:
+        return _LOOPBACK
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
     return str(address)

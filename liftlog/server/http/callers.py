@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from aiohttp import web
 
@@ -16,8 +16,12 @@ from liftlog.server.access.audit import Audit
 from liftlog.server.access.authentication import Authenticator, Identity
 from liftlog.server.access.gate import Gate
 from liftlog.server.access.origins import http_peer, place_of
+from liftlog.server.pull.turns import Asker
 
 _BEARER = "bearer "
+
+ASKER = web.RequestKey("asker", Asker)
+"""Set while the request is carried out in turns."""
 
 
 class HostNames:
@@ -141,6 +145,17 @@ def is_navigation(request: web.Request) -> bool:
         and request.headers.get("Sec-Fetch-Mode") == "navigate"
         and request.headers.get("Sec-Fetch-Dest") == "document"
     )
+
+
+def asks(request: web.Request, principal: str | None) -> Hashable:
+    """The party among which requests take turns: the principal, or where the request comes from.
+    From now on it is the one of this request."""
+    if principal not in (None, ANONYMOUS):
+        asker = request.get(ASKER)
+        if asker is not None:
+            asker.party = principal
+        return principal
+    return place_of(request.remote)
 
 
 def peer_of(request: web.Request) -> str:

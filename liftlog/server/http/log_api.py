@@ -23,7 +23,6 @@ from acl.rules import Operation
 from liftlog.errors import (
     BadRequest,
     InvalidArgument,
-    LimitExceeded,
     RequestTimeout,
 )
 from liftlog.log import Log
@@ -33,10 +32,11 @@ from liftlog.protocol.messages import ANONYMOUS, DescribeStream, Message, Stream
 from liftlog.records.json_form import Encoding
 from liftlog.server.http import bodies
 from liftlog.server.http.appending import Appender
-from liftlog.server.http.callers import Callers, peer_of
+from liftlog.server.http.callers import Callers, asks, peer_of
 from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying, require_place
 from liftlog.server.http.one_record import check_readable, read_record
+from liftlog.server.http.shares import Shares
 from liftlog.server.pull.fairness import SpreadWork
 from liftlog.server.pull.requests import Caller, ask_leader
 from liftlog.server.streams.broker import Broker
@@ -55,11 +55,13 @@ TruncatePrefix = Callable[[str, int], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class LogApiLimits:
-    """At most `max_requests` at once; each may hold `max_body_bytes` or one batch in memory."""
+    """At most `max_requests` at once, and always `max_of_caller` of each caller; each may hold
+    `max_body_bytes` or one batch in memory."""
 
     max_body_bytes: int = 2 * 2**20
     body_timeout_seconds: float = 30.0
     max_requests: int = 16
+    max_of_caller: int = 4
 
 
 class LogApi:
@@ -78,7 +80,7 @@ class LogApi:
         self._appender = appender
         self._callers = callers
         self._limits = limits or LogApiLimits()
-        self._under_way = 0
+        self._shares = Shares(self._limits.max_requests, self._limits.max_of_caller)
         self._spread = SpreadWork()
         self._readers = ThreadPoolExecutor(_READERS, "liftlog-http-read")
 
@@ -111,17 +113,13 @@ class LogApi:
                 return failure(error)
             if principal not in (None, ANONYMOUS):
                 identified(request)
-            if self._under_way >= self._limits.max_requests:
-                return failure(LimitExceeded("too many requests at once", hint="try again"))
-            self._under_way += 1
             try:
-                return await serve(request, principal)
+                with self._shares.one(asks(request, principal)):
+                    return await serve(request, principal)
             except web.HTTPException:
                 raise
             except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal
                 return failure(error)
-            finally:
-                self._under_way -= 1
 
         return handle
 

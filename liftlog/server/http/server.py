@@ -14,9 +14,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from liftlog.errors import ConfigError, Forbidden, StreamUnavailable
-from liftlog.server.http.callers import HostNames
+from liftlog.server.access.origins import place_of
+from liftlog.server.http.callers import ASKER, HostNames
 from liftlog.server.http.failures import failure, http_failure
-from liftlog.server.http.guard import ConnectionGuard
+from liftlog.server.http.guard import HEALTH_PATHS, ConnectionGuard
+from liftlog.server.pull.turns import Asker, Turns
 from liftlog.server.vitals.conditions import MayRead
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
@@ -57,6 +59,8 @@ class Metrics(Protocol):
 web_response.SERVER_SOFTWARE = "liftlog"  # type: ignore[attr-defined]
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_HEALTH = "(health)"
+"""The party of health checks, wherever they come from."""
 _SHUTDOWN_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
 """How long the rest of an unwanted body is read and dropped, so that its sender sees the answer
@@ -178,7 +182,9 @@ class HttpServer:
         guard: ConnectionGuard | None = None,
         counters: HttpCounters | None = None,
         hosts: HostNames | None = None,
+        turns: Turns | None = None,
     ) -> None:
+        self._turns = turns or Turns()
         self._health = health
         self._readiness = SharedReadiness(health)
         self._exposition = metrics
@@ -190,6 +196,7 @@ class HttpServer:
             middlewares=[
                 self.counters.middleware,
                 self.guard.middleware,
+                self._in_turns,
                 _plain_headers,
                 self._when_serving,
             ]
@@ -237,6 +244,17 @@ class HttpServer:
         self.guard.close()
         for part in self._mounted:
             await part.close()
+
+    @web.middleware
+    async def _in_turns(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The parts that identify a caller name it (`callers.asks`)."""
+        party = _HEALTH if request.path in HEALTH_PATHS else place_of(request.remote)
+        request[ASKER] = asker = Asker(party, request.transport)
+
+        async def handled() -> web.StreamResponse:
+            return await handler(request)
+
+        return await self._turns.run(asker, handled())
 
     @web.middleware
     async def _when_serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:

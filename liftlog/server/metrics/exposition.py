@@ -12,7 +12,6 @@ are written once and its samples are one f-string each.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -35,6 +34,7 @@ from liftlog.server.metrics.values import (
     refused,
 )
 from liftlog.server.vitals.histogram import Histogram
+from liftlog.server.vitals.slices import Slices
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -93,9 +93,9 @@ class Page:
         return "".join(self._lines).encode("utf-8", "backslashreplace")
 
 
-_TURN_SECONDS = 0.002
-"""The longest time for which a scrape holds the event loop, roughly."""
 _LOOK_EVERY = 64
+_PAGE = 250
+"""Checkpoints: two milliseconds of work."""
 MAX_SHOWN_CHECKPOINTS = 10_000
 MAX_SHOWN_GROUPS = 1_000
 MAX_SHOWN_PARTS = 10_000
@@ -112,12 +112,12 @@ class Exposition:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._one_at_a_time = asyncio.Lock()
-        self._turn_began = 0.0
+        self._slices = Slices()
 
     async def render(self) -> bytes:
         """The page, encoded."""
         async with self._one_at_a_time:
-            self._turn_began = time.perf_counter()
+            self._slices = Slices()
             page = Page()
             await self._streams(page)
             shown = await self._checkpoints(page)
@@ -141,12 +141,6 @@ class Exposition:
                     page.sample(name, labels_text(METRICS[name].labels, labels), number)
             return page.to_bytes()
 
-    async def _pause(self) -> None:
-        """Yield to other tasks if the event loop was held for long."""
-        if time.perf_counter() - self._turn_began > _TURN_SECONDS:
-            await asyncio.sleep(0)
-            self._turn_began = time.perf_counter()
-
     async def _streams(self, page: Page) -> None:
         hosts = [
             (host, labels_text(("stream",), (name,)))
@@ -157,19 +151,19 @@ class Exposition:
             for batch in _batches(hosts):
                 for host, labels in batch:
                     page.sample(name, labels, value(host))
-                await self._pause()
+                await self._slices.pause()
         for name, cleaning in CLEANING_VALUES.items():
             page.begin(METRICS[name])
             for batch in _batches(hosts):
                 for host, labels in batch:
                     page.sample(name, labels, cleaning(self._sources.cleaner.state_of(host)))
-                await self._pause()
+                await self._slices.pause()
         for name, histogram in STREAM_HISTOGRAMS.items():
             page.begin(METRICS[name])
             for batch in _batches(hosts):
                 for host, labels in batch:
                     page.histogram(name, labels, histogram(host))
-                await self._pause()
+                await self._slices.pause()
         await self._attached_and_refused(page, hosts)
 
     async def _attached_and_refused(self, page: Page, hosts: list[tuple[StreamHost, str]]) -> None:
@@ -178,14 +172,14 @@ class Exposition:
         for host, labels in hosts:
             if broker.state_of(host) not in ("internal", "follower"):  # which receive nothing
                 page.sample("liftlog_stream_attached", labels, broker.is_attached(host))
-        await self._pause()
+        await self._slices.pause()
         page.begin(METRICS["liftlog_refused_total"])
         for batch in _batches(hosts):
             for host, labels in batch:
                 for reason, count in refused(host).items():
                     both = f"{labels},{labels_text(('reason',), (reason,))}"
                     page.sample("liftlog_refused_total", both, count)
-            await self._pause()
+            await self._slices.pause()
 
     async def _checkpoints(self, page: Page) -> int:
         """Returns how many are shown. Each checkpoint is read once and then written for each
@@ -194,11 +188,11 @@ class Exposition:
         if self._sources.broker.has_checkpoints:
             checkpoints, after = self._sources.broker.checkpoints, None
             while len(rows) < MAX_SHOWN_CHECKPOINTS:
-                found, after = checkpoints.page(lambda _: True, after=after)
+                found, after = checkpoints.page(lambda _: True, after=after, limit=_PAGE)
                 rows += map(_row, found)
                 if after is None:
                     break
-                await self._pause()
+                await self._slices.pause()
             del rows[MAX_SHOWN_CHECKPOINTS:]
         for column, metric in enumerate(_CHECKPOINT_METRICS):
             await self._column(page, metric, column, rows)
@@ -217,13 +211,13 @@ class Exposition:
                 if found is not None:  # it was removed meanwhile
                     parts_left -= found.state.slots + len(found.state.members)
                     _add_group(rows, labels_text(("group", "stream"), key), found, parts_left >= 0)
-                await self._pause()
+                await self._slices.pause()
         for metric in _GROUP_METRICS:
             page.begin(metric)
             for number, (labels, value) in enumerate(rows[metric.name]):
                 page.sample(metric.name, labels, value)
                 if number % _LOOK_EVERY == 0:
-                    await self._pause()
+                    await self._slices.pause()
         return max(len(keys) - MAX_SHOWN_GROUPS, 0)
 
     async def _column(
@@ -235,7 +229,7 @@ class Exposition:
             if value is not None:
                 page.sample(metric.name, labels, value)
             if number % _LOOK_EVERY == 0:
-                await self._pause()
+                await self._slices.pause()
 
 
 def _row(found: Checkpoint) -> tuple[str, list[float | None]]:

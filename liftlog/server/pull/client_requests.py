@@ -4,7 +4,7 @@ answered in any order."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Hashable
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,6 @@ class ClientRequests:
         self._caller = caller
         self._answers = answers
         self._fetches: dict[str, FetchQueue] = {}
-        self._measuring = asyncio.Lock()
         self._peer: PeerRequests | None = None
 
     def begin(self, request_id: int, message: Message) -> None:
@@ -155,13 +154,16 @@ class ClientRequests:
 
     # --- requests that wait for the daemon ---
 
+    def _party(self, caller: Caller) -> Hashable:
+        return caller.principal or self._answers
+
     async def _perform(self, message: Message, caller: Caller) -> Message:
         """Called when the turn of the request has come."""
         if not isinstance(message, ListExtents):
             self._check_wanted(message)
             return await perform(caller, message)
         # Each keeps a thread busy, beside which the loop is slow.
-        async with self._measuring, self._services.measuring:
+        async with self._services.measuring.of(self._party(caller), self._answers):
             self._check_wanted(message)
             return await perform(caller, message)
 
@@ -174,7 +176,7 @@ class ClientRequests:
         """Changes are carried out even if the client disconnects."""
         try:
             # Another node may ask for its clients: they take turns among themselves, too.
-            asker = Asker(caller.principal or self._answers, self._answers)
+            asker = Asker(self._party(caller), self._answers)
             answer = await self._services.turns.run(asker, self._perform(message, caller))
             self._answers.answer(request_id, answer)
         except Exception as error:  # noqa: BLE001 - `refuse` tells a defect from a refusal

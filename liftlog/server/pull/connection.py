@@ -59,7 +59,7 @@ class PullConnection:
         on_end: Callable[[PullConnection], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.peer = origin.name
+        self.peer, self.place = origin.name, origin.place
         self._origin = origin
         self._identity = NO_PRINCIPAL
         self.principal: str | None = None
@@ -203,6 +203,7 @@ class PullConnection:
                 elif isinstance(message, Hello):
                     self._greet(request_id)
                 elif isinstance(message, Auth):
+                    self._cancel_timer()  # from now on it is the daemon that takes its time
                     self._services.spawn(self._authenticate(request_id, message))
         except LiftlogError as error:
             self._end_with(error)

@@ -18,9 +18,10 @@ event loop all consumers together may take.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -86,18 +87,28 @@ class FairInput:
         return work
 
 
+_FIRST = object()
+"""The member of those that are not to wait for the others of their party."""
+
+
 class FairQueue(Generic[Item]):
     """What waits, by party and member, which take turns."""
 
     def __init__(self) -> None:
         # In the order of their turns; every party and member here has an item.
-        self._waiting: dict[Hashable, dict[Hashable, deque[Item]]] = {}
+        self._waiting: dict[Hashable, OrderedDict[Hashable, deque[Item]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def put(self, party: Hashable, member: Hashable, item: Item) -> None:
-        self._waiting.setdefault(party, {}).setdefault(member, deque()).append(item)
+        self._waiting.setdefault(party, OrderedDict()).setdefault(member, deque()).append(item)
+
+    def put_first(self, party: Hashable, item: Item) -> None:
+        """Before all others of its party."""
+        members = self._waiting.setdefault(party, OrderedDict())
+        members.setdefault(_FIRST, deque()).append(item)
+        members.move_to_end(_FIRST, last=False)
 
     def take(self) -> Item | None:
         """The next one; None if there is none."""
@@ -114,6 +125,39 @@ class FairQueue(Generic[Item]):
         if members:
             self._waiting[party] = members
         return item
+
+
+class FairLock:
+    """A lock for which parties, and the members of each, take turns. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._is_held = False
+
+    @contextlib.asynccontextmanager
+    async def of(self, party: Hashable, member: Hashable = None) -> AsyncIterator[None]:
+        if self._is_held:
+            given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.put(party, member, given)
+            try:
+                await given
+            except asyncio.CancelledError:
+                if given.done() and not given.cancelled():
+                    self._hand_on()
+                raise
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        self._is_held = False
+        while (given := self._waiting.take()) is not None:
+            if not given.done():
+                self._is_held = True
+                given.set_result(None)
+                return
 
 
 _Job = tuple[Future[Any], Callable[[], Any]]

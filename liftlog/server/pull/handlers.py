@@ -425,6 +425,8 @@ async def _fetch_checkpoint(caller: Caller, message: FetchCheckpoint) -> Message
     return CheckpointAnswer({} if found is None else found.to_wire())
 
 
+_PIECE_CHECKPOINTS = 250
+
 Page = Callable[[str | None, int], Awaitable[tuple[list[dict[str, Any]], str | None]]]
 """At most so many checkpoints that the caller may see, after a cursor; and the next cursor."""
 
@@ -444,13 +446,13 @@ async def _relay_checkpoints(caller: Caller, message: ListCheckpoints, ask: Ask)
 @handles(ListCheckpoints, None, at=At.OFFSETS, relay=_relay_checkpoints)
 async def _list_checkpoints(caller: Caller, message: ListCheckpoints) -> Message:
     async def page(after: str | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
-        await asyncio.sleep(0)  # a page is enough work for one turn of the loop
+        await asyncio.sleep(0)  # a piece is enough work for one turn of the loop
         found, reached = caller.broker.checkpoints.page(
             partial(caller.may, "read"),
             consumer=message.consumer,
             stream=message.stream,
             after=after,
-            limit=limit,
+            limit=min(limit, _PIECE_CHECKPOINTS),
         )
         return [one.to_wire() for one in found], reached
 

@@ -76,6 +76,8 @@ class PullServer:
         self._uses: dict[str, PrincipalUse] = {}
         self._listeners: list[Listener] = []
         self._connections: dict[PullConnection, None] = {}  # the oldest first
+        # Those that have not logged in, by the place from which they come; the oldest first.
+        self._strangers: dict[str, dict[PullConnection, None]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._closing = False
@@ -146,6 +148,7 @@ class PullServer:
         LimitExceeded."""
         if not identity.holds_in(self.services.gate.policy):
             raise Unauthenticated("the ACL has changed meanwhile")
+        self._no_stranger(connection)
         name = identity.principal
         if name is None:
             return InFlight(sys.maxsize)
@@ -166,6 +169,7 @@ class PullServer:
 
     def _ended(self, connection: PullConnection) -> None:
         self._connections.pop(connection, None)
+        self._no_stranger(connection)
         name = connection.principal
         use = None if name is None else self._uses.get(name)
         if name is not None and use is not None:
@@ -174,6 +178,13 @@ class PullServer:
                 del self._uses[name]
         if self._idle is not None and not self._connections:
             self._idle.set()
+
+    def _no_stranger(self, connection: PullConnection) -> None:
+        """It has logged in, or ended."""
+        there = self._strangers.get(connection.place, {})
+        there.pop(connection, None)
+        if not there:
+            self._strangers.pop(connection.place, None)
 
     # --- accepting ---
 
@@ -241,15 +252,19 @@ class PullServer:
             on_end=self._ended,
         )
         self._connections[connection] = None
+        self._strangers.setdefault(connection.place, {})[connection] = None
         if self._sweep is None:
             self._schedule_sweep()
 
     def _make_room(self) -> bool:
-        """Connections that have not logged in never keep out others: end the oldest of them."""
-        for connection in self._connections:
-            if connection.is_opening:
-                connection.make_room("others wait for its place, and it has not logged in")
-                return True
+        """Connections that have not logged in never keep out others: end the oldest of them from
+        the place that has most. One whose login waits for its turn is not ended by a crowd from
+        elsewhere."""
+        for there in sorted(self._strangers.values(), key=len, reverse=True):
+            for connection in there:
+                if connection.is_opening:
+                    connection.make_room("others wait for its place, and it has not logged in")
+                    return True
         return False
 
     def _free_memory(self) -> None:

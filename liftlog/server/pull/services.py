@@ -18,7 +18,7 @@ from liftlog.server.access.audit import Audit
 from liftlog.server.access.authentication import Authenticator
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.pull.fairness import FairInput, FairThreads
+from liftlog.server.pull.fairness import FairInput, FairLock, FairThreads
 from liftlog.server.pull.limits import PullLimits
 from liftlog.server.pull.pieces import SharedPieces
 from liftlog.server.pull.read_share import ReadShare, ThreadUsage
@@ -29,6 +29,7 @@ from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.intake import Ingested
 
 _COLD_READERS = 4
+_CHECKERS = 2  # of tokens
 _SCANNERS = 1  # more would only compete with each other, and with the event loop
 
 
@@ -70,7 +71,10 @@ class PullServices:
         self.counters = PullCounters()
         self.audit = Audit()
         self.gate = Gate(policy, self.audit)
-        self.authenticator = Authenticator(self.audit, max_pending=limits.max_pending_auths)
+        self.checkers = FairThreads(_CHECKERS, "liftlog-auth")
+        self.authenticator = Authenticator(
+            self.audit, self.checkers.of, max_pending=limits.max_pending_auths
+        )
         self.memory = UnsentMemory()
         self._usage = ThreadUsage()
         self.read_share = ReadShare(self._usage, ingested)
@@ -79,7 +83,7 @@ class PullServices:
         self.scanners = FairThreads(_SCANNERS, "liftlog-scan")
         self.shared_pieces = SharedPieces()
         self.turns = Turns()
-        self.measuring = asyncio.Lock()
+        self.measuring = FairLock()
         """Held while `extents` is answered: one at a time for all clients."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._tails: WeakKeyDictionary[StreamHost, TailGroup] = WeakKeyDictionary()
@@ -115,7 +119,6 @@ class PullServices:
 
     async def close(self) -> None:
         """Stop the threads, once no connection uses them any more."""
-        for pool in (self.cold_readers, self.scanners):
+        for pool in (self.cold_readers, self.scanners, self.checkers):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
-        await self.authenticator.close()
         self._usage.close()

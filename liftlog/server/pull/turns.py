@@ -6,15 +6,15 @@ back while it waits for a disk, a thread or another node. The turn goes round am
 event loop. So whatever one request costs, acks and answers wait for one at a time, and a flood of
 requests delays its sender. No kind of request can be forgotten: none declares anything.
 
-A long answer pauses with `asyncio.sleep(0)`, which keeps the turn: a thousand of them would
-otherwise grow in memory side by side.
+A long answer pauses with `asyncio.sleep(0)`: others then have their turn, but those of the same
+party only when it is complete. A thousand answers would otherwise grow in memory side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Hashable
-from time import perf_counter
+from time import thread_time
 from typing import Any, TypeVar
 
 from liftlog.server.pull.fairness import FairQueue
@@ -22,6 +22,9 @@ from liftlog.server.pull.fairness import FairQueue
 _TURN_SECONDS = 0.001
 """Requests that find the turn free begin at once, until they have used this much of a turn of the
 loop."""
+
+_ENDED = object()
+"""Awaits nothing any more."""
 
 Result = TypeVar("Result")
 
@@ -50,50 +53,59 @@ class Turns:
     async def run(self, asker: Asker, work: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of `work`, or raise its error. It runs in the caller's task: if that is
         cancelled, so is `work`, without waiting for the turn."""
+        turn: asyncio.Future[None] | None = self._queue(asker)
         error: BaseException | None = None
-        has_turn = False
-        try:
-            while True:
-                if error is None and not has_turn:
-                    try:
-                        await self._take(asker)
-                        has_turn = True
-                    except BaseException as cancelled:  # noqa: BLE001 - `work` gets it
-                        error = cancelled
-                began = perf_counter()
+        while True:
+            if turn is not None and error is None:
                 try:
-                    awaited = work.send(None) if error is None else work.throw(error)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
-                finally:
-                    self._count(perf_counter() - began)
-                if has_turn and awaited is not None:
-                    self._give_back()
-                    has_turn = False
-                error = None
-                try:
-                    await _Passed(awaited)
+                    await turn
                 except BaseException as cancelled:  # noqa: BLE001 - `work` gets it
                     error = cancelled
-        finally:
-            if has_turn:
-                self._give_back()
+            if turn is not None and error is not None:
+                self._leave(turn)
+                turn = None
+            awaited: object = _ENDED
+            began = thread_time()
+            try:
+                awaited = work.send(None) if error is None else work.throw(error)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            finally:
+                self._count(thread_time() - began)
+                # Before it gives the turn back, so that no other one of its party gets it.
+                following = self._queue(asker, first=True) if awaited is None else None
+                if turn is not None:
+                    self._give_back()
+                turn = following
+            error = None
+            try:
+                await _Passed(awaited)
+            except BaseException as cancelled:  # noqa: BLE001 - `work` gets it
+                error = cancelled
+            if turn is None and error is None:
+                turn = self._queue(asker)
 
-    async def _take(self, asker: Asker) -> None:
+    def _queue(self, asker: Asker, *, first: bool = False) -> asyncio.Future[None]:
+        """Completed when the turn has come."""
         self.given += 1
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self._is_taken and not self._waiting and self._spent < self._turn_seconds:
             self._is_taken = True
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.put(asker.party, asker.member, turn)
-        self._schedule()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._give_back()
-            raise
+            turn.set_result(None)
+        elif first:
+            self._waiting.put_first(asker.party, turn)
+        else:
+            self._waiting.put(asker.party, asker.member, turn)
+            self._schedule()
+        return turn
+
+    def _leave(self, turn: asyncio.Future[None]) -> None:
+        """It is not needed any more."""
+        if turn.done() and not turn.cancelled():
+            self._give_back()
+        else:
+            turn.cancel()
 
     def _give_back(self) -> None:
         self._is_taken = False

@@ -63,6 +63,7 @@ from liftlog.server.vitals.clock_guard import ClockGuard, read_clock_state
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.descriptors import Descriptors
 from liftlog.server.vitals.disk import DiskReserve
+from liftlog.server.vitals.slices import Slices
 from liftlog.settings import Settings, StreamSettings, parse_stream_settings
 from liftlog.stream import Destinations
 
@@ -74,8 +75,6 @@ _HAND_OVER_SHARE = 0.6
 """Of the time for a stop, so much is for handing streams over."""
 _MAX_NAMED = 20
 _OPENING_SECONDS = 10.0
-_TURN_SECONDS = 0.002
-"""A list of all streams holds the event loop for about so long at a time."""
 
 
 class Broker:
@@ -458,11 +457,9 @@ class Broker:
         description is of its own moment."""
         found = []
         warnings = warnings_of_streams(await self.conditions.now())
-        turn_began = time.perf_counter()
+        slices = Slices()
         for name in self.stream_names():
-            if time.perf_counter() - turn_began > _TURN_SECONDS:
-                await asyncio.sleep(0)
-                turn_began = time.perf_counter()
+            await slices.pause()
             with contextlib.suppress(StreamNotFound):  # deleted meanwhile
                 found.append(_with_warnings(self._described(name), warnings))
         return found

@@ -5,6 +5,7 @@ conditions       what is wrong with the daemon: the one list that every surface 
 delays           a slow disk, a late event loop: the time of each sync, the lag of the loop
 clock_guard      a wall clock that steps makes no record old
 descriptors      how many files the process may open, and who gets how many
+slices           long work in the event loop, in slices
 histogram        counting into buckets
 child_processes  processes that end with the daemon
 """

@@ -13,6 +13,7 @@ import jinja2
 from aiohttp import web
 
 import liftlog
+from liftlog.server.vitals.slices import Slices
 from liftlog.server.web import content, formats, outline, troubles
 from liftlog.server.web.history import FINEST, SPANS
 
@@ -39,7 +40,6 @@ STATIC = {
 
 
 _SPARK_POINTS = SPANS[FINEST].kept
-_TURN_SECONDS = 0.002
 _LOOK_EVERY = 64
 
 
@@ -86,12 +86,11 @@ class Rendering:
             template = await asyncio.to_thread(self._templates.get_template, name)
             self._loaded[name] = template
         parts: list[str] = []
-        turn_began = time.perf_counter()
+        slices = Slices()
         for part in template.generate(**values):
             parts.append(part)
-            if len(parts) % _LOOK_EVERY == 0 and time.perf_counter() - turn_began > _TURN_SECONDS:
-                await asyncio.sleep(0)
-                turn_began = time.perf_counter()
+            if len(parts) % _LOOK_EVERY == 0:
+                await slices.pause()
         return "".join(parts)
 
 

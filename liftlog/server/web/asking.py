@@ -16,7 +16,7 @@ from liftlog.server.access.gate import Gate
 from liftlog.server.http.appending import Appender
 from liftlog.server.http.callers import peer_of
 from liftlog.server.http.server import Health
-from liftlog.server.pull.fairness import FairThreads, SpreadWork
+from liftlog.server.pull.fairness import FairLock, FairThreads, SpreadWork
 from liftlog.server.pull.requests import Caller, carry_out
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.history import History
@@ -44,7 +44,7 @@ class Parts:
     appender: Appender
     pace: Pace
     spread: SpreadWork = field(default_factory=SpreadWork)
-    searching: asyncio.Lock = field(default_factory=asyncio.Lock)
+    searching: FairLock = field(default_factory=FairLock)
     """Held for each step through a log: the viewers take turns, so that all of their searches
     together take no more of the interpreter from the commits than one."""
 
@@ -71,6 +71,11 @@ class Asked:
     @property
     def peer(self) -> str:
         return peer_of(self.request)
+
+    @property
+    def party(self) -> str:
+        """Who takes turns with others."""
+        return self.viewer.principal or self.peer
 
     @property
     def stream(self) -> str:
@@ -104,7 +109,7 @@ class Asked:
         """Run `look` in the thread that all scans share. Raises ShuttingDown."""
         loop = asyncio.get_running_loop()
         try:
-            thread = self.parts.scanners.of(self.viewer.principal or self.peer)
+            thread = self.parts.scanners.of(self.party)
             waiting = loop.run_in_executor(thread, look, *arguments)
         except RuntimeError:  # the pull server, whose thread it is, has closed
             raise ShuttingDown("the daemon is stopping") from None

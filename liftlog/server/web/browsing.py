@@ -84,7 +84,7 @@ async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item]
     began = time.monotonic()
     until = began + _SEARCH_SECONDS
     while len(rows) < wanted.limit and not walk.at_end:
-        async with asked.parts.searching:
+        async with asked.parts.searching.of(asked.party):
             items = await asked.scan(_step, walk, wanted.limit - len(rows), pace)
         for item in items:
             rows.append(await asked.parts.spread.run(row, item))

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from liftlog.errors import LiftlogError, LimitExceeded, StreamUnavailable, Unauthenticated
-from liftlog.server.http.callers import Callers
+from liftlog.server.http.callers import Callers, asks
 from liftlog.server.http.failures import failure
 from liftlog.server.http.guard import identified, identifying
+from liftlog.server.http.shares import Shares
 from liftlog.server.vitals.conditions import Condition, Severity, sentences_by_kind
 from liftlog.server.web import actions, answers, entering, troubles
 from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
@@ -32,8 +33,11 @@ from liftlog.server.web.pages.stream import stream
 from liftlog.server.web.pages.topology import topology
 from liftlog.server.web.pages.versions import versions
 
-MAX_REQUESTS = 16
-"""At once; each may hold a batch, or the descriptions of all streams, in memory."""
+MAX_REQUESTS, MAX_OF_VIEWER = 16, 4
+"""At once, and always of each viewer; each may hold the descriptions of all streams in memory."""
+MAX_READS, MAX_READS_OF_VIEWER = 8, 2
+"""Of those that read records, each of which may hold a batch and search for a while. They are
+counted apart, so that no page waits for searches."""
 
 View = Callable[[Asked], Awaitable[Shown]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,12 +45,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class Page(NamedTuple):
     """The `.json` twin of a page has the same path with `.json` appended. `is_live` pages update
-    themselves."""
+    themselves; `reads`: it reads records."""
 
     path: str
     template: str
     view: View
     is_live: bool = False
+    reads: bool = False
 
 
 class Form(NamedTuple):
@@ -71,14 +76,14 @@ PAGES = (
     Page("/ui/health", "health.html", health, is_live=True),
     Page("/ui/cluster", "cluster.html", cluster, is_live=True),
     # Before the stream's own page: routes are tried in this order.
-    Page(f"{_STREAM}/records/{{offset}}", "record.html", record),
+    Page(f"{_STREAM}/records/{{offset}}", "record.html", record, reads=True),
     Page(f"{_STREAM}/edit", "editing.html", editing),
     Page(f"{_STREAM}/publish", "publishing.html", publishing),
-    Page(f"{_STREAM}/versions", "versions.html", versions),
+    Page(f"{_STREAM}/versions", "versions.html", versions, reads=True),
     Page(f"{_STREAM}/consumers/{{consumer}}", "moving.html", moving),
     Page(f"{_STREAM}/groups/{{group}}", "group.html", group, is_live=True),
     Page(f"{_STREAM}/charts", "charts.html", stream_charts, is_live=True),
-    Page(f"{_STREAM}/records", "records.html", records),
+    Page(f"{_STREAM}/records", "records.html", records, reads=True),
     *(Page(f"{_STREAM}/{name}", "confirm.html", actions.confirm) for name in actions.ACTIONS),
     Page(_STREAM, "stream.html", stream, is_live=True),
 )
@@ -96,7 +101,8 @@ class WebSite:
         self._parts = parts
         self._entering = Entering(callers, parts.sessions)
         self._rendering = answers.Rendering()
-        self._under_way = 0
+        self._pages = Shares(MAX_REQUESTS, MAX_OF_VIEWER)
+        self._reads = Shares(MAX_READS, MAX_READS_OF_VIEWER)
 
     def routes(self) -> list[web.RouteDef]:
         routes = [
@@ -107,14 +113,15 @@ class WebSite:
             web.post("/ui/login", self._login),
             web.post("/ui/logout", self._logout),
             web.get("/ui/static/{file}", self._static),
-            web.get(f"{_STREAM}/records/{{offset}}/value", self._guarded(value)),
+            web.get(f"{_STREAM}/records/{{offset}}/value", self._guarded(value, reads=True)),
             web.get(f"{_STREAM}/consumers", self._guarded(begin)),
             web.post(f"{_STREAM}/consumers/{{consumer}}", self._guarded(move)),
         ]
         for page in PAGES:
             if page.view is not actions.confirm:
-                routes.append(web.get(f"{page.path}.json", self._guarded(self._twin(page))))
-            routes.append(web.get(page.path, self._guarded(self._html(page))))
+                twin = self._guarded(self._twin(page), reads=page.reads)
+                routes.append(web.get(f"{page.path}.json", twin))
+            routes.append(web.get(page.path, self._guarded(self._html(page), reads=page.reads)))
         routes += [
             web.post(page.path, self._guarded(actions.perform))
             for page in PAGES
@@ -130,24 +137,23 @@ class WebSite:
 
     # --- every page ---
 
-    def _guarded(self, serve: Callable[[Asked], Awaitable[web.StreamResponse]]) -> Handler:
+    def _guarded(
+        self, serve: Callable[[Asked], Awaitable[web.StreamResponse]], *, reads: bool = False
+    ) -> Handler:
         """Bound the number of requests, identify the viewer, and answer every error."""
+        shares = self._reads if reads else self._pages
 
         async def handle(request: web.Request) -> web.StreamResponse:
             viewer = Viewer(None)
             try:
                 viewer = await self._entering.viewer(request)
+                party = asks(request, viewer.principal)
                 if viewer.cookie is not None:
                     identified(request)
                 if not self._parts.health.is_serving and not _is_about_health(request):
                     raise StreamUnavailable("the daemon is starting", hint="try again")
-                if self._under_way >= MAX_REQUESTS:
-                    raise LimitExceeded("too many requests at once", hint="try again")
-                self._under_way += 1
-                try:
+                with shares.one(party):
                     return await serve(Asked(request, viewer, self._parts))
-                finally:
-                    self._under_way -= 1
             except web.HTTPException:
                 raise
             except Exception as error:  # noqa: BLE001 - `failure` tells a defect from a refusal

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from liftlog.errors import StreamNotFound
 from liftlog.protocol.messages import StreamInfo
 from liftlog.server.streams.broker import Broker
+from liftlog.server.vitals.slices import Slices
 
 MAX_AGE_SECONDS = 1.0
 _MAX_DESCRIBED = 10_000
-_TURN_SECONDS = 0.002
-"""The event loop is held for about so long at a time."""
 
 
 class Descriptions:
@@ -32,14 +31,12 @@ class Descriptions:
             if len(self._kept) > _MAX_DESCRIBED:
                 self._kept.clear()
             found = []
-            turn_began = time.perf_counter()
+            slices = Slices()
             for name in names:
                 info = await self._fresh(name)
                 if info is not None:
                     found.append(info)
-                if time.perf_counter() - turn_began > _TURN_SECONDS:
-                    await asyncio.sleep(0)
-                    turn_began = time.perf_counter()
+                await slices.pause()
             return found
 
     async def _fresh(self, name: str) -> StreamInfo | None:

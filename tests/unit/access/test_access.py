@@ -226,10 +226,11 @@ async def test_with_the_real_policy(broker: LogBroker) -> None:
 async def test_clients_that_authenticate_at_once_are_bounded(broker: LogBroker) -> None:
     limits = PullLimits(max_pending_auths=1, auth_failure_delay_seconds=0)
     async with pull_server(broker, limits=limits, policy=TokenPolicy()) as (server, address):
-        server.services.authenticator.pending = 1
+        authenticator = server.services.authenticator
+        authenticator.pending, authenticator._pending_of["loopback"] = 1, 4
         async with await login(address, "alice.s") as peer:
             assert (await peer.receive())["n"] == "LIMIT_EXCEEDED"
-        server.services.authenticator.pending = 0
+        authenticator._pending_of["loopback"], authenticator._pending_of["elsewhere"] = 0, 4
         async with await login(address, "alice.s") as peer:
             assert (await peer.receive())["k"] == "welcome"
 

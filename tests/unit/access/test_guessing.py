@@ -84,6 +84,8 @@ def test_places() -> None:
     assert place_of("::ffff:192.0.2.7") == "192.0.2.7"
     assert place_of("2001:db8::1") == place_of("2001:db8::ffff:2") == "2001:db8::/64"
     assert place_of("2001:db8:0:1::1") != place_of("2001:db8::1")
+    here = {place_of(one) for one in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.2")}
+    assert here == {"loopback"}, "a program of this machine can use any of these addresses"
     assert place_of("fe80::1%eth0") == "fe80::/64"
     assert place_of(None) == place_of("") == place_of("x\ny") == "elsewhere"
 

@@ -162,11 +162,52 @@ async def test_strangers_do_not_keep_out_a_token_that_was_checked(broker: LogBro
     limits = PullLimits(auth_failure_delay_seconds=0, max_pending_auths=1)
     async with pull_server(broker, limits=limits, policy=policy(SHOP)) as (server, address):
         assert await principal_at(address, token=f"shop.{SECRET}") == "shop"
-        server.services.authenticator.pending += 1
+        authenticator = server.services.authenticator
+        authenticator.pending += 1
+        authenticator._pending_of["loopback"] += 4
         assert await principal_at(address, token=f"shop.{SECRET}") == "shop"
         with pytest.raises(LimitExceeded, match="at once"):
             await principal_at(address, token="shop.something-else")
-        server.services.authenticator.pending -= 1
+        authenticator.pending -= 1
+
+
+async def test_guesses_from_many_places_do_not_shut_out_a_first_login(broker: LogBroker) -> None:
+    """Places take turns, each has room for some checks, and the time in the queue is the daemon's,
+    not the client's."""
+    release, checked = threading.Event(), []
+    limits = PullLimits(
+        auth_failure_delay_seconds=0, max_pending_auths=8, hello_timeout_seconds=0.3
+    )
+    async with pull_server(broker, limits=limits, policy=policy(SHOP)) as (server, address):
+        rules = server.services.gate.policy
+        assert isinstance(rules, Policy)
+        check = rules.authenticate_token
+
+        def slowly(token: str) -> str | None:
+            release.wait(20)
+            checked.append(token)
+            return check(token)
+
+        rules.authenticate_token = slowly  # type: ignore[method-assign]
+        guess = server.services.authenticator.identify_bearer
+        guesses = [
+            asyncio.create_task(guess(rules, f"2001:db8:{n // 8}::/64", "far", f"shop.{n}"))
+            for n in range(80)
+        ]
+        await asyncio.sleep(0)
+        login = asyncio.create_task(principal_at(address, token=f"shop.{SECRET}"))
+        async with asyncio.timeout(20):
+            while server.services.authenticator._pending_of["loopback"] == 0:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(2 * limits.hello_timeout_seconds)
+            release.set()
+            assert await login == "shop"
+        found = await asyncio.gather(*guesses, return_exceptions=True)
+    refused = [one for one in found if isinstance(one, LimitExceeded)]
+    assert len(refused) == 80 - 8 - 9 * 4, "the first place fills all room, others have their share"
+    # Two are checked at once, and each of the ten places has one check before this one.
+    assert checked.index(f"shop.{SECRET}") < 2 + 10 + 2
+    assert server.services.authenticator._pending_of == {}
 
 
 async def test_connections_of_one_principal_are_bounded(broker: LogBroker) -> None:

@@ -27,7 +27,6 @@ from liftlog.server.http.server import HttpCounters
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
-from liftlog.server.metrics import exposition as module
 from liftlog.server.metrics.exposition import (
     MAX_SHOWN_CHECKPOINTS,
     MAX_SHOWN_GROUPS,
@@ -37,6 +36,7 @@ from liftlog.server.metrics.exposition import (
 from liftlog.server.metrics.table import METRICS
 from liftlog.server.metrics.values import Sources
 from liftlog.server.pull.services import PullCounters
+from liftlog.server.vitals import slices
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk import DiskProbe
 from liftlog.server.web.sessions import Sessions
@@ -102,7 +102,7 @@ def exposition_of(running: Running) -> Exposition:
 async def test_the_loop_turns_during_a_scrape(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(slices, "_SLICE_SECONDS", -1.0)
     host = running.broker.hosts["stream"]
     running.broker.hosts |= {f"stream-{number}": host for number in range(STREAMS)}
     turns = 0
@@ -129,11 +129,11 @@ async def test_a_stream_that_is_deleted_meanwhile(
 ) -> None:
     under_way, gone = asyncio.Event(), asyncio.Event()
 
-    async def pause(self: Exposition) -> None:
+    async def pause(self: slices.Slices) -> None:
         under_way.set()
         await gone.wait()
 
-    monkeypatch.setattr(Exposition, "_pause", pause)
+    monkeypatch.setattr(slices.Slices, "pause", pause)
     rendering = asyncio.get_running_loop().create_task(exposition_of(running).render())
     await under_way.wait()
     await running.broker.create_stream("other", {"subject": "other"})

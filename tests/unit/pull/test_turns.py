@@ -32,7 +32,9 @@ class Bench:
     async def computes(self, label: str) -> str:
         self.order.append(label)
         self.loop_turns.append(self._loop_turn)
-        time.sleep(COSTLY_SECONDS)
+        ends = time.thread_time() + COSTLY_SECONDS
+        while time.thread_time() < ends:
+            pass
         return label
 
     def ask(
@@ -99,13 +101,17 @@ async def test_the_party_may_become_known_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pause", "others_meanwhile"),
-    [(lambda: asyncio.sleep(0), False), (lambda: asyncio.sleep(0.001), True)],
+    ("pause", "order"),
+    [
+        (lambda: asyncio.sleep(0), ["b", "first", "b again", "second", "a"]),
+        (lambda: asyncio.sleep(0.002), ["b", "first", "b again", "a", "second"]),
+    ],
     ids=["pauses", "waits"],
 )
-async def test_who_waits_gives_the_turn_back(
-    pause: Callable[[], Awaitable[None]], others_meanwhile: bool
+async def test_who_does_not_compute_gives_the_turn_back(
+    pause: Callable[[], Awaitable[None]], order: list[str]
 ) -> None:
+    """Others of the same party begin only if it waits for something."""
     bench = Bench()
 
     async def in_two_steps() -> str:
@@ -113,12 +119,28 @@ async def test_who_waits_gives_the_turn_back(
         await pause()
         return await bench.computes("second")
 
-    one = bench.ask("", "a", work=in_two_steps())
-    other = bench.ask("other", "b")
-    await bench.all(one, other)
-    assert bench.order == (
-        ["first", "other", "second"] if others_meanwhile else ["first", "second", "other"]
-    )
+    tasks = [bench.ask("b", "b"), bench.ask("", "a", work=in_two_steps())]
+    tasks += [bench.ask("a", "a"), bench.ask("b again", "b")]
+    await bench.all(*tasks)
+    assert bench.order == order
+
+
+async def test_one_long_answer_of_a_party_at_a_time() -> None:
+    """A thousand that grow side by side would take as much more memory."""
+    bench, growing, most = Bench(), 0, 0
+
+    async def long() -> str:
+        nonlocal growing, most
+        growing += 1
+        most = max(most, growing)
+        for _ in range(5):
+            await bench.computes("piece")
+            await asyncio.sleep(0)
+        growing -= 1
+        return ""
+
+    await bench.all(*[bench.ask("", "a", n, work=long()) for n in range(10)])
+    assert most == 1
 
 
 async def test_errors_and_timeouts_are_those_of_the_request() -> None:
@@ -202,7 +224,7 @@ async def test_each_other_kind_takes_its_turn(
         async with pull_server(broker) as (server, address):
             async with await RawPull.connect(address) as peer:
                 turns = server.services.turns
-                await turns._take(Asker("another"))
+                await turns._queue(Asker("another"))
                 given = turns.given
                 peer.send(example_of(of_kind))
                 async with asyncio.timeout(10):

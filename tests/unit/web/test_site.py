@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from html import unescape
@@ -14,7 +15,9 @@ from yarl import URL
 from liftlog.errors import CorruptRange
 from liftlog.server.web import site as web_site
 from liftlog.server.web.pages import overview
+from liftlog.server.web.pages import records as records_page
 
+SECRET = "0123456789abcdefghijklmnop"
 BAD = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 
 
@@ -284,9 +287,46 @@ async def test_a_bounded_number_at_once(
     from liftlog.server.web import site as module
 
     monkeypatch.setattr(module, "MAX_REQUESTS", 0)
+    monkeypatch.setattr(module, "MAX_OF_VIEWER", 0)
     async with site() as browser:
         assert (await browser.get("/ui/streams"))[0] == 429
         assert (await browser.get("/ui/streams.json"))[0] == 429
+
+
+async def test_the_searches_of_one_viewer_refuse_no_page_and_nothing_of_another(
+    site: Any, orders: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 searches of one viewer used to take the places of all pages of all viewers."""
+    release, searching = asyncio.Event(), 0
+    step = records_page.browse
+
+    async def browse(asked: Any, *arguments: Any) -> Any:
+        nonlocal searching
+        if asked.viewer.principal == "ann":
+            searching += 1
+            await release.wait()
+        return await step(asked, *arguments)
+
+    monkeypatch.setattr(records_page, "browse", browse)
+    ann, eu = (
+        {"Authorization": f"Bearer {name}.0123456789abcdefghijklmnop-{name}"}
+        for name in ("ann", "eu")
+    )
+    async with site(policy) as browser:
+        search = "/ui/streams/orders/records.json?value=n"
+        searches = [asyncio.create_task(browser.get(search, **ann)) for _ in range(24)]
+        async with asyncio.timeout(20):
+            while sum(one.done() for one in searches) + searching < 24:
+                await asyncio.sleep(0.01)
+        assert searching == 8
+        for headers in (ann, eu):
+            for page in ("/ui/streams", "/ui/streams/orders", "/ui/health"):
+                assert (await browser.get(page, **headers))[0] == 200
+        for _ in range(3):
+            assert (await browser.get(search, **eu))[0] == 200
+        release.set()
+        statuses = [(await one)[0] for one in searches]
+    assert (statuses.count(200), statuses.count(429)) == (8, 16)
 
 
 async def test_while_the_daemon_starts(

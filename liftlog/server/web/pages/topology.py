@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from acl.subjects import is_literal, is_subset, overlaps, why_invalid
 from liftlog.errors import InvalidArgument
 from liftlog.protocol.messages import StreamInfo
+from liftlog.server.vitals.slices import Slices
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.pages.cluster import leader_of
 from liftlog.server.web.pages.consumers import all_consumers
@@ -75,19 +76,26 @@ async def _rows(asked: Asked, subject: str) -> tuple[list[Row], bool]:
     parts = asked.parts
     readers: dict[str, list[Row]] = defaultdict(list)
     consumers, has_more = await all_consumers(asked)
+    slices = Slices()
     for one in consumers:
+        await slices.pause()
         readers[one["stream"]].append(
             _reader("consumer", one["consumer"], one["stream"], one["lag"], one["problem"])
         )
     for group in await all_groups(asked):
+        await slices.pause()
         members = len(group.members)
         readers[group.stream].append(
             _reader("group", group.group, group.stream, group.lag, "", members)
         )
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
-    # Checked again after the await: the ACL may have changed.
-    infos = [info for info in await parts.descriptions.of(names) if asked.may("read", info.name)]
-    return [_row(asked, info, subject, readers[info.name]) for info in infos], has_more
+    infos = await parts.descriptions.of(names)
+    rows = []
+    for info in infos:
+        await slices.pause()
+        rows.append(_row(asked, info, subject, readers[info.name]))
+    # Checked again after the last await: the ACL may have changed.
+    return [row for row in rows if asked.may("read", row["name"])], has_more
 
 
 def _reader(

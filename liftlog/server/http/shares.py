@@ -1,0 +1,36 @@
+"""How many requests are under way at once, for all callers and for each of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Hashable, Iterator
+
+from liftlog.errors import LimitExceeded
+
+
+class Shares:
+    """At most `total` requests at once; but a caller that has fewer than `share` under way is
+    always served, so there may be `total` and a share for each caller. Belongs to one event
+    loop."""
+
+    def __init__(self, total: int, share: int) -> None:
+        self._total, self._share = total, share
+        self._under_way: Counter[Hashable] = Counter()
+
+    @contextlib.contextmanager
+    def one(self, caller: Hashable) -> Iterator[None]:
+        """Count a request until it ends. Raises LimitExceeded."""
+        own = self._under_way[caller]
+        if own >= self._share and self._under_way.total() >= self._total:
+            raise LimitExceeded(
+                f"you have {own} such requests under way, and all callers together {self._total}",
+                hint="try again when some have been answered",
+            )
+        self._under_way[caller] = own + 1
+        try:
+            yield
+        finally:
+            self._under_way[caller] -= 1
+            if not self._under_way[caller]:
+                del self._under_way[caller]
