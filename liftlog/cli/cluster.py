@@ -297,6 +297,9 @@ def _state(node: ClusterNode) -> str:
         state = f"{state}, {'draining' if node.replicas else 'drained'}"
     if node.live and node.silent_seconds:
         state = f"{state}, not heard for {node.silent_seconds:.0f} s"
+    if ahead := node.clock_ahead_seconds:
+        which = "ahead" if ahead > 0 else "behind"
+        state = f"{state}, clock {abs(ahead):,.0f} s {which}"
     return state
 
 

@@ -49,6 +49,14 @@ def seconds_ahead(stamp_ns: int, now_ns: int) -> float:
     return ahead_ns / 1e9 if ahead_ns > TOLERANCE_NS else 0.0
 
 
+def span(seconds: float) -> str:
+    """A length of time in words, in its largest unit."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")
+    return f"{seconds:.0f} s"
+
+
 def first_stamp_ns(environment: LogEnvironment, segment: Segment) -> int:
     """The stamp of its first batch; 0 where that cannot be read."""
     try:

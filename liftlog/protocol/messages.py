@@ -224,7 +224,12 @@ class Cancel(Message):
 
 @dataclass(frozen=True, slots=True)
 class Pong(Message):
+    """Answer to ping. For another node, with the wall clock in nanoseconds, and whether the daemon
+    doubts it."""
+
     KIND: ClassVar[str] = "pong"
+    time_ns: int | None = key("t", uint(), default=None)
+    is_doubted: bool | None = key("d", BOOL, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,9 @@ class ClusterNode(Described):
     """Whether it has begun to stop: it gives its streams away, and is given none."""
     silent_seconds: float = 0.0
     """For how long the node that answers has heard nothing of it; 0.0 while it hears it."""
+    clock_ahead_seconds: float = 0.0
+    """How far its clock is ahead of that of the node that answers, or behind it if negative; 0.0
+    while they differ by a few seconds at most, or that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,17 @@ REPLICATION = (
         "stayed here, or was left to an election)",
         "result",
     ),
+    *_per(
+        ("node",),
+        _gauge(
+            "peer_clock_ahead_seconds",
+            "How far the clock of another node is ahead of this node's; negative: behind",
+        ),
+        _gauge(
+            "peer_clock_error_seconds",
+            "The error of that measurement: half of the time that the quickest ping took",
+        ),
+    ),
     _gauge("session_valid", "1 while this node's session in the metadata store holds"),
     _gauge("metadata_age_seconds", "Time since the metadata store renewed this node's session"),
     _counter(

@@ -194,6 +194,7 @@ def _replication_values(
     led, followed, session = streams.led, streams.followed, streams.session
     now = time.monotonic()
     records = {name: one.leader.record for name, one in led.items()}
+    clocks = streams.clocks.known()
     leading: dict[tuple[str, ...], float] = {(name,): 1 for name in led}
     return {
         "liftlog_leader": leading | {(name,): 0 for name in followed},
@@ -215,6 +216,8 @@ def _replication_values(
             ("ok",): streams.handovers.given,
             ("failed",): streams.handovers.failed,
         },
+        "liftlog_peer_clock_ahead_seconds": {(node,): one.seconds for node, one in clocks.items()},
+        "liftlog_peer_clock_error_seconds": {(node,): one.error for node, one in clocks.items()},
         "liftlog_session_valid": {} if session is None else {(): now < session.deadline},
         "liftlog_metadata_age_seconds": {} if session is None else {(): now - session.renewed_at},
         "liftlog_metadata_cas_total": {(what,): n for what, n in streams.mirror.writes.items()},

@@ -54,9 +54,7 @@ class ClientRequests:
                 if queue.cancel(request_id):
                     break
         elif isinstance(message, Ping):
-            if self._peer is not None:
-                self._peer.heard()
-            self._answers.answer(request_id, Pong())
+            self._answers.answer(request_id, Pong() if self._peer is None else self._peer.pong())
         else:
             self._begin(request_id, message, self._caller)
 

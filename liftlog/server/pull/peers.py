@@ -6,7 +6,7 @@ from liftlog.errors import BadRequest, Conflict, UnknownRequest
 from liftlog.log import LogSlice
 from liftlog.protocol.frames import decode_map
 from liftlog.protocol.limits import MAX_REQUEST_VALUES
-from liftlog.protocol.messages import REQUESTS
+from liftlog.protocol.messages import REQUESTS, Pong
 from liftlog.protocol.replication import (
     PEER_MAX_IN_FLIGHT,
     Copies,
@@ -93,10 +93,13 @@ class PeerRequests:
         asks = Caller(request.principal, _OPEN, caller.broker, peer, is_forwarded=True)
         return asks, cls.from_map(content)
 
-    def heard(self) -> None:
-        """It has sent a ping."""
-        if self._peer is not None:
-            self._streams().hearing.heard(self._peer.node)
+    def pong(self) -> Pong:
+        """It has sent a ping, and gets the time."""
+        if self._peer is None:
+            return Pong()
+        streams = self._streams()
+        streams.hearing.heard(self._peer.node)
+        return Pong(*streams.told_time())
 
     def suspect(self, request_id: int, request: Suspect) -> None:
         """Tell whether this node hears another one. Raises Forbidden."""

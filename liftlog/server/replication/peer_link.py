@@ -24,8 +24,9 @@ from liftlog.client.reconnecting import Backoff
 from liftlog.client.target import Target
 from liftlog.errors import Conflict, ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.messages import Message, Ping
+from liftlog.protocol.messages import Message, Ping, Pong
 from liftlog.protocol.replication import PEER_MAX_IN_FLIGHT, Peer, PeerAnswer
+from liftlog.server.replication.clocks import NodeClocks
 from liftlog.server.replication.hearing import Hearing
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -62,6 +63,7 @@ class PeerLink:
         introduction: Callable[[], Peer],
         on_up: Callable[[], None],
         hearing: Hearing,
+        clocks: NodeClocks | None = None,
     ) -> None:
         self.node = node
         self.peer: Introduced | None = None
@@ -72,6 +74,7 @@ class PeerLink:
         self._introduction = introduction
         self._on_up = on_up
         self._hearing = hearing
+        self._clocks = clocks
         self._has_news = False
         self._pool = BufferPool()
         self._link: Link | None = None
@@ -140,10 +143,25 @@ class PeerLink:
             if silent_intervals == _SILENT_INTERVALS and self._link is not None:
                 self._link.lose("it answers no ping")
                 return
-            self.request(Ping(), Exchange())
+            self._ping()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PING_SECONDS):
                     await self._ended.wait()
+
+    def _ping(self) -> None:
+        clocks = self._clocks
+        if clocks is None:
+            self.request(Ping(), Exchange())
+            return
+        asked = clocks.asked()
+
+        def answered(exchange: Exchange) -> None:
+            pong = exchange.answer
+            if isinstance(pong, Pong) and pong.time_ns is not None:
+                doubted = bool(pong.is_doubted)
+                clocks.answered(self.node, asked, pong.time_ns, is_doubted=doubted)
+
+        self.request(Ping(), Exchange(on_done=answered))
 
     def request(self, message: Message, exchange: Exchange) -> None:
         """Send a request; without a connection `exchange` ends with ConnectionLost."""

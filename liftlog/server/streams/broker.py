@@ -151,6 +151,8 @@ class Broker:
 
     def ages_are_judged(self) -> bool:
         """Whether records are deleted for their age at present."""
+        if self.replicated is not None and self.replicated.clocks.verdict().reason:
+            return False
         return self.clock_guard.wall_clock_is_trusted()
 
     def steady_ns(self) -> int:

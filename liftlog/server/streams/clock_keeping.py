@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from liftlog.log import FileSystem
-from liftlog.log.ages import seconds_ahead
+from liftlog.log.ages import seconds_ahead, span
 from liftlog.log.data_dir import DataDir
 from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.cleaning.compaction import compaction_of
@@ -37,6 +37,8 @@ class ClockKeeper:
     ) -> None:
         """`checkpoint_seconds` is how long unused checkpoints are kept."""
         self.guard = guard
+        self.is_confirmed: Callable[[], bool] = lambda: False
+        """Whether the other nodes of a cluster have the same time."""
         self._checkpoint_seconds = checkpoint_seconds or math.inf
         self.at_stake: list[str] = []
         """The streams whose records would lose more than a tenth of their time if the clock were
@@ -54,6 +56,8 @@ class ClockKeeper:
 
     def _look(self, hosts: list[StreamHost]) -> None:
         guard, now_ns = self.guard, self._clock.now_ns()
+        if guard.doubt_seconds and self.is_confirmed():
+            guard.believe("most nodes of the cluster have the same time")
         if guard.doubt_seconds and guard.wall_clock_is_trusted():
             doubt = guard.doubt_seconds
             self.at_stake = [
@@ -117,11 +121,3 @@ def ahead_in_words(seconds: float) -> str:
         f"records are stamped up to {span(seconds)} ahead of the clock; their age counts from "
         "the first right stamp after them, or from the start of the daemon"
     )
-
-
-def span(seconds: float) -> str:
-    """A length of time in words, in its largest unit."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")
-    return f"{seconds:.0f} s"

@@ -19,9 +19,11 @@ def describe_cluster(
     hosts: Mapping[str, StreamHost],
     may_read: Callable[[str], bool],
     silent_seconds: Callable[[str], float],
+    clock_ahead_seconds: Callable[[str], float],
 ) -> ClusterInfo:
     """The cluster, with the streams that the caller may read. Offsets are those of this node.
-    `silent_seconds` tells for how long this one has heard nothing of another one."""
+    `silent_seconds` tells for how long this one has heard nothing of another one,
+    `clock_ahead_seconds` how far the clock of another one is ahead."""
     directory = mirror.directory
     records = [one for one in mirror.records.values() if not one.deleted]
     held = Counter(node for record in records for node in record.members)
@@ -38,6 +40,7 @@ def describe_cluster(
             led[name],
             one.stopping,
             silent_seconds(name),
+            clock_ahead_seconds(name),
         )
         for name, one in sorted(directory.nodes.items())
     ]

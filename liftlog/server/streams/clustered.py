@@ -111,6 +111,8 @@ class ClusterNode:
         await streams.remember()
         await streams.find_copies()
         broker.replicated = streams
+        broker.conditions.add(streams.clocks.conditions)
+        broker.clock_keeper.is_confirmed = lambda: streams.clocks.verdict().confirmed
         await asyncio.to_thread(own_offsets.set_aside, self._data_dir)
         interval = cluster.balance_interval_seconds
         for work in (
@@ -247,6 +249,7 @@ class ClusterNode:
                 self._introduction,
                 lambda: streams.connected(node),
                 streams.hearing,
+                streams.clocks,
             )
             self._links[node] = link
             self._spawn(kept_up(link.run))

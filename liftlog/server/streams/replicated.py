@@ -24,6 +24,7 @@ from liftlog.log import DataDir
 from liftlog.names import is_stream_name
 from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.replication.clocks import NodeClocks
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.forwarding import Forwarding
 from liftlog.server.replication.guarding import Guard
@@ -46,6 +47,7 @@ from liftlog.server.streams.placing import NewStreams
 from liftlog.server.streams.replica import Replica
 from liftlog.server.streams.settings import origin_of, record_settings, settings_of
 from liftlog.server.streams.successors import Successors
+from liftlog.server.vitals.clock_guard import STEP_NS
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -92,6 +94,7 @@ class ReplicatedStreams:
         )
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.hearing.watch(self._lost, silent=HUNG_SECONDS, refusing=ENDED_SECONDS)
+        self.clocks = NodeClocks(data_dir.environment.clock, self._other_nodes)
         self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
         self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
         self.leadership = Leadership(
@@ -626,10 +629,24 @@ class ReplicatedStreams:
     def describe(self, may_read: Callable[[str], bool]) -> ClusterInfo:
         """The cluster, with the streams that the caller may read."""
         found = cluster_view.describe_cluster(
-            self.member, self.mirror, self._node.hosts.hosts, may_read, self.silent_seconds
+            self.member,
+            self.mirror,
+            self._node.hosts.hosts,
+            may_read,
+            self.silent_seconds,
+            self.clocks.shown_seconds,
         )
         session, now = self.session, time.monotonic()
         return replace(found, is_store_lost=session is not None and now >= session.deadline)
+
+    def told_time(self) -> tuple[int, bool]:
+        """The wall clock for another node, and whether this one doubts it."""
+        environment = self._node.data_dir.environment
+        now_ns = environment.clock.now_ns()
+        return now_ns, now_ns - environment.age_clock_ns() > STEP_NS
+
+    def _other_nodes(self) -> list[str]:
+        return [node for node in self.mirror.directory.nodes if node != self.member.name]
 
     def silent_seconds(self, node: str) -> float:
         """For how long this node has heard nothing of another one, if that is long enough to mean

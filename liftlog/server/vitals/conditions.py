@@ -144,10 +144,20 @@ KINDS: dict[str, Kind] = {
         Kind(
             "clock",
             Severity.WARNING,
-            "The wall clock stepped. Nothing is deleted for its age for an hour, and after a step "
-            "ahead ages are judged by the time before it until it is believed.",
+            "The wall clock stepped, or differs from the clocks of other nodes. Nothing is deleted "
+            "for its age for an hour, or while they differ; after a step ahead ages are judged by "
+            "the time before it until it is believed.",
             "set the clock right, or confirm it with `liftlog serve --yes`: "
             "`liftlog docs how-to/retention`",
+        ),
+        Kind(
+            "clock_skew",
+            Severity.WARNING,
+            "The clock of the node differs from that of the daemon by more than a few seconds; one "
+            "of them is wrong. A node whose clock differs from most by a minute deletes nothing "
+            "for its age.",
+            "compare `date` on the nodes, and have a service such as chrony set their clocks",
+            About.NODE,
         ),
         Kind(
             "stamps_ahead",

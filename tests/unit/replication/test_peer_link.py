@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,16 +14,20 @@ from support.certificates import Authority
 from support.pull_broker import LogBroker, pull_server
 
 from liftlog.client.target import Target
+from liftlog.log import SystemClock
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Ping, Pong
 from liftlog.protocol.replication import Peer, Replicate
 from liftlog.server.replication import peer_link
+from liftlog.server.replication.clocks import NodeClocks
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.membership import Member
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.tls import server_context
 
 PATIENCE_SECONDS = 30.0
+TOLD_AHEAD_NS = 5 * 3600 * 1_000_000_000
+"""How far the clock of node a is ahead of that of node b."""
 
 
 class Streams:
@@ -43,6 +48,9 @@ class Streams:
     def peer_went(self, node: str) -> None:
         self.went.append(node)
         self.hearing.disconnected(node)
+
+    def told_time(self) -> tuple[int, bool]:
+        return time.time_ns() + TOLD_AHEAD_NS, False
 
     def replicate(self, peer: Peer, request: Replicate, reply: Any) -> None:
         self.asked.append(request.stream)
@@ -105,8 +113,14 @@ class Pair:
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.ups = 0
         target = Target.of(address, None, None, None, 5, 5, None)
+        self.clocks = NodeClocks(SystemClock(), lambda: ["a"])
         self.link = PeerLink(
-            "a", lambda: target, lambda: Peer("b", 3, "c0ffee"), self._up, self.hearing
+            "a",
+            lambda: target,
+            lambda: Peer("b", 3, "c0ffee"),
+            self._up,
+            self.hearing,
+            self.clocks,
         )
 
     def _up(self) -> None:
@@ -155,6 +169,19 @@ async def test_two_nodes_hear_each_other_over_one_connection(tmp_path: Path) -> 
         nodes.ways.is_open.clear()
         for hearing, node in ((nodes.hearing, "a"), (nodes.a.hearing, "b")):
             await wait(lambda h=hearing, n=node: h.silent_seconds(n) > 0.3)  # type: ignore[misc]
+
+
+async def test_pings_measure_the_clock_of_the_other_node(tmp_path: Path) -> None:
+    async with pair(tmp_path) as nodes:
+        assert nodes.clocks.offset("a") is None
+        await wait(lambda: nodes.clocks.offset("a") is not None)
+        found = nodes.clocks.offset("a")
+        assert found is not None
+        assert abs(found.seconds - TOLD_AHEAD_NS / 1e9) <= found.error + 0.01
+        assert found.error < 5
+        assert [one.sentence for one in nodes.clocks.conditions()] == [
+            "a: its clock is 5 h ahead of that of this node"
+        ]
 
 
 async def test_a_connection_without_answers_is_given_up(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Whether this node's clock may decide what is too old, given the clocks of the other nodes.
+
+A leader whose clock is ahead deletes young records, and its followers delete them too. So it
+deletes nothing for its age while most of the nodes have another time. Where no majority has one
+time, as with two nodes that differ, one of them is ahead, and no one knows whether it is wrong. A
+clock that is behind deletes late and never early; so only the node that is ahead stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MAX_SKEW_SECONDS = 60.0
+"""Clocks that are set by a service differ by milliseconds, so more is a fault. Limits of age are
+much longer, and stamps that are ahead by less are believed (`compaction.ages.TOLERANCE_NS`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far the clock of another node is ahead of this node's, within `error` seconds. A node
+    that doubts its clock has seen it step ahead."""
+
+    seconds: float
+    error: float
+    is_doubted: bool = False
+
+    def differs(self, other: Offset) -> bool:
+        return abs(self.seconds - other.seconds) > MAX_SKEW_SECONDS + self.error + other.error
+
+
+OWN = Offset(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`reason` says why nothing is too old by this node's clock; empty if it may decide. It is
+    `confirmed` if most nodes have its time, and none of those that confirm it doubts its own."""
+
+    reason: str = ""
+    confirmed: bool = False
+
+
+def judge_clock(others: Mapping[str, Offset | None]) -> Verdict:
+    """`others` are all other nodes of the cluster; None: its clock is not known at present."""
+    known = {name: offset for name, offset in others.items() if offset is not None}
+    needed = (len(others) + 1) // 2 + 1
+    alike = [offset for offset in known.values() if not offset.differs(OWN)]
+    if 1 + len(alike) >= needed:
+        certain = sum(not offset.is_doubted for offset in alike)
+        return Verdict(confirmed=bool(alike) and 1 + certain >= needed)
+    for offset in known.values():
+        if sum(not offset.differs(other) for other in known.values()) >= needed:
+            return Verdict("most of the nodes have another time")
+    behind = sorted(
+        name for name, offset in known.items() if offset.differs(OWN) and offset.seconds < 0
+    )
+    if behind:
+        return Verdict(f"it is ahead of that of {', '.join(behind)}, and no majority has one time")
+    return Verdict()

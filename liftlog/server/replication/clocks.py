@@ -1,0 +1,81 @@
+"""The clocks of the other nodes, measured by the pings between nodes.
+
+The answer to a ping has the wall clock of the other node. It was read between the sending and the
+arrival, so half of the time between them is the error. Of the last answers the quickest counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from liftlog.cluster.clocks import Offset, Verdict, judge_clock
+from liftlog.log import Clock
+from liftlog.log.ages import span
+from liftlog.server.vitals.conditions import Condition
+
+_SAMPLES = 8
+_STALE_NS = 10 * 1_000_000_000
+SHOWN_SECONDS = 5.0
+"""A difference that users see. No service that sets clocks leaves so much."""
+
+
+class _Sample(NamedTuple):
+    at_ns: int
+    offset: Offset
+
+
+class NodeClocks:
+    """Belongs to one event loop. `others` are the names of all other nodes of the cluster."""
+
+    def __init__(self, clock: Clock, others: Callable[[], Iterable[str]]) -> None:
+        self._clock = clock
+        self._others = others
+        self._samples: dict[str, deque[_Sample]] = {}
+
+    def asked(self) -> tuple[int, int]:
+        """The wall clock and the monotonic clock now, for `answered`."""
+        return self._clock.now_ns(), self._clock.monotonic_ns()
+
+    def answered(
+        self, node: str, asked: tuple[int, int], their_ns: int, *, is_doubted: bool
+    ) -> None:
+        """`node` was asked at `asked`, and has told its wall clock."""
+        wall_ns, monotonic_ns = asked
+        now_ns = self._clock.monotonic_ns()
+        half_ns = (now_ns - monotonic_ns) / 2
+        offset = Offset((their_ns - wall_ns - half_ns) / 1e9, half_ns / 1e9, is_doubted)
+        self._samples.setdefault(node, deque(maxlen=_SAMPLES)).append(_Sample(now_ns, offset))
+
+    def offset(self, node: str) -> Offset | None:
+        """None if it has not answered lately, or is too old to tell its clock."""
+        samples = self._samples.get(node)
+        if not samples or self._clock.monotonic_ns() - samples[-1].at_ns > _STALE_NS:
+            return None
+        return min((one.offset for one in samples), key=lambda offset: offset.error)
+
+    def known(self) -> dict[str, Offset]:
+        found = {node: self.offset(node) for node in self._others()}
+        return {node: offset for node, offset in found.items() if offset is not None}
+
+    def verdict(self) -> Verdict:
+        return judge_clock({node: self.offset(node) for node in self._others()})
+
+    def shown_seconds(self, node: str) -> float:
+        """How far its clock is ahead of this node's, if that is more than can be by chance."""
+        offset = self.offset(node)
+        if offset is None or abs(offset.seconds) <= SHOWN_SECONDS + offset.error:
+            return 0.0
+        return round(offset.seconds, 1)
+
+    def conditions(self) -> Iterator[Condition]:
+        for node in sorted(self._others()):
+            if seconds := self.shown_seconds(node):
+                which = "ahead of" if seconds > 0 else "behind"
+                text = f"its clock is {span(abs(seconds))} {which} that of this node"
+                yield Condition.of("clock_skew", text, node)
+        if reason := self.verdict().reason:
+            yield Condition.of(
+                "clock", f"nothing is deleted for its age by this node's clock: {reason}"
+            )
