@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
+from crc32c import crc32c
 from support.logs import DIRECTORY, reopen
-from support.neighbours import Neighbours, check_all_readers, neighbours, swaps
+from support.neighbours import OTHER, Neighbours, check_all_readers, neighbours, swaps
 from support.rewriting import ROLL_ON_DEMAND
 from support.rounds import one_in
 
 from liftlog.log import by_subject
 from liftlog.log.rewrite import subject_indexing
+from liftlog.log.slot import SLOT_NAME
 from liftlog.server.pull import filtering
 
 
@@ -54,3 +58,63 @@ def test_the_file_of_a_neighbour_misleads_no_reader(world: Neighbours, start: st
         state = log.close()
         fs.replace(swap.path, right)
     assert fs.exists(DIRECTORY)
+
+
+@pytest.mark.parametrize("name", ["manifest", "manifest.copy"])
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+def test_the_manifest_of_another_stream_costs_nothing(
+    world: Neighbours, name: str, boot: str
+) -> None:
+    """Nothing is removed because another stream does not list it."""
+    fs, truth = world.fs, world.truth
+    before = {path.name for path in fs.files() if path.parent == DIRECTORY}
+    fs.replace(DIRECTORY / name, fs.read(OTHER / name))
+    log, report = reopen(fs, config=ROLL_ON_DEMAND, boot=boot)
+    assert any("belongs to another stream" in event for event in report.events)
+    check_all_readers(log, truth, fs)
+    assert {path.name for path in fs.files() if path.parent == DIRECTORY} >= before
+    log.close()
+    log, report = reopen(fs, config=ROLL_ON_DEMAND, boot="boot-3")
+    assert report.events == []
+    check_all_readers(log, truth, fs)
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+def test_the_slot_of_another_stream_says_nothing(world: Neighbours, boot: str) -> None:
+    fs, truth = world.fs, world.truth
+    fs.replace(DIRECTORY / SLOT_NAME, fs.read(OTHER / SLOT_NAME))
+    log, _ = reopen(fs, config=ROLL_ON_DEMAND, boot=boot)
+    check_all_readers(log, truth, fs)
+
+
+def test_states_of_another_stream_say_nothing(world: Neighbours) -> None:
+    """Recovery points and the clean marker name the incarnation and the segment."""
+    fs, truth = world.fs, world.truth
+    other, _ = reopen(fs, config=ROLL_ON_DEMAND, directory=OTHER)
+    state = other.close()
+    log, report = reopen(fs, config=ROLL_ON_DEMAND, clean=state, recovery_point=state)
+    assert not report.clean
+    check_all_readers(log, truth, fs)
+
+
+def test_indexes_of_version_1_are_rebuilt(world: Neighbours) -> None:
+    """They named no segment: that of a neighbour could not be told from the right one."""
+    fs, truth = world.fs, world.truth
+    for path in fs.files():
+        if path.suffix == ".index" and path.parent == DIRECTORY:
+            other = fs.read(OTHER / path.name) if fs.exists(OTHER / path.name) else fs.read(path)
+            fs.replace(path, as_version_1(other))
+    log, _ = reopen(fs, config=ROLL_ON_DEMAND)
+    check_all_readers(log, truth, fs)
+    log.close()
+    assert all(
+        fs.read(path)[-16:-12] == b"LLI2"
+        for path in fs.files()
+        if path.suffix == ".index" and path.parent == DIRECTORY
+    )
+
+
+def as_version_1(raw: bytes) -> bytes:
+    entries = raw[:-40]
+    head = struct.pack("<4sII", b"LLIX", len(entries) // 16, crc32c(entries))
+    return entries + head + struct.pack("<I", crc32c(head))

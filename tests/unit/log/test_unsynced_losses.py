@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
-from support.logs import DIRECTORY, Facts, Promises, Writer, create, reopen
+from support.logs import (
+    DIRECTORY,
+    Facts,
+    FakeClock,
+    Promises,
+    Writer,
+    create,
+    encode,
+    reopen,
+    set_manifest,
+)
 from support.simfs import Keep, SimFileSystem
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log, LogConfig
-from liftlog.log.manifest import NOT_SYNCED
+from liftlog.log.data_dir import KnownStates
+from liftlog.log.manifest import LEAST_RESERVED, NOT_SYNCED
+from liftlog.log.offline.filesystems import KeepingFileSystem
+from liftlog.log.offline.repair import Repair
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 MODES = ["interval", "os"]
@@ -131,3 +145,60 @@ def test_a_kill_right_after_the_first_early_ack_was_admitted(durability: str) ->
 def _check_killed(log: Log, promises: Promises) -> bool:
     Facts.of(log).check(promises, killed=True)
     return True
+
+
+@pytest.mark.parametrize("durability", MODES)
+def test_the_claim_of_a_power_cut_has_bounds(durability: str) -> None:
+    """It is not known how many were acked after the last fsync; but no more than were reserved."""
+    fs, _, promises = _written(durability)
+    acked = max(promises.after_kill)
+    again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
+    assert acked < again.log_end_offset <= acked + 1 + LEAST_RESERVED
+    writer = Writer(again, promises, durability)
+    for _ in range(3):
+        writer.commit(3)
+    third, _ = reopen(again.environment.fs.power_cut("none"), boot="boot-3", config=BIG)  # type: ignore[attr-defined]
+    lost = sum(bad.next_offset - bad.first_offset for bad in third.quarantined if bad.is_loss)
+    assert lost <= 2 * (LEAST_RESERVED + acked), "each power cut costs a claim of its own"
+
+
+def test_a_reservation_lasts_for_some_seconds() -> None:
+    """Few offsets for a slow stream, and no write of the manifest every moment for a fast one."""
+    fs, clock = SimFileSystem(), FakeClock()
+    log = create(fs, config=BIG)
+    log.environment.clock.now = clock.now  # type: ignore[attr-defined]
+
+    def reserved(seconds: int) -> int:
+        """How many a new reservation has, when the one before has lasted for so long."""
+        manifest = log.view.manifest
+        set_manifest(log, reserved_offset=log.log_end_offset)
+        log.environment.clock.now += seconds * 1_000_000_000  # type: ignore[attr-defined]
+        log.append([encode(log, [b"x"])])
+        assert log.view.manifest.sequence > manifest.sequence
+        return log.view.manifest.reserved_offset - log.log_end_offset
+
+    assert [reserved(1) for _ in range(6)] == [4000, 16_000, 64_000, 256_000, 1_000_000, 1_000_000]
+    assert [reserved(50) for _ in range(2)] == [1_000_000, 1_000_000]
+    assert [reserved(500) for _ in range(6)] == [250_000, 62_500, 15_625, 3906, 1000, 1000]
+
+
+@pytest.mark.parametrize("durability", ["fsync", *MODES])
+def test_repair_of_a_lost_manifest_invents_no_loss(durability: str) -> None:
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=BIG)
+    fs.make_directory(Path("/data/repaired"))
+    writer = Writer(log, promises, durability)
+    for _ in range(4):
+        writer.commit(3, 2)
+    writer.flush()
+    image = fs.power_cut("all")
+    for name in ("manifest", "manifest.copy"):
+        image.remove(DIRECTORY / name)
+    metadata = {"settings": {"subject": "orders.>", "durability": durability}}
+    repair = Repair(DIRECTORY, KnownStates(), metadata, boot_id="boot-2")
+    repair.run(KeepingFileSystem(image, Path("/data/repaired/orders")))
+    again, _ = reopen(image, boot="boot-3", config=BIG)
+    _check(again, promises)
+    if durability == "fsync":
+        assert again.quarantined == ()
+        assert again.log_end_offset == log.log_end_offset
