@@ -230,6 +230,9 @@ class Job(NamedTuple):
                 )
                 sent += 1
             await publisher.flush()
+        except asyncio.CancelledError:
+            note(f"{plural(sent, 'message')} sent without asking for an ack")
+            raise
         except LiftlogError as error:
             raise _or_lost(publisher, error) from error
         finally:

@@ -15,7 +15,7 @@ from support.hostile_messages import MAX_PAYLOAD, messages
 from support.ingesting import until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
-from support.round_trips import SOURCE, WAYS, World, round_trip
+from support.round_trips import COMPACTED, SOURCE, WAYS, World, round_trip
 from support.rounds import chance_of, rounds
 
 import liftlog.server.jetstream_api.service  # noqa: F401  # its methods are registered
@@ -31,6 +31,12 @@ pytestmark = pytest.mark.integration
 STREAMS = {
     SOURCE: {"subject": f"{SOURCE}.>", "segment": {"max_bytes": "64KiB"}},
     "packed": {"subject": f"{SOURCE}.>", "compression": "zstd"},
+    COMPACTED: {
+        "subject": f"{SOURCE}.>",
+        "compaction": {},
+        "dedupe_window": "0s",
+        "segment": {"max_bytes": "64KiB"},
+    },
 }
 FEW = 40
 
@@ -82,6 +88,7 @@ COMMANDS = {
     "consume": {"consume --exec", "consume --dead-letter"},
     "tail": {"consume -o jsonl"},  # the same command
     "get": {"get"},
+    "stream compact": {"read, compacted"},
     "import jetstream": {"import jetstream"},
     "import jsonl": {
         "import jsonl --form records",
@@ -107,6 +114,7 @@ OUTPUTS_OF_RECORDS = {
 }
 REQUESTS_OF_RECORDS = {
     "fetch": {"read", "read, filtered", "read, compressed", "read with asyncio, as Arrow"},
+    "compact": {"read, compacted"},
     "extents": {"Spark over the socket"},
     "replicate": "batches as they are on the leader's disk: test_cluster.py",
     "copies": "batches as they are on another disk: test_lost_copies.py",
@@ -136,16 +144,16 @@ LIBRARY = {
 WITHOUT = {
     "commands": """stream create, stream ls, stream info, stream for, stream update, stream pause,
         stream resume, stream read-only, stream truncate, stream lease ls, stream lease acquire,
-        stream lease renew, stream lease release, stream compact, stream rm, export-vacuum,
+        stream lease renew, stream lease release, stream rm, export-vacuum,
         offsets ls, offsets get, offsets seek, offsets rm, group ls, group info, group seek,
         group rm, serve, info, health, top, reload, drain, cluster move, cluster drain,
         cluster undrain, cluster forget, cluster adopt, cluster restore-metadata, cluster init,
         cluster status, cluster elect, config init, config check, config show, config schema,
         acl check, acl explain, acl who, acl hash-token, acl new-nkey, doctor, log verify,
         log reindex, backup info, backup verify, context add, context use, context ls,
-        context info, context rm,
-        docs, errors ls, errors lookup, completion, demo, demo-cluster, demo-spark""",
-    "requests": """ping, create, describe, list, delete, compact, cancel, update, pause, resume,
+        context info, context rm, docs, errors ls, errors lookup, completion, demo,
+        demo-cluster, demo-spark""",
+    "requests": """ping, create, describe, list, delete, cancel, update, pause, resume,
         readonly, truncate, lease, renew, release, leases, streamsfor, metadata, commit, checkpoint,
         checkpoints, forget, groupjoin, groupbeat, groupcommit, groupleave, group, groups,
         groupseek, groupremove, peer, suspect, forward, handover, look, elect, cluster, move, drain,

@@ -75,6 +75,7 @@ def _header_values(record: Record) -> tuple[HeaderValues, str | None]:
     found: HeaderValues = {}
     block = record.raw_headers
     in_order = group_headers(found, header_lines(block, _MAX_HEADERS))
+    in_order = in_order and count_lines(block) <= _MAX_HEADERS
     return found, exact_headers(block[:_MAX_JSON_BYTES], "auto", in_order=in_order)
 
 
