@@ -39,6 +39,7 @@ from liftlog.records.message_headers import (
     EXPECTED_LAST_SEQUENCE,
     EXPECTED_STREAM,
     MESSAGE_ID,
+    HeaderLine,
     without,
 )
 
@@ -60,6 +61,7 @@ logger = logging.getLogger("liftlog.client.publisher")
 Order = Literal["any", "one_in_flight", "sequence"]
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
+_MESSAGE_ID = MESSAGE_ID.encode()
 _LARGE = 2**62  # as long as any offset
 _WATCH_SECONDS = 0.25  # nats-py reports a reconnect only to the owner of the connection
 
@@ -312,9 +314,8 @@ class Publisher:
         makes_id: bool,
     ) -> OutgoingMessage:
         lines = lines_of(headers)
-        if message_id is None:
-            found = dict(reversed(lines)).get(MESSAGE_ID.encode())
-            message_id = None if found is None else found.decode(errors="surrogateescape")
+        if lines:
+            lines, message_id = _without_id(lines, message_id)
         if message_id is None and makes_id:
             message_id = f"{self._name}.{next(self._made_ids)}"
         if self._order == "sequence" and len(lines) > len(
@@ -325,7 +326,7 @@ class Publisher:
             subject,
             value,
             key=key,
-            headers=without(lines, MESSAGE_ID) if lines else lines,
+            headers=lines,
             message_id=message_id,
             use_envelope=self._use_envelope,
         )
@@ -457,3 +458,14 @@ def _stream_names(expect: Sequence[str]) -> tuple[str, ...]:
     if isinstance(expect, str):
         raise InvalidArgument("expect is a list of stream names")
     return tuple(dict.fromkeys(expect))
+
+
+def _without_id(
+    lines: list[HeaderLine], message_id: str | None
+) -> tuple[list[HeaderLine], str | None]:
+    """The other headers, and the message id: the one given, else the first one among these."""
+    others = [line for line in lines if line[0] != _MESSAGE_ID]
+    if message_id is None and len(others) < len(lines):
+        found = next(value for name, value in lines if name == _MESSAGE_ID)
+        message_id = found.decode(errors="surrogateescape")
+    return others, message_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from liftlog.errors import InvalidArgument
@@ -38,45 +39,56 @@ def lines_of(headers: Headers | None) -> list[HeaderLine]:
         return []
     if isinstance(headers, MessageHeaders):
         return headers.lines
-    return [_line_of(name, value) for name, value in _pairs(headers)]
-
-
-def _pairs(headers: Headers) -> Iterator[tuple[object, object]]:
-    if not isinstance(headers, Mapping):
-        for pair in headers:
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise InvalidArgument(
-                    f"{pair!r} is not a header",
-                    hint="headers are a mapping, or pairs of name and value",
-                )
-            yield pair
-        return
-    for name, value in headers.items():
-        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-            yield name, value
+    found: list[HeaderLine] = []
+    for name, value in headers.items() if isinstance(headers, Mapping) else _pairs(headers):
+        if type(value) is str or isinstance(value, bytes) or not isinstance(value, Sequence):
+            found.append((_name_of(name), _value_of(name, value)))
         else:
-            for one in value:
-                yield name, one
+            found += [(_name_of(name), _value_of(name, one)) for one in value]
+    return found
 
 
-def _line_of(name: object, value: object) -> HeaderLine:
-    if not isinstance(name, str | bytes) or not isinstance(value, str | bytes):
+def _pairs(headers: Sequence[object]) -> Iterator[tuple[object, object]]:
+    for pair in headers:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str | bytes)):
+            raise InvalidArgument(
+                f"{pair!r} is not a header",
+                hint="headers are a mapping, or pairs of name and value",
+            )
+        yield pair
+
+
+@lru_cache(maxsize=512)
+def _name_of(name: object) -> bytes:
+    if isinstance(name, str) and _NAME.fullmatch(name) is not None:
+        return name.encode()
+    if isinstance(name, bytes) and is_carried(name, b""):
+        return name
+    raise _does_not_fit(name)
+
+
+def _value_of(name: object, value: object) -> bytes:
+    if type(value) is str:
+        if value.isascii() and value.isprintable():  # the common case
+            if value[:1] != " " and value[-1:] != " ":
+                return value.encode()
+        elif fits_header(value):
+            return value.encode()
+    elif not isinstance(value, bytes):
         raise InvalidArgument(
             f"the header {name!r} has the value {value!r}",
-            hint="a name or value is text or bytes; several values of a name are a list",
+            hint="a value is text or bytes; several values of a name are a list",
         )
-    if not (isinstance(name, str) and _NAME.fullmatch(name) is None):
-        line = _encoded(name), _encoded(value)
-        if (isinstance(value, bytes) or fits_header(value)) and is_carried(*line):
-            return line
-    raise InvalidArgument(
+    elif is_carried(b"-", value):
+        return value
+    raise _does_not_fit(name)
+
+
+def _does_not_fit(name: object) -> InvalidArgument:
+    return InvalidArgument(
         f"the header {name!r} does not fit a NATS header line",
         hint=f"a header value is {ONE_LINE}",
     )
-
-
-def _encoded(item: HeaderText) -> bytes:
-    return item.encode(errors="surrogatepass") if isinstance(item, str) else item
 
 
 def fits_header(item: HeaderText) -> bool:

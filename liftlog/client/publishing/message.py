@@ -18,9 +18,13 @@ from liftlog.records.message_headers import (
     TOMBSTONE,
     HeaderLine,
     build_block,
-    without,
 )
 
+_EXPECTED_STREAM = EXPECTED_STREAM.encode()
+_EXPECTED_LAST_SEQUENCE = EXPECTED_LAST_SEQUENCE.encode()
+_MESSAGE_ID = MESSAGE_ID.encode()
+_KEY = KEY.encode()
+_TOMBSTONE = TOMBSTONE.encode()
 # A token may hold `*` and `>`, as in NATS, but is neither of them.
 _TOKEN = r"(?![*>](?:\.|\Z))[^\s.\x00-\x1f\x7f]+"
 _SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
@@ -44,19 +48,19 @@ class OutgoingMessage(NamedTuple):
         `stream` and `last_sequence` are preconditions: only that stream stores the message, and
         only if `last_sequence` is its last offset.
         """
-        own: dict[str, str | bytes] = {}
+        own: list[HeaderLine] = []
         if stream is not None:
-            own[EXPECTED_STREAM] = stream
+            own.append((_EXPECTED_STREAM, stream.encode()))
         if self.use_envelope:
             return self._enveloped(reply, _with(self.headers, own), last_sequence)
         if last_sequence is not None:
-            own[EXPECTED_LAST_SEQUENCE] = str(last_sequence)
+            own.append((_EXPECTED_LAST_SEQUENCE, b"%d" % last_sequence))
         if self.message_id is not None:
-            own[MESSAGE_ID] = self.message_id
+            own.append((_MESSAGE_ID, self.message_id.encode()))
         if self.key is not None:
-            own[KEY] = self.key
+            own.append((_KEY, self.key))
         if self.value is None:
-            own[TOMBSTONE] = "true"
+            own.append((_TOMBSTONE, b"true"))
         return self.value or b"", build_block(_with(self.headers, own))
 
     def _enveloped(
@@ -76,15 +80,12 @@ class OutgoingMessage(NamedTuple):
         return payload, b"" if fitting is not None else build_block(lines)
 
 
-def _with(lines: Sequence[HeaderLine], own: dict[str, str | bytes]) -> Sequence[HeaderLine]:
+def _with(lines: Sequence[HeaderLine], own: list[HeaderLine]) -> Sequence[HeaderLine]:
     """The lines, and ours in the place of those with the same names."""
-    if not own:
-        return lines
-    added = [
-        (name.encode(), text.encode() if isinstance(text, str) else text)
-        for name, text in own.items()
-    ]
-    return without(lines, *own) + added if lines else added
+    if not lines or not own:
+        return lines or own
+    names = {name for name, _ in own}
+    return [line for line in lines if line[0] not in names] + own
 
 
 def _enveloped_headers(lines: Sequence[HeaderLine]) -> dict[str, str] | None:
