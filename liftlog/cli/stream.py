@@ -285,6 +285,11 @@ def update(name: str, assignments: tuple[str, ...], dry_run: bool, assume_yes: b
         _show_update(found)
     else:
         write_object(_update_object(found), style)
+    if found.info.origin == "config" and found.differences:
+        note(
+            f"{printable(name)} comes from the configuration file. What is changed here holds, "
+            "also after a restart, until the value there changes: change it there too."
+        )
     for text in found.info.warnings:
         warn(text)
     return ExitCode.OK

@@ -99,9 +99,25 @@ def facts_of(found: StreamInfo) -> list[tuple[str, str]]:
         ("leader epoch", str(found.leader_epoch)),
         ("incarnation", found.incarnation),
         ("compaction", "\n".join(describe_compaction(found.compaction))),
+        ("overrides", "\n".join(overrides_of(found))),
         ("settings", "\n".join(f"{key}: {value}" for key, value in _flat(found.settings))),
     ]
     return [(label, printable(text, keep_newlines=True)) for label, text in facts if text]
+
+
+def overrides_of(found: StreamInfo) -> list[str]:
+    """What was changed on top of the configuration file, in words."""
+    return [
+        f"{name}: {_shown(one.get('value'))}, in the configuration file {_shown(one.get('file'))}"
+        for name, one in sorted(found.overrides.items())
+        if isinstance(one, Mapping)
+    ]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -79,6 +79,9 @@ class StreamInfo(Described):
     possible_losses: list[dict[str, Any]] = field(default_factory=list)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     compaction: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """For a stream of the configuration file, the settings that were changed on top of it: `file`
+    and `value` of each. They hold until the file says something else."""
     readable_subjects: list[str] = field(default_factory=list)
     """If not empty, the caller gets only the records on these subjects. Only `describe` says so."""
 

@@ -90,13 +90,21 @@ def _first_stamp_ns(log: Log, segment: Segment) -> int:
 
 
 def measure_backlog(
-    log: Log, settings: StreamSettings, now_ns: int, *, bound_offset: int | None = None
+    log: Log,
+    settings: StreamSettings,
+    now_ns: int,
+    *,
+    bound_offset: int | None = None,
+    after_roll: bool = False,
 ) -> CompactionBacklog:
     """What could be compacted below `bound_offset`; by default below the high watermark, as if
-    there were no leases."""
+    there were no leases. `after_roll`: as if the active segment was sealed, which a pass on demand
+    does first."""
     segments = log.segments
+    active = segments[-1]
+    sealed = active.sealed_at(active.size_bytes, active.next_offset, active.record_count)
     return backlog(
-        segments,
+        (*segments[:-1], sealed) if after_roll else segments,
         policy_of(settings),
         cleaned_below=log.cleaned_below,
         log_start_offset=log.log_start_offset,
@@ -131,6 +139,8 @@ def why_idle(
                 f"a lease of {held.holder or 'an unnamed reader'} holds what was written from "
                 f"offset {held.high:,} on, for {_span(seconds)} more unless it is renewed"
             )
+    if on_demand and not now.dirty_bytes and now.stopped_by is StoppedBy.BOUND and held is None:
+        now = measure_backlog(log, settings, now_ns, after_roll=True)
     if now.dirty_bytes:
         if now.dirty_ratio >= ratio:
             return ""

@@ -52,9 +52,9 @@ _STALL_SECONDS = 1.0
 """A commit that takes longer no longer keeps the daemon from reading for other streams."""
 _LOOK_AGAIN_SECONDS = 0.05
 
-Switches = dict[str, list[bool]]
+Overrides = dict[str, list[Any]]
 """What the API set on top of a stream of the configuration file: [the file's value, the value that
-holds], by setting."""
+holds], by setting, as YAML shows them."""
 
 _T = TypeVar("_T")
 
@@ -84,7 +84,7 @@ class StreamHost:
         committers: Committers,
         *,
         origin: str,
-        switches: Switches | None = None,
+        overrides: Overrides | None = None,
         gate: CommitGate | None = None,
         is_leading: bool = True,
     ) -> None:
@@ -95,7 +95,7 @@ class StreamHost:
         self.log = log
         self.sequencer = sequencer
         self.origin = origin
-        self.switches = switches or {}
+        self.overrides = overrides or {}
         self.failure = ""
         self._own_losses: list[dict[str, Any]] = list(log.metadata.get("possible_losses", []))
         self.possible_loss_events = 0
@@ -310,8 +310,8 @@ class StreamHost:
 
     # --- settings, and what else the manifest says ---
 
-    def adopt(self, settings: StreamSettings, switches: Switches | None = None) -> None:
-        """From the next message on these settings hold; None leaves the switches as they are.
+    def adopt(self, settings: StreamSettings, overrides: Overrides | None = None) -> None:
+        """From the next message on these settings hold; None leaves the overrides as they are.
 
         Call it as the `then` of an exclusive call that has stored them, and synced everything when
         `durability` changes. No group is out at that moment: groups are taken only while no job is
@@ -320,8 +320,8 @@ class StreamHost:
         Messages that were judged before keep their outcome and are committed by the new settings.
         """
         self.settings = settings
-        if switches is not None:
-            self.switches = switches
+        if overrides is not None:
+            self.overrides = overrides
         self._shown_settings = None
         self.sequencer.configure(
             sequencer_config(self.name, settings, self.log.leader_epoch),
@@ -345,14 +345,14 @@ class StreamHost:
         return self._shown_settings
 
     def metadata(
-        self, settings: StreamSettings | None = None, switches: Switches | None = None
+        self, settings: StreamSettings | None = None, overrides: Overrides | None = None
     ) -> dict[str, Any]:
-        """What the manifest holds beside the log's own fields; with the settings and switches that
+        """What the manifest holds beside the log's own fields; with the settings and overrides that
         are about to hold, if they are given."""
-        switches = self.switches if switches is None else switches
+        overrides = self.overrides if overrides is None else overrides
         metadata = new_metadata(settings or self.settings, self.origin)
         metadata["possible_losses"] = self._own_losses
-        return metadata | ({"switches": switches} if switches else {})
+        return metadata | ({"switches": overrides} if overrides else {})
 
     def set_neighbours(
         self, destinations: Destinations, siblings: dict[bytes, tuple[str, ...]]

@@ -41,11 +41,11 @@ from liftlog.server.streams.retention import (
     truncate_before,
 )
 from liftlog.server.streams.settings import (
-    SWITCHES,
     Difference,
     check_changeable,
     check_incarnation,
     differences,
+    is_overridable,
     merged_settings,
 )
 from liftlog.server.vitals.conditions import Condition, by_kind
@@ -227,10 +227,11 @@ class Administration:
         )
 
     def _check_origin(self, host: StreamHost, found: list[Difference]) -> None:
-        if host.origin == "config" and any(path not in SWITCHES for path, _, _ in found):
+        if host.origin == "config" and not all(is_overridable(path) for path, _, _ in found):
             raise Conflict(
                 f"stream {host.name} comes from the configuration file",
-                hint="change it there and restart the daemon; pausing is possible",
+                hint="change it there and restart the daemon; over the API its retention can be "
+                "overridden, and it can be paused or made read-only",
             )
 
     async def _adopt(
@@ -248,15 +249,15 @@ class Administration:
         if record is not None and streams.replicated is not None:
             # First, so that no other leader goes back to the old ones. Followers adopt them too.
             await streams.replicated.update(host.name, wanted)
-        switches = _switched(host, found) if host.origin == "config" else host.switches
+        overrides = _overridden(host, found) if host.origin == "config" else host.overrides
 
         def store() -> None:
             if wanted.durability != host.settings.durability:
                 log.sync()  # what was acked early, or would have been synced by the old rule
-            log.set_metadata(host.metadata(wanted, switches))
+            log.set_metadata(host.metadata(wanted, overrides))
 
         def adopt() -> None:
-            host.adopt(wanted, switches)
+            host.adopt(wanted, overrides)
             streams.streams_changed()
             logger.info(
                 "stream-updated stream=%s %s",
@@ -380,13 +381,13 @@ class Administration:
         return self._locks.setdefault(host, asyncio.Lock())
 
 
-def _switched(host: StreamHost, found: list[Difference]) -> dict[str, list[bool]]:
-    """The switches of the API on top of the file, after this change; see `Switches`."""
-    switches = dict(host.switches)
+def _overridden(host: StreamHost, found: list[Difference]) -> dict[str, list[Any]]:
+    """What the API has set on top of the file, after this change; see `Overrides`."""
+    overrides = dict(host.overrides)
     for path, old, new in found:
-        in_file = switches.get(path, [old])[0]
-        switches[path] = [in_file, new]
-    return {path: pair for path, pair in switches.items() if pair[0] != pair[1]}
+        in_file = overrides.get(path, [old])[0]
+        overrides[path] = [in_file, new]
+    return {path: pair for path, pair in overrides.items() if pair[0] != pair[1]}
 
 
 def _removal(host: StreamHost, decision: RetentionDecision) -> Removal:

@@ -44,6 +44,10 @@ def describe(
         acks=host.settings.acks,
         durability=host.settings.durability,
         settings=host.shown_settings(),
+        overrides={
+            name: {"file": in_file, "value": value}
+            for name, (in_file, value) in host.overrides.items()
+        },
         warnings=[host.failure, *warnings] if host.failure else warnings,
         possible_losses=host.possible_losses,
         quarantined=[asdict(entry) for entry in log.quarantined if entry.is_loss],

@@ -17,7 +17,7 @@ from liftlog.log import DataDir, Log, RecoveryReport
 from liftlog.records.codecs import codec_named
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
 from liftlog.server.commits.gate import CommitGate
-from liftlog.server.commits.host import SYSTEM, Committers, StreamHost, Switches, new_metadata
+from liftlog.server.commits.host import SYSTEM, Committers, Overrides, StreamHost, new_metadata
 from liftlog.server.commits.subjects import new_table, restore_subjects
 from liftlog.server.replication.records import StreamRecords
 from liftlog.server.streams.attachments import PossibleLosses
@@ -34,7 +34,7 @@ from liftlog.server.streams.settings import (
     has_new_settings,
     save_metadata,
     stored_settings,
-    with_switches,
+    with_overrides,
 )
 from liftlog.settings import Settings, StreamSettings
 from liftlog.stream import DedupeWindow, Destinations, Sequencer
@@ -154,7 +154,7 @@ class StreamMaker:
         configured = self._settings.streams.get(name)
         found = await asyncio.to_thread(load_stream, self._data_dir, name, configured)
         try:
-            host = await self.host(name, found.settings, found.log, found.origin, found.switches)
+            host = await self.host(name, found.settings, found.log, found.origin, found.overrides)
         except Exception:
             await asyncio.to_thread(found.log.close)
             raise
@@ -248,7 +248,7 @@ class StreamMaker:
         settings: StreamSettings,
         log: Log,
         origin: str,
-        switches: Switches | None = None,
+        overrides: Overrides | None = None,
         *,
         gate: CommitGate | None = None,
         is_leading: bool = True,
@@ -277,7 +277,7 @@ class StreamMaker:
             sequencer,
             self._committers,
             origin=origin,
-            switches=switches,
+            overrides=overrides,
             gate=gate,
             is_leading=is_leading,
         )
@@ -319,8 +319,8 @@ class LoadedStream:
     report: RecoveryReport
     settings: StreamSettings
     origin: str
-    switches: dict[str, list[bool]]
-    """See `with_switches`."""
+    overrides: Overrides
+    """See `with_overrides`."""
 
 
 def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None) -> LoadedStream:
@@ -329,10 +329,10 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
     the package that the stream's compression needs is not installed."""
     log, report = data_dir.open_log(name, log_config(configured or _DEFAULTS))
     try:
-        switches: dict[str, list[bool]] = {}
+        overrides: Overrides = {}
         origin = str(log.metadata.get("origin", "api"))
         if configured is not None:
-            settings, switches = with_switches(configured, log.metadata.get("switches"))
+            settings, overrides = with_overrides(configured, log.metadata.get("switches"))
             origin = "config"
         else:
             settings = stored_settings(name, log)
@@ -343,7 +343,7 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
     except Exception:
         log.close()
         raise
-    return LoadedStream(log, report, settings, origin, switches)
+    return LoadedStream(log, report, settings, origin, overrides)
 
 
 def make_sequencer(

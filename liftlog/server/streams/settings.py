@@ -24,7 +24,14 @@ Difference = tuple[str, Any, Any]
 """(dotted setting, existing value, requested value)"""
 
 SWITCHES = ("paused", "read_only")
-"""Settings that the API may also change for a stream of the configuration file."""
+"""Settings by which an operator keeps publishers out for a while."""
+
+
+def is_overridable(setting: str) -> bool:
+    """Whether the API may also change this setting for a stream of the configuration file: what an
+    operator needs at once, to keep publishers out or to make room on the disk."""
+    return setting in SWITCHES or setting.startswith("retention.")
+
 
 _FIXED = {
     "queue_group": "with whom a stream shares messages belongs to its identity",
@@ -123,20 +130,37 @@ def check_changeable(name: str, found: Sequence[Difference]) -> None:
         )
 
 
-def with_switches(
+def with_overrides(
     configured: StreamSettings, stored: object
-) -> tuple[StreamSettings, dict[str, list[bool]]]:
-    """The settings of the file with the switches of the API on top, and those switches. A switch
-    that was set while the file said something else is dropped: the file was changed since. `stored`
-    comes from the manifest; anything else in there is ignored."""
-    kept: dict[str, list[bool]] = {}
+) -> tuple[StreamSettings, dict[str, list[Any]]]:
+    """The settings of the file with what the API set on top of them, and these overrides. An
+    override that was set while the file said something else is dropped: the file was changed since.
+    `stored` comes from the manifest; anything else in there is ignored."""
+    in_file = _flatten(configured.to_yaml_dict())
+    kept: dict[str, list[Any]] = {}
+    changes: dict[str, Any] = {}
     for name, pair in stored.items() if isinstance(stored, Mapping) else ():
-        if name in SWITCHES and isinstance(pair, list) and len(pair) == 2:
-            in_file, set_to = pair
-            unchanged = in_file is getattr(configured, name)
-            if unchanged and isinstance(set_to, bool) and set_to != in_file:
-                kept[name] = [in_file, set_to]
-    return configured.model_copy(update={name: pair[1] for name, pair in kept.items()}), kept
+        if not (is_overridable(name) and isinstance(pair, list) and len(pair) == 2):
+            continue
+        before, value = pair
+        if name in in_file and _is_same(before, in_file[name]) and not _is_same(value, before):
+            kept[name] = [before, value]
+            section, _, key = name.rpartition(".")
+            if section:
+                changes.setdefault(section, {})[key] = value
+            else:
+                changes[name] = value
+    if not kept:
+        return configured, {}
+    try:
+        return parse_stream_settings(_merge(configured.to_yaml_dict(), changes), exists=True), kept
+    except InvalidArgument as error:
+        logger.warning("overrides-dropped overrides=%s error=%s", ",".join(sorted(kept)), error)
+        return configured, {}
+
+
+def _is_same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
 
 
 # --- settings in the record of a replicated stream ---

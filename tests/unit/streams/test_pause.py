@@ -101,7 +101,7 @@ async def test_a_stream_of_the_file_is_paused_until_the_file_says_otherwise(
     assert b'"seq":1' in await nacked(running)
     await running.broker.administration.pause("s")
     await running.broker.administration.resume("s")
-    assert running.broker.hosts["s"].switches == {}
+    assert running.broker.hosts["s"].overrides == {}
     await running.broker.administration.pause("s")
     running = await restarted(running)  # no longer in the file
     assert b'"code":503' in await nacked(running)
