@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from liftlog.records.message_headers import HeaderLine, build_block
 
-MAX_PAYLOAD = 192 * 1024
+MAX_PAYLOAD = 80 * 1024
 """What nats-server is told, so that messages just below it are small."""
 MAX_HEADER_BYTES = 65_535
 """The longest header block that JetStream stores, and so do we."""

@@ -220,7 +220,9 @@ def _consume(style: str) -> Callable[[World], Iterable[Found]]:
         shown = world.cli.ok("consume", SOURCE, "--until-end", "-o", style)
         if style == "jsonl":
             return [_of_object(json.loads(line)) for line in shown.splitlines()]
-        return map(_of_object, yaml.safe_load(shown) if style == "yaml" else json.loads(shown))
+        if style == "yaml":
+            return map(_of_object, yaml.load(shown, yaml.CSafeLoader))
+        return map(_of_object, json.loads(shown))
 
     return walk
 
