@@ -105,8 +105,8 @@ cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds o
 	  tests/crash/test_everything_fails.py tests/crash/test_rotten_replicas.py \
 	  tests/crash/test_store_cut_off.py tests/crash/test_stalled_disks.py $(ARGS)
 
-test-upgrade: setup ## Upgrade a cluster of an older version node by node under load (OLDER=commit)
-	UPGRADE_FROM=$(or $(OLDER),8719524) $(BIN)/python -m pytest -rs tests/crash/test_version_skew.py $(ARGS)
+test-upgrade: setup ## Upgrade a cluster of an older version node by node under load, and a daemon back and forth (OLDER=commit)
+	UPGRADE_FROM=$(or $(OLDER),8719524) $(BIN)/python -m pytest -rs tests/crash/test_version_skew.py tests/crash/test_downgrade.py $(ARGS)
 
 fuzz: setup ## Search long for what breaks the properties (hours; ARGS="-k log_machine")
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -o timeout=0 \

@@ -465,6 +465,18 @@ class UnsupportedFormat(LiftlogError):
     name = "UNSUPPORTED_FORMAT"
 
 
+class NewerFormat(UnsupportedFormat):
+    """The data was written by a newer liftlog, which uses what this one does not know. It is left
+    as it is.
+
+    Upgrade this liftlog, or go back to the version that has written it; see `liftlog docs
+    how-to/upgrade`.
+    """
+
+    name = "NEWER_FORMAT"
+    default_hint = "upgrade this liftlog: `liftlog docs how-to/upgrade`"
+
+
 class CorruptBatch(LiftlogError):
     """The bytes of a record batch fail a check.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from zlib import crc32
 
-from liftlog.errors import CorruptMetadata, UnsupportedFormat
+from liftlog.errors import CorruptMetadata, NewerFormat
 
 FORMAT_VERSION = 1
 _TRAIL = 64
@@ -192,9 +192,8 @@ class StreamRecord:
         version = value.pop("v", None)
         if not _is_count(version) or version != FORMAT_VERSION:
             if _is_count(version) and version > FORMAT_VERSION:
-                raise UnsupportedFormat(
-                    f"a stream record has format {version}; this version reads {FORMAT_VERSION}",
-                    hint="upgrade this node",
+                raise NewerFormat(
+                    f"a stream record has format {version}; this version reads {FORMAT_VERSION}"
                 )
             raise _corrupt(f"its format is {version!r}")
         known = {name: value.pop(name) for name in _KEYS if name in value}

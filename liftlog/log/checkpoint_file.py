@@ -16,7 +16,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from liftlog.errors import CorruptMetadata, UnsupportedFormat
+from liftlog.errors import CorruptMetadata, NewerFormat
 from liftlog.log.filesystem import FileSystem, write_all
 from liftlog.log.unreadable import is_passing, read_small_file
 
@@ -106,7 +106,7 @@ def parse_checkpoint(raw: bytes, name: str, kind: str) -> dict[str, Any]:
         raise CorruptMetadata(f"{name} is not a liftlog {kind} file")
     if words[2] != str(VERSION).encode():
         version = words[2].decode("ascii", "backslashreplace")
-        raise UnsupportedFormat(f"{name} has format version {version}, {VERSION} is known")
+        raise NewerFormat(f"{name} has format version {version}, {VERSION} is known")
     if words[3] != f"crc32c={crc32c(body):08x}".encode():
         raise CorruptMetadata(f"{name} is damaged: its checksum does not match")
     try:

@@ -290,6 +290,12 @@ class DataDir:
             recovery_point=self._recovery_points.get(name),
         )
 
+    def keep_clean(self, name: str, state: ActiveState | None) -> None:
+        """A log was opened, and closed again before it was served: with the `state` of its end the
+        next start finds it closed. None: that failed."""
+        if state is not None:
+            self._clean[name] = state
+
     def rename_log(self, name: str, new_name: str) -> None:
         """Give the directory of a stream that is not open another name. Durable on return. Raises
         StorageError; the stream then has one of the two names."""

@@ -36,6 +36,7 @@ class Finding:
     origin: str = ""
     involved: tuple[KeyPath, ...] = ()
     is_missing: bool = False
+    is_unknown: bool = False
 
     @property
     def dotted(self) -> str:
@@ -69,7 +70,7 @@ def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) ->
         else:
             value = _value_at(raw, path)
         if kind == "extra_forbidden":
-            yield Finding(path, unknown_key(path, model))
+            yield Finding(path, unknown_key(path, model), is_unknown=True)
         elif kind == "missing":
             yield Finding(path, "required, but missing", is_missing=True)
         else:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from acl import AclError
 from acl.document import MAX_CHARACTERS, read_document
 from acl.policy import Policy
-from liftlog.errors import ConfigError, InvalidArgument
+from liftlog.errors import ConfigError, InvalidArgument, NewerFormat
 
 from .checks import check_history, check_installed, check_settings, check_stream
 from .daemon import Settings
@@ -208,7 +208,8 @@ def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) ->
     """The settings of one stream from the keys of the YAML file.
 
     Raises InvalidArgument with every finding. For a stream that `exists`, a missing package (such
-    as a codec) is not a finding, nor a history that compaction deletes: it has a warning.
+    as a codec) is not a finding, nor a history that compaction deletes: it has a warning. Keys that
+    are not known are those of a newer version: NewerFormat.
     """
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         raise InvalidArgument("the settings of a stream must be a mapping whose keys are text")
@@ -224,6 +225,10 @@ def parse_stream_settings(values: Mapping[str, Any], *, exists: bool = False) ->
             yield from check_installed(stream)
 
     settings, findings = _validate(StreamSettings, dict(values), check)
+    if exists and (newer := [one.dotted for one in findings if one.is_unknown]):
+        raise NewerFormat(
+            f"a newer liftlog has stored settings that this one does not know: {', '.join(newer)}"
+        )
     if findings or settings is None:
         raise InvalidArgument(
             message_of(findings, "the stream settings"), findings=_as_dicts(findings)

@@ -3,6 +3,7 @@
 opening     creates the stream if it is missing, and loads the table
 checkpoint  one checkpoint: how it is stored, whether a stream can be read from it
 table       the checkpoints in memory
+newer       records that only a newer version understands
 service     commits, deletes, lists and expires checkpoints; stores many at a time
 groups      consumer groups: stores what `liftlog.groups` decides
 over_nats   commits that arrive as NATS messages

@@ -12,7 +12,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from liftlog.groups.state import encode_value as encode_group
 from liftlog.names import check_consumer_name
 from liftlog.protocol.groups import PAGE_GROUPS, GroupInfo
 from liftlog.server.checkpoints.checkpoint import StreamBounds, why_not_storable
+from liftlog.server.checkpoints.newer import refusal
 from liftlog.server.commits.host import StreamHost
 
 logger = logging.getLogger("liftlog.server.checkpoints")
@@ -59,10 +60,13 @@ class Groups:
         offsets: StreamHost,
         stored: Mapping[bytes, bytes],
         *,
+        newer: Iterable[bytes] = (),
         subject_prefix: str,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         now_ns: Callable[[], int],
     ) -> None:
+        self.newer = set(newer)
+        """The keys of groups that only a newer version understands."""
         self._find_stream = find_stream
         self._offsets = offsets
         self._subject_prefix = subject_prefix
@@ -95,8 +99,25 @@ class Groups:
             raise self._closed
         if self._offsets.failure:
             raise StreamUnavailable(f"groups cannot be stored: {self._offsets.failure}")
+        if self.newer and encode_key(asked.key) in self.newer:
+            self._ask_newer(asked, told)
+            return
         self._coordinator.ask(self._checked(asked), told, time.monotonic())
         self._go_on()  # not at once: other requests of this turn of the loop join the flight
+
+    def _ask_newer(self, asked: Asked, told: Told) -> None:
+        """Only an operator may give up such a group. Raises StreamUnavailable."""
+        group, stream = asked.key
+        if not isinstance(asked, Remove):
+            raise refusal(f"group {group} of stream {stream}")
+        key = encode_key(asked.key)
+
+        def removed(error: LiftlogError | None) -> None:
+            if error is None:
+                self.newer.discard(key)
+            told(None, error)
+
+        self._offsets.store([self._subject(asked.key)], [key], [None], removed)
 
     async def asked(self, asked: Asked) -> Assignment | None:
         """`ask`, and wait for the answer."""
@@ -270,6 +291,8 @@ class Groups:
     def describe(self, key: GroupKey) -> GroupInfo | None:
         """With owner and offset of each slot; None if there is no such group."""
         state = self._coordinator.groups.get(key)
+        if self.newer and encode_key(key) in self.newer:
+            raise refusal(f"group {key[0]} of stream {key[1]}")
         if state is None:
             return None
         info = self._summary(key, state)

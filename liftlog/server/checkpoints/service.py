@@ -40,6 +40,7 @@ from liftlog.server.checkpoints.checkpoint import (
     why_not_storable,
 )
 from liftlog.server.checkpoints.groups import Groups
+from liftlog.server.checkpoints.newer import GROUP, in_words, kind_of, refusal
 from liftlog.server.checkpoints.table import CheckpointTable
 from liftlog.server.commits.host import StreamHost
 
@@ -121,6 +122,7 @@ class Checkpoints:
             find_stream,
             offsets,
             table.groups,
+            newer={key for key in table.newer if kind_of(key) == GROUP},
             subject_prefix=subject_prefix,
             limits=group_limits,
             now_ns=now_ns,
@@ -156,6 +158,8 @@ class Checkpoints:
         """
         try:
             check_consumer_name(consumer)
+            if self.table.is_newer((consumer, stream)):
+                raise refusal(f"checkpoint of {consumer} in stream {stream}")
             log = self._find_stream(stream).log
             error = why_not_storable(log, stream, offset, incarnation, epoch)
             if error is not None:
@@ -232,7 +236,8 @@ class Checkpoints:
             present = found[key] if key in found else self.table.get(key)
             error = self._why_refused(change, present, count, owned)
             verdicts.append(_Verdict(change, error))
-            nothing = stored is None and present is None and not self.table.is_uncertain(key)
+            is_known = not (self.table.is_uncertain(key) or self.table.is_newer(key))
+            nothing = stored is None and present is None and is_known
             if error is None and not nothing:
                 found[key] = stored and stored._replace(time_ns=now_ns)
                 count += (present is None) - (stored is None)
@@ -332,6 +337,12 @@ class Checkpoints:
 
     # --- look-ups ---
 
+    @property
+    def newer(self) -> str:
+        """The records that only a newer version understands, in words; empty if there are none."""
+        groups = {key for key in self.table.newer if kind_of(key) == GROUP}
+        return in_words((self.table.newer - groups) | self.groups.newer)
+
     def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
         """The durable checkpoint, or None. With `check`, raises the error of its reader.
 
@@ -340,6 +351,8 @@ class Checkpoints:
         """
         check_consumer_name(consumer)
         stored = self.table.get((consumer, stream))
+        if self.table.is_newer((consumer, stream)):
+            raise refusal(f"checkpoint of {consumer} in stream {stream}")
         if stored is None:
             self._find_stream(stream)  # a stream that does not exist is an error, not "none"
             if not self.table.is_uncertain((consumer, stream)):

@@ -6,13 +6,21 @@ import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange
 from liftlog.groups.state import KEY_PREFIX
 from liftlog.log import Log
 from liftlog.log.filesystem import storage_errors
 from liftlog.records import Place, decode_batch, parse_header
-from liftlog.server.checkpoints.checkpoint import CheckpointKey, Stored, decode_key, decode_value
+from liftlog.server.checkpoints.checkpoint import (
+    CheckpointKey,
+    Stored,
+    decode_key,
+    decode_value,
+    encode_key,
+)
+from liftlog.server.checkpoints.newer import in_words, is_newer
 from liftlog.server.commits.damage import quarantine_found
 
 logger = logging.getLogger("liftlog.server.checkpoints")
@@ -37,8 +45,11 @@ class CheckpointTable:
         losses: int = 0,
         settled: Iterable[CheckpointKey] = (),
         groups: Mapping[bytes, bytes] | None = None,
+        newer: Iterable[bytes] = (),
     ) -> None:
         self.losses = losses
+        self.newer = set(newer)
+        """The keys of records that only a newer version understands."""
         self.groups = dict(groups or {})
         """The records of consumer groups as they were found; only `groups.py` understands them."""
         self._settled = set(settled)
@@ -59,6 +70,7 @@ class CheckpointTable:
             if len(self._settled) > len(self._entries) + _MAX_SETTLED:
                 self._settled &= self._entries.keys()  # too many deleted keys
         for key, stored in changes.items():
+            self.newer.discard(encode_key(key))
             before = self._entries.get(key)
             if before is not None:
                 self._disown(before.owner)
@@ -78,6 +90,10 @@ class CheckpointTable:
         self._owned[owner] -= 1
         if not self._owned[owner]:
             del self._owned[owner]
+
+    def is_newer(self, key: CheckpointKey) -> bool:
+        """Whether there is a checkpoint that only a newer version understands."""
+        return bool(self.newer) and encode_key(key) in self.newer
 
     def is_uncertain(self, key: CheckpointKey) -> bool:
         """Whether damage may have cost a newer checkpoint of this key, or its deletion; for a key
@@ -138,8 +154,14 @@ def load_table(log: Log) -> CheckpointTable:
             reached = piece.next_offset  # it was damaged after `read` looked at it
             found.lose(offset, reached, "a damaged batch header")
         offset = reached
+    if found.newer:
+        logger.warning("records-of-a-newer-version stream=_offsets found=%s", in_words(found.newer))
     return CheckpointTable(
-        found.entries, losses=found.losses, settled=found.settled, groups=found.groups
+        found.entries,
+        losses=found.losses,
+        settled=found.settled,
+        groups=found.groups,
+        newer=found.newer,
     )
 
 
@@ -151,6 +173,7 @@ class _Rebuilding:
         self.losses = 0
         self.settled: set[CheckpointKey] = set()
         self.groups: dict[bytes, bytes] = {}
+        self.newer: set[bytes] = set()
 
     def learn(self, raw: bytes, offset: int, place: Place) -> int:
         """Add the batches in `raw` from `offset` on. Returns the offset to read next; if the
@@ -173,6 +196,12 @@ class _Rebuilding:
         return reached
 
     def _take(self, raw_key: bytes | None, raw_value: bytes | None) -> None:
+        if raw_key is not None:
+            self.newer.discard(raw_key)
+            if raw_value is not None and is_newer(raw_key, raw_value):
+                self.newer.add(raw_key)
+                self._forget(raw_key)
+                return
         if raw_key is not None and raw_key.startswith(KEY_PREFIX):
             if raw_value is None:
                 self.groups.pop(raw_key, None)
@@ -191,6 +220,14 @@ class _Rebuilding:
         else:
             self.entries[key] = stored
         if self.losses:
+            self.settled.add(key)
+
+    def _forget(self, raw_key: bytes) -> None:
+        """What an older record of the key says holds no longer."""
+        self.groups.pop(raw_key, None)
+        with suppress(CorruptBatch):
+            key = decode_key(raw_key)
+            self.entries.pop(key, None)
             self.settled.add(key)
 
     def lose(self, first_offset: int, next_offset: int, reason: object) -> None:

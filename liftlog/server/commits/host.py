@@ -32,6 +32,7 @@ from liftlog.server.commits.turns import LogTurns
 from liftlog.server.commits.waiting import OwnRecords, Told, WatermarkWaiters
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
+from liftlog.settings.stored import stored_form
 from liftlog.stream import Destinations, MessageRun, Sequencer
 from liftlog.stream.refusals import (
     NOT_LEADING,
@@ -454,7 +455,7 @@ class StreamHost:
 
 def new_metadata(settings: StreamSettings, origin: str) -> dict[str, Any]:
     """The metadata of a stream that is being created; see `StreamHost.metadata`."""
-    return {"settings": settings.to_yaml_dict(), "origin": origin, "possible_losses": []}
+    return {"settings": stored_form(settings), "origin": origin, "possible_losses": []}
 
 
 def _standing_refusal(settings: StreamSettings) -> RefusalReason | None:

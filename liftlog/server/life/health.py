@@ -130,6 +130,8 @@ class Health:
         if self.is_serving and not self._has_checkpoints():
             text = "consumers cannot store checkpoints; the log has the reason"
             yield Condition.of("checkpoints", text)
+        if newer := self._newer_records():
+            yield Condition.of("newer_records", newer)
         yield from self._nats_conditions()
         if self._reloads.problems:
             yield Condition.of(
@@ -190,6 +192,10 @@ class Health:
         if self.phase is Phase.DRAINING:
             return Check(False, "the daemon is stopping")
         return Check(True, "not stopping")
+
+    def _newer_records(self) -> str:
+        """Of the checkpoints that this daemon serves."""
+        return self._broker.checkpoints.newer if self._broker.has_checkpoints else ""
 
     def _has_checkpoints(self) -> bool:
         """Whether any node answers for them: the others pass on what they are asked."""

@@ -25,7 +25,13 @@ from liftlog.cluster.store import (
     StoreUnavailable,
     check_given,
 )
-from liftlog.errors import Conflict, CorruptMetadata, LiftlogError, MetadataUnavailable
+from liftlog.errors import (
+    Conflict,
+    CorruptMetadata,
+    LiftlogError,
+    MetadataUnavailable,
+    NewerFormat,
+)
 from liftlog.server.replication.known_records import KnownRecords
 from liftlog.server.replication.membership import Directory, NodeInfo, to_bytes, value_of
 
@@ -73,6 +79,8 @@ class Mirror:
         """Streams of which the store may have forgotten what this node has seen."""
         self.regressed: set[str] = set()
         """Those of which it has. No one leads or is elected by what is stored."""
+        self.newer: dict[str, str] = {}
+        """Streams whose records have a form that only a newer version can read, and the reason."""
         self._kept = kept
         self._store = store
         self._turns = asyncio.Semaphore(_CHANGES_AT_ONCE)
@@ -135,6 +143,8 @@ class Mirror:
             elif key.startswith(STREAM_PREFIX):
                 self._note_purged(key.removeprefix(STREAM_PREFIX))
         except LiftlogError as error:
+            if isinstance(error, NewerFormat):
+                self.newer[key.removeprefix(STREAM_PREFIX)] = str(error)
             logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
 
     def _has_noted(self, name: str, entry: Entry) -> bool:
@@ -165,6 +175,7 @@ class Mirror:
 
     def _adopt(self, record: StreamRecord, revision: int) -> None:
         self.records[record.name] = self.known[record.name] = record
+        self.newer.pop(record.name, None)
         self._revisions[record.name] = revision
         self.changes += 1
         if self._kept is not None:

@@ -48,6 +48,7 @@ from liftlog.server.streams.clock_keeping import ClockKeeper
 from liftlog.server.streams.dedupe_restoring import LearnedIds, write_dedupe_snapshot
 from liftlog.server.streams.description import (
     ALL_STREAMS,
+    Newer,
     describe,
     describe_broken,
     describe_elsewhere,
@@ -595,7 +596,9 @@ class Broker:
     def _stream_conditions(self) -> Iterable[Condition]:
         cleaning = {} if self.compactor is None else self.compactor.failures()
         jetstream = self.attachments.jetstream_warnings
-        return stream_conditions(self.hosts, self.broken, cleaning, jetstream)
+        newer = {} if self.replicated is None else self.replicated.mirror.newer
+        broken = {**{name: Newer(reason) for name, reason in newer.items()}, **self.broken}
+        return stream_conditions(self.hosts, broken, cleaning, jetstream)
 
     def stalled_streams(self, seconds: float) -> list[str]:
         """Streams whose disk has not responded for so long."""

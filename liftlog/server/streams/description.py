@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from liftlog.cluster.record import StreamRecord
+from liftlog.errors import LiftlogError, NewerFormat
 from liftlog.log import Log
 from liftlog.protocol.described import StreamInfo
 from liftlog.server.commits.host import StreamHost
@@ -85,6 +86,17 @@ def describe_elsewhere(name: str, settings: StreamSettings, record: StreamRecord
 # --- what is wrong ---
 
 
+class Newer(str):
+    """Why a stream is not open that a newer liftlog has written."""
+
+    __slots__ = ()
+
+
+def why_broken(error: LiftlogError) -> str:
+    """The reason that is shown of a stream which could not be opened."""
+    return Newer(error) if isinstance(error, NewerFormat) else str(error)
+
+
 def stream_conditions(
     hosts: Mapping[str, StreamHost],
     broken: Mapping[str, str],
@@ -94,8 +106,10 @@ def stream_conditions(
     """What is wrong with single streams. `broken` says why streams could not be opened, `cleaning`
     which jobs failed, and `jetstream` who else acks.
 
-    None of it makes the daemon "not ready". Sending clients to another daemon would neither bring
-    lost records back nor repair compaction, and it would cost them all other streams of this one.
+    None of it makes the daemon "not ready", but for a stream that a newer version has written: a
+    roll-back that leaves streams out is not to go on. Else, sending clients to another daemon would
+    neither bring lost records back nor repair compaction, and it would cost them all other streams
+    of this one.
     """
     recently = time.monotonic() - _REFUSED_SECONDS
     for name, host in hosts.items():
@@ -108,7 +122,8 @@ def stream_conditions(
         for words in jetstream(host):
             yield Condition.of("jetstream", words, name)
     for name, reason in broken.items():
-        yield Condition.of("failed_streams", reason, name)
+        kind = "newer_version" if isinstance(reason, Newer) else "failed_streams"
+        yield Condition.of(kind, reason, name)
     for name, words in cleaning.items():
         yield Condition.of("cleaning", words, name)
 

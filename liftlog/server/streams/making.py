@@ -27,7 +27,7 @@ from liftlog.server.streams.dedupe_restoring import (
     learn_more,
     restore_dedupe,
 )
-from liftlog.server.streams.description import history_warnings
+from liftlog.server.streams.description import history_warnings, why_broken
 from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.retention import removes_too_much
 from liftlog.server.streams.settings import (
@@ -37,6 +37,7 @@ from liftlog.server.streams.settings import (
     with_overrides,
 )
 from liftlog.settings import Settings, StreamSettings
+from liftlog.settings.stored import stored_form
 from liftlog.stream import DedupeWindow, Destinations, Sequencer
 
 logger = logging.getLogger("liftlog.server")
@@ -147,7 +148,7 @@ class StreamMaker:
 
     def _leave_alone(self, name: str, error: LiftlogError) -> None:
         """The stream is not served, and is shown as failed."""
-        self._broken[name] = str(error)
+        self._broken[name] = why_broken(error)
         logger.error("stream-not-opened stream=%s error=%s", name, error)
 
     async def _load(self, name: str) -> tuple[StreamHost, RecoveryReport]:
@@ -184,7 +185,7 @@ class StreamMaker:
         if not new or is_stopping():
             return
         records = await self._records.create(
-            {name: settings.to_yaml_dict() for name, settings in new.items()}
+            {name: stored_form(settings) for name, settings in new.items()}
         )
         made = []
         for name, settings in new.items():
@@ -341,7 +342,7 @@ def load_stream(data_dir: DataDir, name: str, configured: StreamSettings | None)
         codec_named(settings.compression)
         log.config = log_config(settings)
     except Exception:
-        log.close()
+        data_dir.keep_clean(name, log.close())
         raise
     return LoadedStream(log, report, settings, origin, overrides)
 

@@ -28,6 +28,7 @@ from liftlog.server.replication.hearing import HUNG_SECONDS
 from liftlog.server.replication.repair import check_same_leader, check_whole
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams import copies
+from liftlog.server.streams.description import why_broken
 from liftlog.server.streams.handing_over import LOOK_SECONDS
 from liftlog.server.streams.local_node import LocalNode
 from liftlog.server.streams.settings import origin_of, settings_of
@@ -188,7 +189,7 @@ class Replica:
                 logger.error("role-not-taken stream=%s error=%s", self.name, error)  # noqa: TRY400
                 self._note_opened()
                 if not isinstance(error, MetadataUnavailable):
-                    broken[self.name] = told = str(error)
+                    broken[self.name] = told = why_broken(error)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._wake.wait()

@@ -17,6 +17,7 @@ from liftlog.errors import (
 from liftlog.log import Log
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings, parse_stream_settings
+from liftlog.settings.stored import stored_form
 
 logger = logging.getLogger("liftlog.server")
 
@@ -168,11 +169,11 @@ def _is_same(one: object, other: object) -> bool:
 
 def record_settings(settings: StreamSettings, origin: str) -> dict[str, Any]:
     """What the record keeps. `origin` says who created the stream: `config` or `api`."""
-    return {**settings.to_yaml_dict(), "origin": origin}
+    return {**stored_form(settings), "origin": origin}
 
 
 def settings_of(record: StreamRecord) -> StreamSettings:
-    """The settings in the record. Raises InvalidArgument."""
+    """The settings in the record. Raises InvalidArgument, NewerFormat."""
     settings = {name: value for name, value in record.settings.items() if name != "origin"}
     return parse_stream_settings(settings, exists=True)
 
@@ -203,7 +204,7 @@ async def save_metadata(host: StreamHost) -> None:
 
 
 def stored_settings(name: str, log: Log) -> StreamSettings:
-    """The settings in the manifest. Raises StreamUnavailable, InvalidArgument."""
+    """The settings in the manifest. Raises StreamUnavailable, InvalidArgument, NewerFormat."""
     try:
         return parse_stream_settings(log.metadata["settings"], exists=True)
     except (KeyError, TypeError) as error:

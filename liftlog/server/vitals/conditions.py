@@ -92,6 +92,15 @@ KINDS: dict[str, Kind] = {
             "see `liftlog cluster status`, and `liftlog docs how-to/cluster-faults`",
         ),
         Kind(
+            "newer_version",
+            Severity.UNREADY,
+            "A newer liftlog has written the stream with what this version does not know, so it is "
+            "not open. Its files are left as they are.",
+            "upgrade this daemon, or go back to the version that has run before: "
+            "`liftlog docs how-to/upgrade`",
+            About.STREAM,
+        ),
+        Kind(
             "draining",
             Severity.UNREADY,
             "The daemon is stopping.",
@@ -125,6 +134,14 @@ KINDS: dict[str, Kind] = {
             Severity.ERROR,
             "Consumers can neither store nor read checkpoints.",
             "see `checkpoints-not-opened` in the log of the daemon, or `liftlog cluster status`",
+        ),
+        Kind(
+            "newer_records",
+            Severity.ERROR,
+            "A newer liftlog has stored checkpoints or consumer groups in a form that this version "
+            "does not know. They are kept, and can be neither read nor changed here.",
+            "upgrade this daemon, or delete them if they are not needed (`liftlog offsets rm`, "
+            "`liftlog group rm`): `liftlog docs how-to/upgrade`",
         ),
         Kind(
             "descriptors",

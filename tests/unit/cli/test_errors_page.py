@@ -20,6 +20,7 @@ ELSEWHERE = {
     "Problem": "what a command finds out by itself, in words and exit codes of its own",
     "SourceDamaged": "a worker process tells its daemon",
     "PatchDamaged": "a worker process tells its daemon",
+    "NoBucket": "a ConfigError, told by a start and by `liftlog cluster init`",
     "NotEnoughServers": "a ConfigError, told by `liftlog cluster init`",
     "NoRecord": "docs/reference/http.md",
     "BodyTooLarge": "docs/reference/http.md",

@@ -38,6 +38,7 @@ class Parts:
             nats_problem="",
             refused_subjects=lambda: self.refused,
             has_checkpoints=True,
+            checkpoints=SimpleNamespace(newer=""),
             conditions=Conditions(),
             stalled_streams=lambda seconds: self.stalled,
             replicated=None,

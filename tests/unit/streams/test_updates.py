@@ -22,6 +22,7 @@ from liftlog.errors import (
 )
 from liftlog.server.streams.administration import Administration
 from liftlog.settings import StreamSettings
+from liftlog.settings.stored import stored_form
 from liftlog.stream import MessageRun
 
 
@@ -351,7 +352,7 @@ async def test_a_cancelled_caller_leaves_no_half_change(
     await second
     retention = host.settings.retention
     assert (retention.max_messages, retention.max_bytes) == (5, 6)
-    assert host.log.metadata["settings"] == host.settings.to_yaml_dict()
+    assert host.log.metadata["settings"] == stored_form(host.settings)
 
 
 async def test_streams_that_are_not_there_or_not_for_changing(

@@ -1,0 +1,58 @@
+"""Records of `_offsets` that a newer version has stored. Pure.
+
+The key of a record says its kind: `<consumer>/<stream>` a checkpoint, `<kind>:...` another one, of
+which this version knows `group`. The value is a JSON object whose `v` is the version of its form.
+What is of another kind, or of a higher version, is kept as it is: it is neither read nor replaced,
+and compaction keeps the newest record of each key, whatever it is. A form that an older version may
+not replace, since that would lose something, has a higher `v`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+
+from liftlog.errors import StreamUnavailable
+from liftlog.groups import state as group_state
+from liftlog.server.checkpoints import checkpoint
+
+_SEPARATOR = b":"
+GROUP = "group"
+CHECKPOINT = "checkpoint"
+_KNOWN = {GROUP: group_state.VERSION, CHECKPOINT: checkpoint.VERSION}
+
+
+def kind_of(key: bytes) -> str:
+    """The kind of record that has this key."""
+    kind, separator, _ = key.partition(_SEPARATOR)
+    return kind.decode("ascii", "replace") if separator else CHECKPOINT
+
+
+def is_newer(key: bytes, value: bytes) -> bool:
+    """Whether only a newer version can know what the record means."""
+    known = _KNOWN.get(kind_of(key))
+    if known is None:
+        return True
+    if value.startswith(f'{{"v":{known},'.encode()):
+        return False  # as nearly always, without a look at the rest
+    try:
+        content = json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    version = content.get("v") if isinstance(content, dict) else None
+    return type(version) is int and version > known
+
+
+def in_words(keys: Iterable[bytes]) -> str:
+    """How many records of which kinds there are."""
+    counts = Counter(map(kind_of, keys))
+    return ", ".join(f"{count} of the kind {kind!r}" for kind, count in sorted(counts.items()))
+
+
+def refusal(what: str) -> StreamUnavailable:
+    """The error of a request that would read or replace such a record."""
+    return StreamUnavailable(
+        f"a newer liftlog has stored the {what}, in a form that this one does not know",
+        hint="upgrade this daemon: `liftlog docs how-to/upgrade`; or delete it if it is not needed",
+    )
