@@ -16,7 +16,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from liftlog.errors import CorruptMetadata, NewerFormat
+from liftlog.errors import CorruptMetadata, NewerFormat, UnsupportedFormat
 from liftlog.log.filesystem import FileSystem, write_all
 from liftlog.log.unreadable import is_passing, read_small_file
 
