@@ -126,7 +126,7 @@ class Inventory:
             if outdated and not name.endswith((*_DERIVED, ".tmp")):
                 self._keep_aside(name)
             elif self.fs.exists(self.directory / name):
-                self.fs.unlink(self.directory / name)
+                self._remove(name)
 
     def _manifest_is_outdated(self, unlisted: Sequence[str]) -> bool:
         """Whether files show that a newer manifest existed, so an old one was put back.
@@ -211,7 +211,17 @@ class Inventory:
         ages = sorted((int(match[1]), int(match[2]), match[0]) for match in tails)
         for i, (base_offset, _, name) in enumerate(ages):
             if base_offset < first or i < len(ages) - _MAX_TAILS:
-                self.fs.unlink(self.directory / name)
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """What cannot be removed now, like a directory of that name, only takes up room; the next
+        start tries again."""
+        try:
+            self.fs.unlink(self.directory / name)
+        except OSError as error:
+            logger.warning(
+                "file-not-removed stream=%s file=%s error=%s", self.directory.name, name, error
+            )
 
     def _check_sealed(self, sealed: list[Segment]) -> None:
         """Sealed files are trusted, since they were synced before the manifest listed them, but

@@ -22,8 +22,8 @@ from typing import Any
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.log.checkpoint_file import read_checkpoint_file, to_json, write_checkpoint_text
 from liftlog.log.filesystem import FileSystem
-from liftlog.log.slot import read_slot
-from liftlog.log.unreadable import is_passing, is_unreadable
+from liftlog.log.slot import known_slot
+from liftlog.log.unreadable import is_passing
 
 MANIFEST_NAME = "manifest"
 COPY_NAME = "manifest.copy"
@@ -285,7 +285,8 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
     if copy.incarnation != main.incarnation:
         # One is of another stream, or of an earlier one of this name. The slot tells which.
         right, wrong = main, COPY_NAME
-        if _slot_is_of(fs, directory, copy) and not _slot_is_of(fs, directory, main):
+        ours = [known_slot(fs, directory, one.lineage) is not None for one in (main, copy)]
+        if ours == [False, True]:
             right, wrong = copy, MANIFEST_NAME
         problems.append(f"{wrong} belongs to another stream")
         return FoundManifest(right, tuple(problems), is_written_twice=False)
@@ -300,16 +301,6 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
         )
     newest = copy if copy.sequence > main.sequence else main
     return FoundManifest(newest, tuple(problems), is_written_twice=copy == main)
-
-
-def _slot_is_of(fs: FileSystem, directory: Path, manifest: Manifest) -> bool:
-    """Whether the acked-end slot belongs to the history of this manifest."""
-    try:
-        return read_slot(fs, directory, manifest.lineage) is not None
-    except OSError as error:
-        if not is_unreadable(error):
-            raise
-        return False
 
 
 def _read_copy(fs: FileSystem, directory: Path) -> tuple[Manifest | None, str]:

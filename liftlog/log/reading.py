@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import NamedTuple
 
 from compaction.ages import TOLERANCE_NS
@@ -37,6 +38,27 @@ class Gap(NamedTuple):
 OnDamage = Callable[[int, int], object]
 
 
+class _reading(storage_errors):  # noqa: N801  # used as a function
+    """As `storage_errors`. After an error the files of the log are opened again: a stale handle
+    stays stale, whatever lies under its name by then."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: LogState) -> None:
+        super().__init__(f"reading {state.name}")
+        self._state = state
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError):
+            self._state.environment.pool.forget_directory(self._state.directory)
+        super().__exit__(kind, error, trace)
+
+
 def read_from(
     state: LogState,
     offset: int,
@@ -47,7 +69,7 @@ def read_from(
     stored: bool = False,
 ) -> LogSlice | None:
     """See `Log.read`. With `stored`, also what is below the log start."""
-    with storage_errors(f"reading {state.name}"):
+    with _reading(state):
         while True:
             view = state.view
             start = offset
@@ -71,7 +93,7 @@ def read_replica(
     state: LogState, offset: int, max_bytes: int, on_damage: OnDamage
 ) -> LogSlice | Gap | None:
     """See `Log.read_replica`."""
-    with storage_errors(f"reading {state.name}"):
+    with _reading(state):
         while True:
             view = state.written_view
             # With all below a gap deleted, the oldest segment begins past the log start.
@@ -127,7 +149,7 @@ def _check_bounds(state: LogState, view: ReadView, offset: int) -> None:
 
 def offset_for_timestamp(state: LogState, timestamp_ns: int) -> int:
     """See `Log.offset_for_timestamp`."""
-    with storage_errors(f"reading {state.name}"):
+    with _reading(state):
         while True:
             view = state.view
             try:

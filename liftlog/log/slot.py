@@ -69,6 +69,19 @@ def read_slot(
     return _read(fs, directory / SLOT_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
 
 
+def known_slot(
+    fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
+) -> SlotState | None:
+    """As `read_slot`; None too where the disk cannot give its bytes. Raises OSError for errors that
+    say nothing about them."""
+    try:
+        return read_slot(fs, directory, lineage, boot_id=boot_id)
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return None
+
+
 def _boot_crc(boot_id: str | None) -> int:
     boot = current_boot_id() if boot_id is None else boot_id
     return crc32c(boot.encode()) if boot else 0

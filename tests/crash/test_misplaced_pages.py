@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish
+from support.ingesting import assert_no_traceback, describe, publish, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 from support.repository import REPOSITORY
@@ -26,7 +26,9 @@ from support.rounds import rounds
 from support.stored_logs import batch_positions
 
 from liftlog.client import Filter, SyncClient, connect_sync
-from liftlog.errors import CorruptRange
+from liftlog.errors import CorruptRange, StreamUnavailable
+from liftlog.log import OsFileSystem
+from liftlog.log.manifest import QuarantinedRange, read_manifest
 from liftlog.records import encode_batch
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
@@ -211,3 +213,87 @@ def test_misplaced_pages(stop: str, server: NatsServer, tmp_path: Path) -> None:
             daemon.kill()
             shutil.rmtree(daemon.data_dir)
             shutil.copytree(tmp_path / "kept", daemon.data_dir)
+
+
+@pytest.mark.parametrize("stop", ["stop", "kill"])
+def test_indexes_of_neighbours(stop: str, server: NatsServer, tmp_path: Path) -> None:
+    """Each segment gets the index of the next one, and then a directory of that name: all that was
+    acked is read, and nothing is quarantined."""
+    with Daemon(server.url, SETTINGS, directory=tmp_path / "daemon") as daemon:
+        books = fill(daemon, server)
+        for harm in (swap_indexes, put_directories):
+            getattr(daemon, stop)()
+            harm(daemon.data_dir / "streams" / "a")
+            daemon.start()
+            for reader in READERS:
+                assert reader(daemon, "a") == Reading(books["a"], set()), harm.__name__
+            with connect_sync(daemon.pull_address) as client:
+                for offset in books["a"]:  # beside each batch
+                    (record,) = client.read("a", offset, offset + 1)
+                    assert (record.value or b"").decode() == books["a"][offset]
+            assert describe(daemon, "a").quarantined == []
+            assert_no_traceback(daemon)
+
+
+def swap_indexes(directory: Path) -> None:
+    paths = sorted(directory.glob("*.index"))
+    assert len(paths) >= 3
+    contents = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(content)
+
+
+def put_directories(directory: Path) -> None:
+    for path in directory.glob("*.log"):
+        for suffix in (".index", ".sketch", ".subjects"):
+            path.with_suffix(suffix).unlink(missing_ok=True)
+            path.with_suffix(suffix).mkdir()
+
+
+def test_a_false_quarantine_is_lifted(server: NatsServer, tmp_path: Path) -> None:
+    """As an index of a neighbour once made it: a restart is enough."""
+    settings = SETTINGS | {"cleaner": {"interval": "100ms"}}
+    with Daemon(server.url, settings, directory=tmp_path / "daemon") as daemon:
+        books = fill(daemon, server)
+        daemon.stop()
+        claimed = quarantine_a_segment(daemon.data_dir)
+        assert len(claimed) > 10
+        daemon.start()
+        until(lambda: not describe(daemon, "a").quarantined)
+        assert in_python(daemon, "a") == Reading(books["a"], set())
+        assert "quarantine-lifted" in daemon.log
+
+
+def quarantine_a_segment(data_dir: Path) -> range:
+    fs = OsFileSystem()
+    directory = data_dir / "streams" / "a"
+    manifest = read_manifest(fs, directory)
+    assert manifest is not None
+    one = manifest.segments[1]
+    bad = QuarantinedRange(
+        one.base_offset, one.next_offset, one.file_name, 0, one.size_bytes, "a claim"
+    )
+    manifest.with_changes(quarantined=(bad,)).write(fs, directory)
+    return range(one.base_offset, one.next_offset)
+
+
+def test_a_segment_that_cannot_be_opened(server: NatsServer, tmp_path: Path) -> None:
+    """That is an error and no damage: the reader is told so, and reads on when it is over."""
+    streams = {  # without message ids nothing is read at a start
+        name: {**one, "dedupe_window": "0s"} for name, one in SETTINGS["streams"].items()
+    }
+    settings = {**SETTINGS, "streams": streams}
+    with Daemon(server.url, settings, directory=tmp_path / "daemon") as daemon:
+        books = fill(daemon, server)
+        daemon.stop()
+        daemon.start()
+        path = sorted((daemon.data_dir / "streams" / "a").glob("*.log"))[1]
+        aside = path.rename(tmp_path / "aside")
+        path.mkdir()
+        with pytest.raises(StreamUnavailable, match="cannot use the stream's files"):
+            in_python(daemon, "a")
+        path.rmdir()
+        aside.rename(path)
+        assert in_python(daemon, "a") == Reading(books["a"], set())
+        assert describe(daemon, "a").quarantined == []
+        assert "storage-failed" in daemon.log

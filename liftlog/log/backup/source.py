@@ -29,7 +29,7 @@ from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry, read_
 from liftlog.log.recovery import find_data_end
 from liftlog.log.resync import is_whole
 from liftlog.log.segment import SteppedOver, walk_batches
-from liftlog.log.slot import SlotState, read_slot
+from liftlog.log.slot import SlotState, known_slot
 from liftlog.log.walk import is_covered
 from liftlog.records.place import Epochs
 
@@ -142,7 +142,7 @@ def _end(
     if clean is not None and clean.is_of(manifest.incarnation, manifest.segments[-1]):
         # A hole after the last record, where more was acked than is left, is in the manifest.
         return max(clean.next_offset, manifest.high_watermark)
-    slot = _slot(fs, data_dir / STREAMS_NAME / name, manifest.lineage, boot_id)
+    slot = _slot(fs, data_dir, name, manifest.lineage, boot_id)
     return slot.acked_end if slot is not None and slot.exact else None
 
 
@@ -163,7 +163,7 @@ def _committed_end(
     if committed.end is not None and committed.incarnation == manifest.incarnation:
         return max(stored, committed.end), committed.behind
     if committed.is_only:
-        slot = _slot(fs, data_dir / STREAMS_NAME / name, manifest.lineage, boot_id)
+        slot = _slot(fs, data_dir, name, manifest.lineage, boot_id)
         if slot is not None and slot.exact:
             return max(stored, slot.acked_end), ""
         if (
@@ -175,11 +175,10 @@ def _committed_end(
     return stored, committed.behind or _NOT_ASKED
 
 
-def _slot(fs: FileSystem, directory: Path, lineage: str, boot_id: str | None) -> SlotState | None:
-    try:
-        return read_slot(fs, directory, lineage, boot_id=boot_id)
-    except OSError:
-        return None
+def _slot(
+    fs: FileSystem, data_dir: Path, name: str, lineage: str, boot_id: str | None
+) -> SlotState | None:
+    return known_slot(fs, data_dir / STREAMS_NAME / name, lineage, boot_id=boot_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from liftlog.log.filesystem import OsFile, ReadOnlyFileSystem
 from liftlog.log.index import SparseIndex, read_index
 from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, find_manifest, read_manifest
 from liftlog.log.recovery import find_data_end
-from liftlog.log.slot import SlotState, read_slot
+from liftlog.log.slot import SlotState, known_slot
 from liftlog.log.walk import Found, Missing, walk
 from liftlog.records.place import Epochs
 
@@ -103,7 +103,7 @@ def read_facts(stream: StreamFiles) -> StreamFacts:
             before = read_manifest(FILES, stream.path)
             if before is None:
                 return StreamFacts(None, "", None, 0)
-            slot = _slot(stream.path, before.lineage)
+            slot = known_slot(FILES, stream.path, before.lineage)
             recovery_point = _recovery_point(stream, before)
             manifest = read_manifest(FILES, stream.path)
             if manifest is not None and manifest.lineage == before.lineage:
@@ -123,13 +123,6 @@ def _problems_of_copies(directory: Path) -> tuple[str, ...]:
             break
         problems = again
     return problems
-
-
-def _slot(directory: Path, lineage: str) -> SlotState | None:
-    try:
-        return read_slot(FILES, directory, lineage)
-    except OSError:
-        return None
 
 
 def _recovery_point(stream: StreamFiles, manifest: Manifest) -> int:

@@ -31,7 +31,7 @@ from liftlog.log.index import (
 from liftlog.log.manifest import MOST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.recovery import ActiveState, find_data_end
 from liftlog.log.segment import Segment, walk_batches
-from liftlog.log.slot import read_slot
+from liftlog.log.slot import known_slot
 from liftlog.log.walk import Missing, walk
 from liftlog.records.format import OFFSET_DELTAS
 
@@ -253,7 +253,7 @@ def _with_identity(
     for state in states:
         for generation in range(max(chain.generation for chain in chosen) + 1):
             claim = manifest.with_changes(incarnation=state.incarnation, generation=generation)
-            if _slot_bears_out(fs, directory, claim):
+            if known_slot(fs, directory, claim.lineage) is not None:
                 return claim
         chain = by_base.get((state.base_offset, state.generation))
         if chain is None or state.position == 0:
@@ -263,13 +263,6 @@ def _with_identity(
         ):
             return manifest.with_changes(incarnation=state.incarnation, generation=state.generation)
     return None
-
-
-def _slot_bears_out(fs: FileSystem, directory: Path, claim: Manifest) -> bool:
-    try:
-        return read_slot(fs, directory, claim.lineage) is not None
-    except OSError:
-        return False
 
 
 def _epochs(chosen: Sequence[Chain]) -> list[tuple[int, int]]:

@@ -27,6 +27,7 @@ from liftlog.errors import (
 )
 from liftlog.protocol.messages import answer_for
 from liftlog.server.vitals.descriptors import for_want_of_descriptors
+from liftlog.server.vitals.disk import for_failed_storage
 
 logger = logging.getLogger("liftlog.server.http")
 
@@ -113,6 +114,9 @@ def failure(error: Exception) -> web.Response:
     if (want := for_want_of_descriptors(error)) is not None:
         logger.error("no-descriptor-left error=%s", error)
         error = want
+    elif (failed := for_failed_storage(error)) is not None:
+        logger.error("storage-failed error=%s", error)
+        error = failed
     elif not isinstance(error, LiftlogError) or not (error.code or isinstance(error, _OWN)):
         logger.error("request-failed", exc_info=error)
         error = InternalError("the daemon failed to answer this request")

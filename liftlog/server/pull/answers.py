@@ -18,6 +18,7 @@ from liftlog.server.pull.send_queue import SendQueue
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.tailing import MAX_TAIL_BYTES
 from liftlog.server.vitals.descriptors import for_want_of_descriptors
+from liftlog.server.vitals.disk import for_failed_storage
 
 logger = logging.getLogger("liftlog.server.pull")
 
@@ -140,6 +141,9 @@ class Answers:
         if (want := for_want_of_descriptors(error)) is not None:
             logger.error("no-descriptor-left peer=%s error=%s", self._peer, error)
             error = want
+        elif (failed := for_failed_storage(error)) is not None:
+            logger.error("storage-failed peer=%s error=%s", self._peer, error)
+            error = failed
         elif not isinstance(error, LiftlogError):
             logger.error("request-failed peer=%s", self._peer, exc_info=error)
             error = InternalError("the daemon failed to answer this request")

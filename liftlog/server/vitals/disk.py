@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from liftlog.errors import StorageError, StreamUnavailable
 from liftlog.log.filesystem import private
 
 PROBE_NAME = "probe"
@@ -29,6 +30,19 @@ _PROBE_BYTES = 64 * 1024
 segment files are allocated ahead, so a nearly full disk may still have much room in its files."""
 _FRESH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
+
+
+def for_failed_storage(error: Exception) -> StreamUnavailable | None:
+    """What clients are answered if `error` says that files cannot be used, which is no damage; else
+    None."""
+    if not isinstance(error, StorageError):
+        return None
+    cause = error.__cause__
+    reason = (cause.strerror if isinstance(cause, OSError) else None) or "an error of the disk"
+    return StreamUnavailable(
+        f"the daemon cannot use the stream's files at the moment: {reason}",
+        hint="try again; the daemon's log names the file",
+    )
 
 
 @dataclass(frozen=True, slots=True)
