@@ -196,6 +196,7 @@ class Daemon:
                 on_chunk_end=broker.intake.chunk_ended,
                 wait_until_ready_to_read=broker.intake.wait_until_ready_to_read,
                 reading_is_held=broker.intake.reading_is_held,
+                stood_still_seconds=self._loop_watch.stood_still_seconds,
             )
             stack.push_async_callback(link.close)
             limits = replace(

@@ -6,6 +6,10 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
+import struct
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ from support.raw_nats import RawNats, ServerError
 
 pytestmark = pytest.mark.integration
 
+STILL_SECONDS = 1.5
 STREAMS = {"in": {"subject": "in.>", "max_message_bytes": "2MiB"}}
 
 
@@ -185,6 +190,70 @@ def test_a_slow_consumer() -> None:
             [loss] = describe(daemon, "in").possible_losses
             assert "slow consumer" in loss["reason"]
             assert 0 < loss["offset"] < 401
+
+
+class Relay:
+    """Passes one connection on to `port`, and resets it as the kernel does for nats-server once it
+    has given up a client that does not read."""
+
+    def __init__(self, port: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._to = port
+        self._client: socket.socket | None = None
+        self._all: list[socket.socket] = [self._listener]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._to))
+                self._client = client
+                self._all += [client, server]
+                for one, other in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        assert self._client is not None
+        linger = struct.pack("ii", 1, 0)
+        self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self._client.shutdown(socket.SHUT_RD)  # wakes the thread that holds it
+        self._client.close()
+
+    def close(self) -> None:
+        for one in self._all:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that holds it
+            one.close()
+
+
+def test_a_slow_consumer_whose_connection_is_reset() -> None:
+    """A reset discards what had not arrived, so the daemon finds hardly anything unread: it knows
+    only that it stood still."""
+    with NatsServer() as server, contextlib.closing(Relay(server.port)) as relay:
+        with serving(f"nats://127.0.0.1:{relay.port}") as daemon:
+
+            def stand_still() -> None:
+                with RawNats(server.port) as raw:
+                    for _ in range(10):
+                        raw.pub("in.a", b"x" * 100)
+                    raw.ping()
+                time.sleep(STILL_SECONDS)  # nothing announces it
+                relay.reset()
+
+            frozen(daemon, stand_still)
+            until(lambda: daemon.metric("liftlog_nats_disconnects_total") == 1)
+            assert lost(daemon, "slow_consumer") == 1
+            assert daemon.metric("liftlog_nats_slow_consumer_errors_total") == 1
+            until(lambda: daemon.ready)
+            assert "slow consumer" in describe(daemon, "in").possible_losses[0]["reason"]
 
 
 def test_a_server_that_is_killed_under_load_is_no_slow_consumer() -> None:

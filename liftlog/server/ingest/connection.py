@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,9 @@ _MAX_UNSENT_BYTES = 16 * 1024 * 1024
 _BEHIND_BYTES = 256 * 1024
 """If at least this much was unread at the end, NATS closed the connection because the daemon was
 slow."""
+_STILL_SECONDS = 1.0
+"""If the daemon did not read for so long before the end, NATS had reason to call it slow."""
+_JUST_NOW_SECONDS = 5.0
 
 
 class NatsConnection:
@@ -55,7 +59,9 @@ class NatsConnection:
         wait_until_ready_to_read: Callable[[], Awaitable[None]],
         reading_is_held: Callable[[], bool],
         tls_name: str = "",
+        stood_still_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`stood_still_seconds` tells for how long the process did not run just now."""
         self.address = address
         self.ending: Ending | None = None
         self.lame_duck = False
@@ -82,6 +88,9 @@ class NatsConnection:
         self._on_change = on_change
         self._wait_ready = wait_until_ready_to_read
         self._reading_is_held = reading_is_held
+        self._stood_still_seconds = stood_still_seconds
+        self._held_since = 0.0
+        self._held = (0.0, 0.0)  # until when reading was held last, and for how long
         self._last_sid = 0
         self._client, self._transport = make_client(
             seam,
@@ -221,6 +230,15 @@ class NatsConnection:
                 "NATS closed the connection while the daemon was behind with reading, by "
                 f"{behind_bytes >> 10} KiB at least: for NATS a slow consumer",
             )
+        if isinstance(error, nats.errors.UnexpectedEOF | OSError):
+            still = self._not_read_seconds()
+            if still >= _STILL_SECONDS:
+                # A reset discards what had arrived, so nothing was found unread.
+                return Ending(
+                    Cause.SLOW_CONSUMER,
+                    "NATS closed the connection after the daemon had not read for "
+                    f"{still:.0f} s: for NATS a slow consumer",
+                )
         if self.lame_duck:
             return Ending(
                 Cause.LAME_DUCK, "the NATS server has stopped, and there was no other to go to"
@@ -232,6 +250,15 @@ class NatsConnection:
         if isinstance(error, OSError):
             return Ending(Cause.NETWORK, f"the connection to NATS broke: {error}")
         return Ending(Cause.OTHER, f"the connection to NATS was given up: {error!r}")
+
+    def _not_read_seconds(self) -> float:
+        """For how long the daemon did not read just now."""
+        now = time.monotonic()
+        until, seconds = self._held
+        if self._held_since:
+            until, seconds = now, now - self._held_since
+        held = seconds if now - until <= _JUST_NOW_SECONDS else 0.0
+        return max(held, self._stood_still_seconds())
 
     def on_info(self, info: Mapping[str, Any]) -> None:
         urls = info.get("connect_urls")
@@ -246,10 +273,17 @@ class NatsConnection:
 
     async def _pressure(self) -> None:
         """Awaited by the parser after each chunk: pauses reading while too much is unsent."""
-        if self._transport.unsent_bytes() > _MAX_UNSENT_BYTES:
-            with contextlib.suppress(OSError):
-                await self._transport.drain()
-        await self._wait_ready()
+        self._held_since = time.monotonic()
+        try:
+            if self._transport.unsent_bytes() > _MAX_UNSENT_BYTES:
+                with contextlib.suppress(OSError):
+                    await self._transport.drain()
+            await self._wait_ready()
+        finally:
+            now = time.monotonic()
+            if now - self._held_since >= _STILL_SECONDS:
+                self._held = (now, now - self._held_since)
+            self._held_since = 0.0
 
     def _is_pressed(self) -> bool:
         """Whether `_pressure` would have to wait."""

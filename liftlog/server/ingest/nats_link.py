@@ -68,6 +68,7 @@ class NatsLink:
 
     `on_chunk_end()` is called after the messages of one read were delivered. While
     `reading_is_held()`, the link awaits `wait_until_ready_to_read()` before it reads more.
+    `stood_still_seconds()` tells for how long the process did not run just now.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class NatsLink:
         on_chunk_end: Callable[[], None],
         wait_until_ready_to_read: Callable[[], Awaitable[None]],
         reading_is_held: Callable[[], bool],
+        stood_still_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._settings = settings
         self._servers = servers
@@ -87,6 +89,7 @@ class NatsLink:
         self._on_chunk_end = on_chunk_end
         self._wait_ready = wait_until_ready_to_read
         self._reading_is_held = reading_is_held
+        self._stood_still_seconds = stood_still_seconds
         self._connection: NatsConnection | None = None
         self._handover: Handover | None = None
         self._echoes = Echoes(time.monotonic)
@@ -261,6 +264,7 @@ class NatsLink:
             wait_until_ready_to_read=self._wait_ready,
             reading_is_held=self._reading_is_held,
             tls_name=self._settings.tls.hostname or address.tls_name,
+            stood_still_seconds=self._stood_still_seconds,
         )
         try:
             await connection.log_in(self._settings)

@@ -11,6 +11,8 @@ from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 _INTERVAL_SECONDS = 0.25
 """Four wake-ups a second: few enough for an idle daemon, and enough to see every call that blocks
 the loop for longer."""
+_STILL_SECONDS = 1.0
+_JUST_NOW_SECONDS = 5.0
 
 
 class SyncTimes:
@@ -47,13 +49,26 @@ class LoopWatch:
     def __init__(self) -> None:
         self.lag = Histogram(LATENCY_BOUNDS)
         self.last_lag_seconds = 0.0
+        self._due = 0.0
+        self._stood_still = (0.0, 0.0)  # until when, for how long
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        due = time.monotonic() + _INTERVAL_SECONDS
+        self._due = time.monotonic() + _INTERVAL_SECONDS
         while True:
-            await asyncio.sleep(due - time.monotonic())
+            await asyncio.sleep(self._due - time.monotonic())
             now = time.monotonic()
-            self.last_lag_seconds = max(now - due, 0.0)
+            self.last_lag_seconds = max(now - self._due, 0.0)
             self.lag.observe(self.last_lag_seconds)
-            due = now + _INTERVAL_SECONDS
+            if self.last_lag_seconds >= _STILL_SECONDS:
+                self._stood_still = (now, self.last_lag_seconds)
+            self._due = now + _INTERVAL_SECONDS
+
+    def stood_still_seconds(self) -> float:
+        """For how long the event loop did not run just now: the process was stopped, its machine
+        stood still, or a call blocked it. 0.0 if it was less than a second, or a while ago."""
+        now = time.monotonic()
+        if self._due and now - self._due >= _STILL_SECONDS:  # its own turn is yet to come
+            return now - self._due
+        until, seconds = self._stood_still
+        return seconds if now - until <= _JUST_NOW_SECONDS else 0.0
