@@ -15,7 +15,7 @@ import yaml
 from support.promql import Expression, read
 from support.repository import REPOSITORY
 
-from liftlog.server.metrics.table import METRICS
+from liftlog.server.metrics.table import GROUPS, METRICS
 from liftlog.stream.refusals import DISK_FULL, OVERLOADED, STORE_FAILED
 
 PROMETHEUS = REPOSITORY / "config" / "prometheus"
@@ -196,6 +196,36 @@ def test_the_dashboard_shows_what_matters() -> None:
             assert metric.name not in left_out, metric.name
 
 
+def test_the_dashboard_shows_the_lag_of_every_kind_of_reader() -> None:
+    by_title = {
+        panel["title"]: " ".join(one["expr"] for one in panel.get("targets", []))
+        for panel in panels()
+    }
+    for title in ("Largest lag", "Consumer lag"):
+        for metric in ("liftlog_consumer_lag", "liftlog_group_lag"):
+            assert metric in by_title[title], title
+    shown = {name for _, expr in queries() for name in check(read(readable(expr)))}
+    left_out = {metric.name for metric in GROUPS} - shown
+    # Each slot has a line of its own, and the two counts are of the daemon's memory.
+    assert left_out == {
+        "liftlog_group_generation",
+        "liftlog_group_slot_lag",
+        "liftlog_group_member_slots",
+        "liftlog_groups",
+        "liftlog_groups_not_shown",
+    }
+
+
+@pytest.mark.parametrize(
+    "panel", [one for one in panels() if one["type"] != "row"], ids=lambda one: one["title"]
+)
+def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
+    text = panel.get("description", "")
+    assert len(text) > 40
+    assert text.endswith(".")
+    assert text.removesuffix(".") != panel["title"]
+
+
 def test_the_dashboard_is_sound() -> None:
     ids = [panel["id"] for panel in panels()]
     assert len(set(ids)) == len(ids)
@@ -245,6 +275,13 @@ def test_the_profile_finds_its_files() -> None:
     (target,) = job["static_configs"][0]["targets"]
     listen = compose["services"]["liftlog"]["environment"]["LIFTLOG_HTTP__LISTEN"]
     assert target == f"liftlog:{listen.rpartition(':')[2]}"
+    (nodes,) = job["dns_sd_configs"]
+    members = {
+        name: one["environment"]["LIFTLOG_HTTP__LISTEN"].rpartition(":")[2]
+        for name, one in compose["services"].items()
+        if name.startswith("node-")
+    }
+    assert {name: str(nodes["port"]) for name in nodes["names"]} == members
     provisioning = mounted["/etc/grafana/provisioning"]
     source = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
