@@ -54,8 +54,8 @@ def test_what_the_table_lacks() -> None:
 
 
 def test_what_is_not_meant_for_clients_is_masked() -> None:
-    for error in (RuntimeError("secret"), StorageError("/secret/path")):
+    for error, status in ((RuntimeError("secret"), 500), (StorageError("/secret/path"), 503)):
         response = failures.failure(error)
-        assert response.status == 500
+        assert response.status == status
         assert response.text is not None
         assert "secret" not in response.text
