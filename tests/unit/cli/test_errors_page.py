@@ -22,7 +22,6 @@ ELSEWHERE = {
     "PatchDamaged": "a worker process tells its daemon",
     "NoBucket": "a ConfigError, told by a start and by `liftlog cluster init`",
     "NotEnoughServers": "a ConfigError, told by `liftlog cluster init`",
-    "NoBucket": "a ConfigError, told by a node that finds no metadata",
     "NoRecord": "docs/reference/http.md",
     "BodyTooLarge": "docs/reference/http.md",
     "UnsupportedMedia": "docs/reference/http.md",
