@@ -22,7 +22,7 @@ In each case a segment is at least as old as the time for which this process has
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TOLERANCE_NS = 60 * 1_000_000_000
 """Stamps may lie this far ahead of the present time: clocks of machines differ a little."""
@@ -30,53 +30,56 @@ FIRST_CREDIBLE_NS = 1_577_836_800_000_000_000  # 2020-01-01
 """A clock that shows less was never set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Witnesses:
-    """What is known of the age of one segment.
-
-    `held_ns` is the time for which this process has had all of its records, and `is_timed` whether
-    it was written just then. `first_ns` and `file_ns` return the stamp of its first record and the
-    time of the last change of its file, 0 if unknown; they may read, and are called only if a stamp
-    is not credible. `stamp_ns` is 0 for a segment without records.
-    """
+class Witness(NamedTuple):
+    """What is known of the age of one segment: the stamp of its newest record, 0 without records;
+    the time for which this process has had all of them; whether it was written just then."""
 
     stamp_ns: int
     held_ns: int = 0
     is_timed: bool = False
-    first_ns: Callable[[], int] = int
-    file_ns: Callable[[], int] = int
+
+
+Asked = Callable[[int], int]
+"""Returns a time of the segment with this index, 0 if unknown. May read."""
 
 
 def is_credible(stamp_ns: int, now_ns: int) -> bool:
     return FIRST_CREDIBLE_NS <= stamp_ns <= now_ns + TOLERANCE_NS
 
 
-def newest_times(segments: Sequence[Witnesses], now_ns: int) -> list[int]:
+def newest_times(
+    segments: Sequence[Witness],
+    now_ns: int,
+    *,
+    first_ns: Asked = lambda index: 0,
+    file_ns: Asked = lambda index: 0,
+) -> list[int]:
     """When the newest record of each segment was stored, as far as can be known, in the time that
-    `now_ns` belongs to. `segments` are in the order of the log. Takes linear time."""
+    `now_ns` belongs to. `segments` are in the order of the log. `first_ns` returns the stamp of the
+    first record of a segment, `file_ns` the time of the last change of its file; they are called
+    only if a stamp is not credible. Takes linear time."""
     times = [0] * len(segments)
     later: int | None = None  # the first credible time of a record after segment i
     for i in range(len(segments) - 1, -1, -1):
         one = segments[i]
-        times[i] = _newest_time(one, now_ns, later)
-        if one.stamp_ns and _is_certain(one, now_ns):
-            later = times[i]
+        held_since = now_ns - one.held_ns
+        if one.is_timed:
+            later = times[i] = held_since
+        elif _is_certain(one, now_ns):
+            times[i] = min(one.stamp_ns, held_since)
+            later = times[i] if one.stamp_ns else later
+        else:
+            times[i] = _uncertain_time(file_ns(i), later, held_since, now_ns)
         if i and not one.is_timed and not _is_certain(segments[i - 1], now_ns):
-            first = one.first_ns()
+            first = first_ns(i)
             later = first if is_credible(first, now_ns) else later
     return times
 
 
-def _is_certain(one: Witnesses, now_ns: int) -> bool:
+def _is_certain(one: Witness, now_ns: int) -> bool:
     return one.is_timed or not one.stamp_ns or is_credible(one.stamp_ns, now_ns)
 
 
-def _newest_time(one: Witnesses, now_ns: int, later: int | None) -> int:
-    held_since = now_ns - one.held_ns
-    if one.is_timed:
-        return held_since
-    if _is_certain(one, now_ns):
-        return min(one.stamp_ns, held_since)
-    found = one.file_ns()
-    known = [time for time in (found, later) if time is not None and is_credible(time, now_ns)]
+def _uncertain_time(file_ns: int, later: int | None, held_since: int, now_ns: int) -> int:
+    known = [time for time in (file_ns, later) if time is not None and is_credible(time, now_ns)]
     return min([*known, held_since])

@@ -38,7 +38,8 @@ logger = logging.getLogger("liftlog.server")
     "-y",
     "assume_yes",
     is_flag=True,
-    help="Start even if new retention limits delete more than a tenth of a stream.",
+    help="Start even if new retention limits delete more than a tenth of a stream, and believe the "
+    "clock if it stepped ahead.",
 )
 @debug_option
 def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> int:

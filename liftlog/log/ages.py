@@ -4,9 +4,8 @@ in `compaction.ages`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
-from compaction.ages import TOLERANCE_NS, Witnesses, newest_times
+from compaction.ages import TOLERANCE_NS, Witness, newest_times
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.log.environment import LogEnvironment
 from liftlog.log.segment import Segment
@@ -20,18 +19,19 @@ def newest_times_of(
     """The time of the newest record of each of the `segments` of a log; see `newest_times`. May
     read a few headers if stamps are not credible."""
     monotonic_ns = environment.clock.monotonic_ns()
+    known = [
+        Witness(
+            one.max_timestamp_ns if one.record_count else 0,
+            _since(one.held_since_ns, monotonic_ns),
+            one.is_timed,
+        )
+        for one in segments
+    ]
     return newest_times(
-        [
-            Witnesses(
-                segment.max_timestamp_ns if segment.record_count else 0,
-                _since(segment.held_since_ns, monotonic_ns),
-                is_timed=segment.is_timed,
-                first_ns=partial(first_stamp_ns, environment, segment),
-                file_ns=partial(_file_ns, environment, segment),
-            )
-            for segment in segments
-        ],
+        known,
         now_ns,
+        first_ns=lambda i: first_stamp_ns(environment, segments[i]),
+        file_ns=lambda i: _file_ns(environment, segments[i]),
     )
 
 

@@ -4,70 +4,80 @@ from __future__ import annotations
 
 import pytest
 
-from compaction.ages import Witnesses, newest_times
+from compaction.ages import Witness, newest_times
 from compaction.planning import CompactionPolicy, plan_compaction
 
 HOUR = 3600 * 10**9
 NOW = 1_800_000_000 * 10**9
 
 
-def ahead(**known: object) -> Witnesses:
-    return Witnesses(NOW + 2 * HOUR, **known)  # type: ignore[arg-type]
+AHEAD = NOW + 2 * HOUR
 
 
-def right(hours: float, **known: object) -> Witnesses:
-    return Witnesses(NOW - int(hours * HOUR), **known)  # type: ignore[arg-type]
+def right(hours: float) -> Witness:
+    return Witness(NOW - int(hours * HOUR))
+
+
+def times(*segments: Witness, **asked: dict[int, int]) -> list[int]:
+    """`first` and `file` have what is known of some segments, by their index."""
+    first, file = asked.get("first", {}), asked.get("file", {})
+    return newest_times(
+        segments, NOW, first_ns=lambda i: first.get(i, 0), file_ns=lambda i: file.get(i, 0)
+    )
 
 
 def test_credible_stamps_are_believed() -> None:
-    assert newest_times([right(3), right(2), right(1)], NOW) == [
-        NOW - 3 * HOUR,
-        NOW - 2 * HOUR,
-        NOW - HOUR,
-    ]
+    assert times(right(3), right(2), right(1)) == [NOW - 3 * HOUR, NOW - 2 * HOUR, NOW - HOUR]
 
 
 def test_what_was_stored_later_judges_a_stamp_that_is_ahead() -> None:
-    later = right(1, first_ns=lambda: NOW - 2 * HOUR)
-    assert newest_times([ahead(), ahead(), later], NOW)[:2] == [NOW - 2 * HOUR] * 2
+    found = times(Witness(AHEAD), Witness(AHEAD), right(1), first={2: NOW - 2 * HOUR})
+    assert found[:2] == [NOW - 2 * HOUR] * 2
 
 
 def test_the_time_of_the_file_judges_it_if_that_is_less() -> None:
-    found = newest_times([ahead(file_ns=lambda: NOW - 5 * HOUR), right(1)], NOW)
-    assert found[0] == NOW - 5 * HOUR
-    found = newest_times([ahead(file_ns=lambda: NOW + 2 * HOUR), right(1)], NOW)
-    assert found[0] == NOW - HOUR
+    assert times(Witness(AHEAD), right(1), file={0: NOW - 5 * HOUR})[0] == NOW - 5 * HOUR
+    assert times(Witness(AHEAD), right(1), file={0: AHEAD})[0] == NOW - HOUR
 
 
 def test_without_a_witness_it_is_young() -> None:
-    assert newest_times([ahead(), ahead()], NOW) == [NOW, NOW]
-    assert newest_times([ahead(held_ns=HOUR), ahead()], NOW) == [NOW - HOUR, NOW]
+    assert times(Witness(AHEAD), Witness(AHEAD)) == [NOW, NOW]
+    assert times(Witness(AHEAD, HOUR), Witness(AHEAD)) == [NOW - HOUR, NOW]
 
 
 @pytest.mark.parametrize("stamp", [10**9, NOW - 24 * HOUR])
 def test_a_later_stamp_that_is_lower_makes_no_record_old(stamp: int) -> None:
     """A machine that boots in 1970, or with a slow clock, stores a record."""
-    slow = Witnesses(stamp, first_ns=lambda: stamp)
-    assert newest_times([right(1), slow, right(0.5)], NOW)[0] == NOW - HOUR
+    assert times(right(1), Witness(stamp), right(0.5), first={1: stamp})[0] == NOW - HOUR
 
 
 def test_a_clock_that_was_never_set_does_not_make_its_records_old() -> None:
-    found = newest_times([Witnesses(10**9), right(1, first_ns=lambda: NOW - 2 * HOUR)], NOW)
-    assert found[0] == NOW - 2 * HOUR
+    assert times(Witness(10**9), right(1), first={1: NOW - 2 * HOUR})[0] == NOW - 2 * HOUR
 
 
 def test_what_this_process_has_written_is_as_old_as_it_knows() -> None:
-    for stamp in (10**9, NOW - 40 * HOUR, NOW, NOW + 2 * HOUR):
-        one = Witnesses(stamp, 3 * HOUR, is_timed=True)
-        assert newest_times([one, right(1)], NOW)[0] == NOW - 3 * HOUR
+    for stamp in (10**9, NOW - 40 * HOUR, NOW, AHEAD):
+        assert times(Witness(stamp, 3 * HOUR, is_timed=True), right(1))[0] == NOW - 3 * HOUR
 
 
 def test_no_file_is_read_while_stamps_are_credible() -> None:
-    def refuse() -> int:
+    def refuse(index: int) -> int:
         raise AssertionError("read")
 
-    many = [right(3 - i / 1000, first_ns=refuse, file_ns=refuse) for i in range(1000)]
-    assert len(newest_times(many, NOW)) == 1000
+    many = [right(3 - i / 1000) for i in range(1000)]
+    assert len(newest_times(many, NOW, first_ns=refuse, file_ns=refuse)) == 1000
+
+
+def test_each_header_is_read_at_most_once() -> None:
+    read: list[int] = []
+
+    def first(index: int) -> int:
+        read.append(index)
+        return AHEAD
+
+    many = [Witness(AHEAD)] * 1000
+    newest_times(many, NOW, first_ns=first)
+    assert len(read) == len(set(read)) == 999
 
 
 class Segment:
