@@ -202,6 +202,14 @@ def status() -> ExitCode:
             )
         if behind:
             note(f"{plural(len(behind), 'stream')} under-replicated: {', '.join(behind)}")
+        for one in found.replicated:
+            down = _missed(found, one)
+            if down:
+                names = ", ".join(down)
+                note(
+                    f"No node leads {one.name}: all that was acked is only on nodes that are down: "
+                    f"{names}. Start {'it' if len(down) == 1 else 'one of them'}."
+                )
         lost = [one.name for one in found.replicated if not one.has_whole_copy]
         if lost:
             note(
@@ -219,6 +227,14 @@ def status() -> ExitCode:
             note(f"{plural(len(moving), 'stream')} moving: {', '.join(moving)}")
     is_bad = behind or moving or set_back or found.is_store_lost
     return ExitCode.FAILED if is_bad else ExitCode.OK
+
+
+def _missed(found: ClusterInfo, stream: ClusterStream) -> list[str]:
+    """The nodes that are down and have the complete copies of a stream without a leader; empty
+    if one of them runs."""
+    whole = [*stream.isr, *stream.eligible] if stream.leader is None else []
+    live = {one.node for one in found.members if one.live}
+    return [] if live & {*whole} else whole
 
 
 @cluster_commands.command()

@@ -295,7 +295,10 @@ PROCESS = (
 REPLICATION = (
     *_per(
         ("stream",),
-        _gauge("leader", "1 if this node leads the stream, 0 if it follows"),
+        _gauge(
+            "leader",
+            "1 if this node leads the stream, 0 if it follows; 0 from every node if none leads it",
+        ),
         _gauge("isr_size", "Replicas in sync; only from the leader"),
         _gauge("under_replicated", "1 if a replica is not in sync; only from the leader"),
         _gauge(

@@ -197,7 +197,9 @@ def _replication_values(
     clocks = streams.clocks.known()
     leading: dict[tuple[str, ...], float] = {(name,): 1 for name in led}
     return {
-        "liftlog_leader": leading | {(name,): 0 for name in followed},
+        "liftlog_leader": {(one.name,): 0 for one in streams.without_leader()}
+        | {(name,): 0 for name in followed}
+        | leading,
         "liftlog_isr_size": {(name,): len(record.isr) for name, record in records.items()},
         "liftlog_under_replicated": {
             (name,): len(record.isr) < len(record.replicas) for name, record in records.items()

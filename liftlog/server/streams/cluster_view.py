@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import StreamRecord
 from liftlog.errors import LiftlogError, NotLeader, NotReady, StreamNotFound
 from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream
 from liftlog.server.commits.host import StreamHost
@@ -20,10 +21,11 @@ def describe_cluster(
     may_read: Callable[[str], bool],
     silent_seconds: Callable[[str], float],
     clock_ahead_seconds: Callable[[str], float],
+    is_down: Callable[[str], bool],
 ) -> ClusterInfo:
     """The cluster, with the streams that the caller may read. Offsets are those of this node.
-    `silent_seconds` tells for how long this one has heard nothing of another one,
-    `clock_ahead_seconds` how far the clock of another one is ahead."""
+    `silent_seconds` tells for how long this one has heard nothing of another one, `is_down` whether
+    that one has no session either, `clock_ahead_seconds` how far its clock is ahead."""
     directory = mirror.directory
     records = [one for one in mirror.records.values() if not one.deleted]
     held = Counter(node for record in records for node in record.members)
@@ -53,7 +55,7 @@ def describe_cluster(
         streams.append(
             ClusterStream(
                 name,
-                record.leader,
+                leader_of(record, is_down),
                 record.leader_epoch,
                 list(record.replicas),
                 list(record.isr),
@@ -73,23 +75,49 @@ def describe_cluster(
     )
 
 
-def not_leader(member: Member, mirror: Mirror, name: str) -> LiftlogError:
+def leader_of(record: StreamRecord, is_down: Callable[[str], bool]) -> str | None:
+    """The node that leads the stream. A node that is down leads nothing, whatever the record says:
+    that names it for as long as no other replica can take over."""
+    return None if record.leader is None or is_down(record.leader) else record.leader
+
+
+def why_without_leader(record: StreamRecord, is_down: Callable[[str], bool]) -> tuple[str, str]:
+    """Why no node leads the stream, and what to do."""
+    whole = record.isr or record.eligible
+    if not whole:
+        return (
+            "no complete copy of it is left",
+            f"if an older one is to lead, and what it lacks is given up: `liftlog cluster elect "
+            f"{record.name} --node NODE --lost {','.join(record.replicas)}`",
+        )
+    if all(map(is_down, whole)):
+        names = ", ".join(whole)
+        start = f"start node {names}" if len(whole) == 1 else f"start one of the nodes {names}"
+        return f"all that was acked is only on nodes that are down: {names}", start
+    return "another replica is about to take over", "try again"
+
+
+def not_leader(
+    member: Member, mirror: Mirror, name: str, is_down: Callable[[str], bool]
+) -> LiftlogError:
     """The error for a request that only the leader of `name` can answer."""
     record = mirror.records.get(name)
     if record is None or record.deleted:
         return StreamNotFound(f"there is no stream {name!r}")
-    leader = record.leader or ""
+    leader = leader_of(record, is_down) or ""
     info = mirror.directory.nodes.get(leader)
     address = "" if info is None else info.address
+    hint = f"connect to {address}" if address else "try again"
     if not leader:
-        message = f"stream {name} has no leader at the moment"
+        why, hint = why_without_leader(record, is_down)
+        message = f"stream {name} has no leader: {why}"
     elif leader == member.name:
         message = f"node {leader} is elected to lead stream {name}, and does not lead it yet"
     else:
         message = f"stream {name} is led by node {leader}, not by {member.name}"
     return NotLeader(
         message,
-        hint=f"connect to {address}" if address else "try again",
+        hint=hint,
         leader=leader,
         address=address,
         replicas=list(record.replicas),

@@ -113,6 +113,7 @@ class ClusterNode:
         broker.replicated = streams
         broker.conditions.add(streams.clocks.conditions)
         broker.clock_keeper.is_confirmed = lambda: streams.clocks.verdict().confirmed
+        broker.conditions.add(streams.conditions)
         await asyncio.to_thread(own_offsets.set_aside, self._data_dir)
         interval = cluster.balance_interval_seconds
         for work in (

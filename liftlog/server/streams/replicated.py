@@ -48,6 +48,7 @@ from liftlog.server.streams.replica import Replica
 from liftlog.server.streams.settings import origin_of, record_settings, settings_of
 from liftlog.server.streams.successors import Successors
 from liftlog.server.vitals.clock_guard import STEP_NS
+from liftlog.server.vitals.conditions import Condition
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
@@ -550,9 +551,32 @@ class ReplicatedStreams:
         record = self.known(name)
         if record is None or record.leader == self.member.name:
             return None
-        if record.leader is None:
+        leader = self.leader_of(record)
+        if leader is None:
             raise self.not_leader(name)
-        return record.leader
+        return leader
+
+    def is_down(self, node: str) -> bool:
+        """Whether a node has no session, and this one does not hear it."""
+        is_live = node == self.member.name or node in self.mirror.directory.live
+        return not is_live and self.silent_seconds(node) > 0
+
+    def leader_of(self, record: StreamRecord) -> str | None:
+        """See `cluster_view.leader_of`."""
+        return cluster_view.leader_of(record, self.is_down)
+
+    def without_leader(self) -> list[StreamRecord]:
+        """The streams of the cluster that no node leads."""
+        records = [one for one in self.mirror.records.values() if not one.deleted]
+        leaders = {one.leader for one in records}
+        leading = {node for node in leaders if node is not None and not self.is_down(node)}
+        return [one for one in records if one.leader not in leading]
+
+    def conditions(self) -> Iterable[Condition]:
+        """What is wrong with streams of the cluster, here or elsewhere."""
+        for record in self.without_leader():
+            why, todo = cluster_view.why_without_leader(record, self.is_down)
+            yield Condition.of("no_leader", f"no node leads it: {why}. {todo}", record.name)
 
     def leads(self, name: str) -> bool:
         """Whether this node leads the stream, as the record says."""
@@ -635,6 +659,7 @@ class ReplicatedStreams:
             may_read,
             self.silent_seconds,
             self.clocks.shown_seconds,
+            self.is_down,
         )
         session, now = self.session, time.monotonic()
         return replace(found, is_store_lost=session is not None and now >= session.deadline)
@@ -662,7 +687,7 @@ class ReplicatedStreams:
 
     def not_leader(self, name: str) -> LiftlogError:
         """The error for a request that only the leader of `name` can answer."""
-        return cluster_view.not_leader(self.member, self.mirror, name)
+        return cluster_view.not_leader(self.member, self.mirror, name, self.is_down)
 
     def check_leads(self, name: str) -> None:
         """Raises NotLeader unless this node leads the stream, NotReady while it begins to."""

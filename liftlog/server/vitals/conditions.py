@@ -123,6 +123,14 @@ KINDS: dict[str, Kind] = {
             About.STREAM,
         ),
         Kind(
+            "no_leader",
+            Severity.ERROR,
+            "No node of the cluster leads the stream: its messages are not recorded, and it cannot "
+            "be read.",
+            "see `liftlog cluster status`, and `liftlog docs how-to/cluster-faults`",
+            About.STREAM,
+        ),
+        Kind(
             "lost_records",
             Severity.ERROR,
             "Records that were acked cannot be read any more.",

@@ -14,6 +14,7 @@ from acl.policy import Policy
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.server.replication.membership import NodeInfo
+from liftlog.server.streams.cluster_view import leader_of
 from liftlog.server.web.pages import cluster as cluster_page
 
 STARTS = {"a": 1, "b": 1, "c": 1}
@@ -51,6 +52,12 @@ class Node:
     def silent_seconds(self, node: str) -> float:
         return 4.0 * (node in self.silent)
 
+    def is_down(self, node: str) -> bool:
+        return node in self.silent and node not in self.mirror.directory.live
+
+    def leader_of(self, record: StreamRecord) -> str | None:
+        return leader_of(record, self.is_down)
+
     def answerer(self, name: str) -> None:
         """This node answers itself, with what it knows."""
 
@@ -85,6 +92,16 @@ async def test_a_node_that_is_not_heard_is_neither_live_nor_in_sync(
     async with site() as browser:
         data = json.loads((await browser.get("/ui/cluster.json"))[1])
     assert data["totals"] == {"live": 1, "streams": 2, "troubled": 2}
+
+
+async def test_a_node_that_is_down_leads_nothing(site: Any, orders: Any, join: Any) -> None:
+    """The record names it for as long as no other replica can take over."""
+    node = Node(record("of_c", replicas=("c",), isr=("c",), leader="c"))
+    node.silent.add("c")
+    join(node)
+    async with site() as browser:
+        [row] = json.loads((await browser.get("/ui/cluster.json"))[1])["streams"]
+    assert (row["state"], row["leader"], row["leader_page"]) == ("no leader", "", "")
 
 
 async def test_what_needs_help_comes_first(site: Any, orders: Any, join: Any) -> None:

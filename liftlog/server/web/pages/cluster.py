@@ -70,10 +70,11 @@ def standing(
     streams: ReplicatedStreams, record: StreamRecord, lags: Mapping[str, int]
 ) -> dict[str, Any]:
     """Where a stream stands. `lag` is the largest that is known here."""
-    leader = "" if record.leader is None else record.leader
+    leader = streams.leader_of(record) or ""
+    silent = {node for node in record.isr if streams.silent_seconds(node)}
     return {
         "name": record.name,
-        "state": _state(record, {node for node in record.isr if streams.silent_seconds(node)}),
+        "state": _state(record, silent) if leader else NO_LEADER,
         "leader": leader,
         "leader_page": page_of(streams, leader, record.name),
         "leader_epoch": record.leader_epoch,
@@ -95,9 +96,8 @@ def without_lags(row: dict[str, Any]) -> list[Any]:
 
 
 def _state(record: StreamRecord, silent: Set[str]) -> str:
-    """`silent` are nodes that are in sync by the record, and are not heard."""
-    if record.leader is None:
-        return NO_LEADER
+    """Of a stream with a leader. `silent` are nodes that are in sync by the record, and are not
+    heard."""
     if not record.can_commit:
         return TOO_FEW
     return IN_SYNC if {*record.target} <= {*record.isr} - silent else MISSING
