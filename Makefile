@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture storage-faults kv-torture cluster-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture storage-faults kv-torture cluster-torture identity-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,10 @@ cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds o
 	  tests/crash/test_rolling_restarts.py tests/crash/test_partitions.py \
 	  tests/crash/test_everything_fails.py tests/crash/test_rotten_replicas.py \
 	  tests/crash/test_store_cut_off.py tests/crash/test_stalled_disks.py $(ARGS)
+
+identity-torture: setup ## One data directory, node or cluster is mistaken for another, under load (ROUNDS=n SEED=n)
+	TORTURE_ROUNDS=$(or $(ROUNDS),50) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
+	  tests/crash/test_mistaken_nodes.py $(ARGS)
 
 test-upgrade: setup ## Upgrade a cluster of an older version node by node under load, and a daemon back and forth (OLDER=commit)
 	UPGRADE_FROM=$(or $(OLDER),8719524) $(BIN)/python -m pytest -rs tests/crash/test_version_skew.py tests/crash/test_downgrade.py $(ARGS)
