@@ -370,7 +370,7 @@ class JetStream:
             message.metadata.sequence.stream,
             subject,
             None if self.key_from_subject and deleted else message.data,
-            subject.encode() if self.key_from_subject else None,
+            subject.encode(errors="surrogateescape") if self.key_from_subject else None,
             lines,
             message_id_of(lines),
             message.metadata.timestamp.isoformat(),

@@ -1,10 +1,13 @@
-"""A NATS connection that keeps header blocks whole.
+"""A NATS connection that keeps header blocks and subjects whole.
 
-nats-py makes a mapping of them: a repeated name keeps one value, bytes that are not UTF-8 are
-replaced, and a stored message with a header `Status` is taken for a message of the server.
+nats-py makes a mapping of headers: a repeated name keeps one value, bytes that are not UTF-8 are
+replaced, and a stored message with a header `Status` is taken for a message of the server. A
+subject that is not UTF-8 ends its connection.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from nats.aio.client import Client
 
@@ -20,7 +23,7 @@ class BlockHeaders(dict[str, str]):
 
 
 class WholeHeaders(Client):
-    """A client whose messages have BlockHeaders, or None."""
+    """A client whose messages have BlockHeaders, or None, and subjects with `surrogateescape`."""
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         if not headers:
@@ -28,3 +31,15 @@ class WholeHeaders(Client):
         if headers.startswith(_STATUS_LINE):  # the server's own
             return BlockHeaders(headers, await super()._process_headers(headers) or {})
         return BlockHeaders(headers, {})  # none of these asks anything of nats-py
+
+    def _build_message(
+        self,
+        sid: int,
+        subject: bytes,
+        reply: bytes,
+        data: bytes,
+        headers: dict[str, str] | None,
+    ) -> Any:
+        message = super()._build_message(sid, b"", reply, data, headers)
+        message.subject = subject.decode(errors="surrogateescape")
+        return message

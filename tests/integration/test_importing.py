@@ -18,6 +18,7 @@ from nats.js.errors import KeyNotFoundError
 from support.command_line import Cli
 from support.daemon import Daemon
 from support.nats_server import NatsServer
+from support.raw_nats import RawNats
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.client import Record, connect_sync
@@ -234,6 +235,29 @@ async def test_jetstream_with_holes_and_a_second_run(
         assert record.headers["Copied-From"] == f"jetstream/{name}"
     unknown = await asyncio.to_thread(liftlog, "import", "jetstream", "NOPE", stream)
     assert unknown.exit_code == ExitCode.NOT_FOUND
+
+
+def test_subjects_that_are_not_utf8(tmp_path: Path) -> None:
+    """JetStream and the daemon take them; nats-py ends its connection at one."""
+    streams = {"js": {"subject": "js.>"}}
+    with (
+        NatsServer() as here,
+        NatsServer(jetstream=True) as other,
+        Daemon(here.url, {"streams": streams}) as daemon,
+        RawNats(other.port) as old,
+        RawNats(here.port) as new,
+    ):
+        config = {"name": "old", "subjects": ["js.>"], "storage": "memory"}
+        old.request("$JS.API.STREAM.CREATE.old", json.dumps(config))
+        subjects = [b"js.a", b"js.\xff", "js.ü".encode(), b"js.\xc3.b"]
+        for subject in subjects:
+            old.request(subject, b"value")
+        new.sub("js.>")
+        new.ping()
+        cli = Cli(daemon, here)
+        cli.ok("import", "jetstream", "old", "js", "--source-nats", other.url)
+        assert [new.next_message().subject for _ in subjects] == subjects
+        assert len(records(cli, "js")) == len(subjects)
 
 
 async def test_a_bucket_moves_into_a_bucket(liftlog: Cli, jetstream: Any) -> None:

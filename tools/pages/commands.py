@@ -99,7 +99,7 @@ A record:
 |---|---|
 | `offset` | the offset |
 | `timestamp`, `timestamp_ns` | when the daemon received it: UTC, and nanoseconds since 1970 |
-| `subject` | NATS subject; bytes that are not UTF-8 are written as `\\\\xNN` |
+| `subject` | NATS subject; bytes that are not UTF-8 are written as `\\\\xNN`, also by a copy |
 | `key`, `value` | text; base64 if it is not UTF-8; `null` for no key and for a tombstone |
 | `key_encoding`, `value_encoding` | `base64`; only present if the corresponding field is base64 |
 | `headers` | values by name; a list if a name has several values. Names are case-sensitive |

@@ -141,6 +141,11 @@ def checked(
 
 @lru_cache(maxsize=256)
 def _is_subject(text: str) -> bool:
+    """Bytes that are not UTF-8 are there by `surrogateescape`."""
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
     return _SUBJECT.fullmatch(text) is not None
 
 

@@ -148,8 +148,8 @@ class PublisherLink:
             # nats-py would keep the message and send it after reconnecting, however late.
             return False
         try:
-            if block:
-                await self._send_block(subject, payload, reply, block)
+            if block or not subject.isascii():
+                await self._send_whole(subject, payload, reply, block)
             else:
                 await self._client.publish(subject, payload, reply=reply)
         except self._unsent as error:
@@ -159,9 +159,9 @@ class PublisherLink:
             self.last_error = error
         return True
 
-    async def _send_block(self, subject: str, payload: bytes, reply: str, block: bytes) -> None:
+    async def _send_whole(self, subject: str, payload: bytes, reply: str, block: bytes) -> None:
         """As `Client.publish`, with a header block as it is: nats-py would make one of a mapping,
-        which has one value for each name, and no bytes that are not UTF-8."""
+        which has one value for each name, and no bytes that are not UTF-8. Nor would a subject."""
         import nats.errors
 
         client = self._client
@@ -174,7 +174,12 @@ class PublisherLink:
             raise nats.errors.MaxPayloadError
         client.stats["out_msgs"] += 1
         client.stats["out_bytes"] += size
-        head = f"HPUB {subject} {reply} {len(block)} {size}\r\n".encode()
+        words = (
+            f"HPUB {subject} {reply} {len(block)} {size}"
+            if block
+            else f"PUB {subject} {reply} {size}"
+        )
+        head = f"{words}\r\n".encode(errors="surrogateescape")
         await client._send_command(b"".join((head, block, payload, b"\r\n")))
         waiting = client._flush_queue
         if waiting is not None and waiting.empty():

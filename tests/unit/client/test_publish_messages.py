@@ -54,14 +54,16 @@ def test_an_envelope_carries_the_same_and_the_ack_subject() -> None:
 
 
 @pytest.mark.parametrize(
-    "subject", ["", ".", "a..b", "a.", ".a", "a b", "a.*", "*.a", ">", "a\r\nPUB x"]
+    "subject", ["", ".", "a..b", "a.", ".a", "a b", "a.*", "*.a", ">", "a\r\nPUB x", "a.\ud800"]
 )
 def test_subjects(subject: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a subject to publish on"):
         make(subject)
 
 
-@pytest.mark.parametrize("subject", ["a", "a.b", "a*", "a.*b", "<b>x", "a.>b", "**", "ü.日"])
+@pytest.mark.parametrize(
+    "subject", ["a", "a.b", "a*", "a.*b", "<b>x", "a.>b", "**", "ü.日", "a.\udcff"]
+)
 def test_subjects_that_nats_takes_literally(subject: str) -> None:
     assert make(subject).subject == subject
 
