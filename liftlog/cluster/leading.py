@@ -40,6 +40,8 @@ class FetchRequest:
     leader_mark: Mark | None = None
     """The version of this leader's record that it was told last, and the checksum which that has in
     the history that it knows; 0: none. None from a node that does not tell."""
+    is_full: bool = False
+    """Its disk was too full for what it was sent last."""
 
 
 class Kind(enum.Enum):
@@ -105,6 +107,8 @@ class FollowerState:
     parked: bool = False
     lost: bool = False
     """Its connection is gone, and it did not ask since."""
+    is_full: bool = False
+    """It could not store what it was sent: to wait for it would be to wait for its operator."""
 
 
 class Leader:
@@ -222,6 +226,7 @@ class Leader:
         asked_before, leader_end_before = follower.heard, follower.leader_end
         follower.heard, follower.leader_end = now, self.log_end
         follower.lost = follower.parked = False
+        follower.is_full = request.is_full
         diverging = self._diverging(request)
         if diverging is not None:
             return diverging
@@ -456,7 +461,8 @@ class Leader:
             return now - self._began > self._lag_max
         if follower.parked and follower.agrees and follower.offset >= self.log_end:
             return False
-        return follower.lost or now - follower.caught_up > self._lag_max
+        is_stuck = follower.lost or follower.is_full
+        return is_stuck or now - follower.caught_up > self._lag_max
 
     def _waits_idly(self) -> bool:
         """Whether no follower in sync can begin to lag without an event: each has all, and waits
@@ -486,6 +492,7 @@ class Leader:
         state. It must have said so in this epoch, in the life that the record knows."""
         return (
             not follower.lost
+            and not follower.is_full
             and follower.agrees
             and follower.start == self.record.starts.get(follower.node)
             and follower.offset >= max(self.high_watermark, self.begin_offset)

@@ -63,7 +63,8 @@ class Replicate(Message):
     the version of the side state that it has stored. `corrupt`: the last answer held bytes that
     fail their checksum. `record` has the version and the checksum of the stream's record that the
     node knows, and will know after a start; `leader_record` the version that the leader has told
-    last, or 0, and the checksum of that in the history which the node knows, or 0.
+    last, or 0, and the checksum of that in the history which the node knows, or 0. `full`: the last
+    answer was not stored, since the disk is full.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -77,6 +78,7 @@ class Replicate(Message):
     corrupt: bool = key("c", BOOL, default=False)
     record: list[int] | None = key("r", array_of(uint(), 2), default=None)
     leader_record: list[int] | None = key("lr", array_of(uint(), 2), default=None)
+    full: bool = key("f", BOOL, default=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from collections import deque
 
 from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS, Histogram
 
+_REFUSING_SECONDS = 5.0
+"""If no commit was tried for so long, nothing is known of the next one."""
+
 
 class StreamObservations:
     """Noted once per run, commit group and answer, never per message. Belongs to the event loop;
@@ -26,6 +29,7 @@ class StreamObservations:
         "received_bytes",
         "records",
         "refusing",
+        "refusing_first",
         "refusing_since",
         "repaired_ranges",
     )
@@ -51,6 +55,8 @@ class StreamObservations:
         """Why the last commit failed; empty when it succeeded, or none was tried yet."""
         self.refusing_since = 0.0
         """When it failed, by the monotonic clock."""
+        self.refusing_first = 0.0
+        """When the first one of those failed between which none succeeded."""
         self._arrivals: deque[tuple[float, int]] = deque()
 
     def read(self, records: int, size_bytes: int) -> None:
@@ -89,11 +95,21 @@ class StreamObservations:
     def failed(self, reason: str, still_waiting: int = 0) -> None:
         """A commit failed, and every message that waited was refused, except the first ones."""
         self.commit_failures += 1
-        self.refusing, self.refusing_since = reason, time.monotonic()
+        self.refusing_since = time.monotonic()
+        if not self.refusing:
+            self.refusing_first = self.refusing_since
+        self.refusing = reason
         arrivals, self._arrivals = self._arrivals, deque()
         while still_waiting > 0 and arrivals:
             self._arrivals.append(arrivals.popleft())
             still_waiting -= self._arrivals[-1][1]
+
+    def refuses_seconds(self) -> float:
+        """For how long each commit has failed; 0.0 if the last one did not, or is long ago."""
+        now = time.monotonic()
+        if not self.refusing or now - self.refusing_since > _REFUSING_SECONDS:
+            return 0.0
+        return now - self.refusing_first
 
     def unanswered(self) -> None:
         """No message that waits will be answered."""

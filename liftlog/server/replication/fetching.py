@@ -29,6 +29,7 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.errors import (
     CorruptBatch,
     CorruptMetadata,
+    DiskFull,
     FencedEpoch,
     LiftlogError,
     NotLeader,
@@ -152,6 +153,8 @@ class FollowedStream:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._is_deleting = False
+        self.is_full = False
+        """Whether the last answer was not stored, since the disk is full."""
 
     @property
     def lag(self) -> int:
@@ -237,6 +240,7 @@ class FollowedStream:
             corrupt=fetch.damaged,
             record=[*fetch.mark],
             leader_record=[*fetch.leader_mark],
+            full=self.is_full,
         )
         self._exchange = Exchange(on_done=partial(self._answered, size))
         self._link_to(fetch.leader).request(message, self._exchange)
@@ -369,6 +373,7 @@ class FollowedStream:
         self._free()
         if self._closed:
             return
+        self.is_full = isinstance(error, DiskFull)
         if error is None:
             self._room.note(self, is_behind=self.lag > 0)
             side = log.leases.side_state.version

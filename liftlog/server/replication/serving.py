@@ -193,6 +193,7 @@ class ServedStream:
             request.side_version,
             _mark_from(request.record),
             _mark_from(request.leader_record),
+            request.full,
         )
         if node in self._parked:
             self._drop_parked(node)

@@ -43,6 +43,7 @@ from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.streams.attachments import Attachments
 from liftlog.server.streams.ids_ahead import IdsAhead
+from liftlog.server.vitals.disk import DiskReserve
 from liftlog.stream import MessageRun
 from liftlog.stream.refusals import MOVING
 
@@ -58,6 +59,7 @@ class MovingHosts(Protocol):
 
     hosts: dict[str, StreamHost]
     attachments: Attachments
+    reserve: DiskReserve
 
     def steady_ns(self) -> int: ...
     def note_possible_loss(self, host: StreamHost, reason: str) -> None: ...
@@ -254,6 +256,8 @@ class Handovers:
             != (message.incarnation, message.node, message.epoch)
         ):
             raise Conflict(f"node {self.node} cannot take over stream {name} now")
+        if self._streams.reserve.is_disk_full():
+            raise Conflict(f"node {self.node} cannot take over stream {name}: its disk is full")
         before = self._taking.pop(name, None)
         if before is not None:
             await self._drop(before, "another handover has begun")

@@ -28,6 +28,8 @@ _TELL_SECONDS = 2.0
 """So often a node that stops tells how many streams it still has to hand over."""
 _HEIRS_TRIED = 2
 _AGAIN_SECONDS = 2.0
+_REFUSES_SECONDS = 1.0
+"""A leader that could store nothing for this long looks for another one."""
 _STOP_LOOK_SECONDS = 0.05
 _ROUNDS = 2
 """A stop asks the heirs of a stream so often: one may not have seen yet that it is in sync."""
@@ -46,12 +48,15 @@ class Leadership:
         link_to: Callable[[str], PeerLink],
         led: Callable[[], Mapping[str, ServedStream]],
         is_coming: Callable[[], bool],
+        refuses_seconds: Callable[[str], float] = lambda name: 0.0,
     ) -> None:
+        """`refuses_seconds` tells for how long each commit of a stream has failed here."""
         self._mirror = mirror
         self._handovers = handovers
         self._link_to = link_to
         self._led = led
         self._is_coming = is_coming
+        self._refuses_seconds = refuses_seconds
         self._again_at: dict[str, float] = {}
         self._first_since: dict[str, float] = {}
         """By stream: since when its first replica, another node, could lead it."""
@@ -201,6 +206,31 @@ class Leadership:
             for name in self._moving
             if name in led
             and transitions.successor(led[name].leader.record) is not None
+            and self._again_at.get(name, now) <= now
+        ]
+        if due and not self._handovers.is_stopping:
+            await asyncio.gather(*map(give, due))
+
+    async def hand_over_refusing(self) -> None:
+        """Give up the lead of streams that cannot store anything here, as on a full disk, to a node
+        that can. What fails is tried again a little later. Does not raise."""
+        now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
+
+        async def give(name: str) -> None:
+            async with gate:
+                for to in self._heirs(name):
+                    try:
+                        await self._handovers.hand_over(name, to)
+                        logger.warning("gave-up-lead stream=%s to=%s cause=not-stored", name, to)
+                        return
+                    except LiftlogError as error:
+                        logger.warning("not-handed-over stream=%s error=%s", name, error)
+            self._again_at[name] = now + _AGAIN_SECONDS
+
+        due = [
+            name
+            for name in self._led()
+            if self._refuses_seconds(name) >= _REFUSES_SECONDS
             and self._again_at.get(name, now) <= now
         ]
         if due and not self._handovers.is_stopping:

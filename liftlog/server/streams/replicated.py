@@ -99,7 +99,12 @@ class ReplicatedStreams:
         self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
         self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
         self.leadership = Leadership(
-            self.mirror, self.handovers, link_to, lambda: self.led, self._is_lead_coming
+            self.mirror,
+            self.handovers,
+            link_to,
+            lambda: self.led,
+            self._is_lead_coming,
+            self._refuses_seconds,
         )
         self._node = LocalNode(
             member,
@@ -282,13 +287,18 @@ class ReplicatedStreams:
             if replica.led is not None:
                 self._spawn(self.leadership.give_up(name))
 
+    def _refuses_seconds(self, name: str) -> float:
+        host = self._node.hosts.hosts.get(name)
+        return 0.0 if host is None else host.observed.refuses_seconds()
+
     async def keep_placed(self) -> None:
-        """Begin the moves that drained nodes need, and end those that wait for this node to give up
-        the lead, until cancelled."""
+        """Begin the moves that drained nodes need, end those that wait for this node to give up the
+        lead, and give up the lead of what cannot be stored here, until cancelled."""
         while True:
             await asyncio.sleep(_PLACE_SECONDS)
             await self.moves.leave_drained(self.led)
             await self.leadership.hand_over_moved()
+            await self.leadership.hand_over_refusing()
 
     async def purge_deleted(self, after_seconds: float) -> None:
         """Remove records of deleted streams, some time after the last node has removed its copy,

@@ -552,3 +552,25 @@ def test_a_lost_connection_of_who_has_never_asked_does_not_hold_tombstones_from_
     ask(one, "b", 20, now=40.0)
     one.lost("c")
     assert one.confirmed_by_all(40.0, 50.0, 15) == 15
+
+
+# --- a follower whose disk is full ---------------------------------------------------
+
+
+def test_acks_do_not_wait_for_a_follower_that_could_not_store_what_it_was_sent() -> None:
+    one = leader(log_end=20, durable_end=20)
+    ask(one, "b", 20)
+    ask(one, "c", 15)
+    assert one.high_watermark == 15
+    assert one.propose(100.0) is None, "it has just asked"
+    ask(one, "c", 15, is_full=True)
+    change = one.propose(100.0)
+    assert change is not None
+    assert set(change.after.isr) == {"a", "b"}
+    assert one.adopt(change.after) == 20
+    ask(one, "c", 20, is_full=True)
+    assert one.propose(100.0) is None, "it has all, and cannot take what comes next"
+    ask(one, "c", 20)
+    back = one.propose(100.0)
+    assert back is not None
+    assert set(back.after.isr) == {"a", "b", "c"}

@@ -76,6 +76,7 @@ EXAMPLES: list[Message] = [
     r.Replicate(
         "s", "abc", 7, 100, 6, 1 << 20, 2, corrupt=True, record=[9, 123], leader_record=[8, 9]
     ),
+    r.Replicate("s", "abc", 7, 100, 6, 1 << 20, 2, full=True),
     r.DescribeCluster(),
     r.Forward(b"\x80", "billing"),
     r.Forward(b"\x80"),

@@ -45,8 +45,12 @@ class World:
             relay=lambda host: self.relay,
         )
         streams: Any = SimpleNamespace(
-            hosts={"s": self.host}, attachments=attachments, steady_ns=lambda: 0
+            hosts={"s": self.host},
+            attachments=attachments,
+            reserve=SimpleNamespace(is_disk_full=lambda: self.is_disk_full),
+            steady_ns=lambda: 0,
         )
+        self.is_disk_full = False
         self.attachments = attachments
         self.attachments.connected = True
         self.relay: Any = None

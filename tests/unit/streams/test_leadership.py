@@ -40,6 +40,7 @@ class World:
         self.coming: list[StreamRecord] = []
         """What this node is taking over: one comes each time it looks."""
         self.not_led_yet: set[str] = set()
+        self.refusing: dict[str, float] = {}
         mirror: Any = SimpleNamespace(directory=self.directory, records=self.records)
         handovers: Any = self
         self.leadership = Leadership(
@@ -48,6 +49,7 @@ class World:
             self.link_to,
             self.led,  # type: ignore[arg-type]
             self.is_coming,
+            lambda name: self.refusing.get(name, 0.0),
         )
 
     def link_to(self, node: str) -> Any:
@@ -197,3 +199,19 @@ async def test_a_handover_that_fails_ends_no_balance() -> None:
     balancing.cancel()
     assert world.given[0] == ("t", "c")
     assert world.most_under_way == 1
+
+
+async def test_what_cannot_be_stored_here_is_led_elsewhere() -> None:
+    """By the next replica that takes it; a short failure moves nothing, nor does a lone copy."""
+    names = ("full", "brief", "well", "alone")
+    world = World(
+        *(led_by("a", name, "a", "b", "c") for name in names[:3]), led_by("a", "alone", "a")
+    )
+    world.refusing = {"full": 5.0, "brief": 0.2, "alone": 100.0}
+    world.deaf.add("b")
+    await world.leadership.hand_over_refusing()
+    assert world.given == [("full", "c")]
+    world.is_stopping = True
+    world.refusing["well"] = 5.0
+    await world.leadership.hand_over_refusing()
+    assert world.given == [("full", "c")], "a stop hands over everything by itself"
