@@ -105,9 +105,9 @@ cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds o
 	  tests/crash/test_everything_fails.py tests/crash/test_rotten_replicas.py \
 	  tests/crash/test_store_cut_off.py tests/crash/test_stalled_disks.py $(ARGS)
 
-identity-torture: setup ## One data directory, node or cluster is mistaken for another, under load (ROUNDS=n SEED=n)
+identity-torture: setup ## One data directory, node or cluster is mistaken for another, and backups at random moments, under load (ROUNDS=n SEED=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
-	  tests/crash/test_mistaken_nodes.py $(ARGS)
+	  tests/crash/test_mistaken_nodes.py tests/crash/test_backup_moments.py $(ARGS)
 
 test-upgrade: setup ## Upgrade a cluster of an older version node by node under load, and a daemon back and forth (OLDER=commit)
 	UPGRADE_FROM=$(or $(OLDER),8719524) $(BIN)/python -m pytest -rs tests/crash/test_version_skew.py tests/crash/test_downgrade.py $(ARGS)
