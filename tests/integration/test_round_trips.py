@@ -116,7 +116,7 @@ REQUESTS_OF_RECORDS = {
     "fetch": {"read", "read, filtered", "read, compressed", "read with asyncio, as Arrow"},
     "compact": {"read, compacted"},
     "extents": {"Spark over the socket"},
-    "replicate": "batches as they are on the leader's disk: test_cluster.py",
+    "replicate": {"replicas"},
     "copies": "batches as they are on another disk: test_lost_copies.py",
 }
 METHODS_OF_RECORDS = {

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from support.cluster import Cluster
 from support.command_line import Cli
 from support.daemon import Daemon
 from support.hostile_messages import Hostile
@@ -251,6 +252,26 @@ def _get(world: World) -> Iterable[Found]:
 def _dump(world: World) -> Iterable[Found]:
     rows = world.cli.objects("log", "dump", str(world.daemon.data_dir), "--values")
     return [_of_object(row) for row in rows if row["stream"] == SOURCE]
+
+
+@way("replicas")
+def _replicas(world: World) -> Iterable[Found]:
+    """What each of three nodes has on its disk."""
+    streams = {SOURCE: {"subject": f"{SOURCE}.>", "replicas": 3}}
+    with Cluster(world.other.url, streams) as cluster, RawNats(world.other.port) as nats:
+        cluster.start()
+        cluster.wait_recorded(SOURCE)
+        for sent in world.sent:
+            answer = nats.request(f"{SOURCE}.{sent.tail}", sent.value, headers=sent.block)
+            assert "error" not in answer.json(), (sent, answer)
+        cluster.wait_settled(SOURCE)
+        cluster.stop()
+        copies = []
+        for node in cluster.nodes.values():
+            rows = world.cli.objects("log", "dump", str(node.data_dir), "--values")
+            copies.append([_of_object(row) for row in rows if row["stream"] == SOURCE])
+        assert copies[0] == copies[1] == copies[2]
+        return copies[0]
 
 
 @way("backup")
