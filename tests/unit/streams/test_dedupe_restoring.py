@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ from support.local_broker import Running
 from liftlog.errors import CorruptRange, StorageError
 from liftlog.log import LogSlice
 from liftlog.log.arrivals import Arrivals
-from liftlog.server.streams.dedupe_restoring import last_message_id, restore_dedupe
+from liftlog.log.checkpoint_file import checkpoint_bytes
+from liftlog.server.streams.dedupe_restoring import (
+    last_message_id,
+    restore_dedupe,
+    write_dedupe_snapshot,
+)
 from liftlog.stream import DedupeWindow, MessageRun
 
 COUNT = 60
@@ -46,6 +52,29 @@ def restored(running: Running) -> list[int]:
 async def test_all_of_them(running: Running) -> None:
     assert restored(running) == list(range(1, COUNT + 1))
     assert last_message_id(running.broker.hosts["s"].log) == b"%d" % COUNT
+
+
+async def test_a_snapshot_that_cannot_be_used_is_passed_over(running: Running) -> None:
+    """Any bit of the first line, which has no checksum; another state of the log; a directory."""
+    log = running.broker.hosts["s"].log
+    dedupe = DedupeWindow(600 * 10**9, 1000)
+    restore_dedupe(log, dedupe, running.clock.now_ns())
+    write_dedupe_snapshot(log, dedupe)
+    path = log.directory / "dedupe"
+    first, _, body = path.read_bytes().partition(b"\n")
+    for bit in range(0, 8 * len(first), 3):
+        spoilt = bytearray(first)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bytes(spoilt) + b"\n" + body)
+        assert restored(running) == list(range(1, COUNT + 1))
+    older = json.loads(body)
+    for change in ({"log_end_offset": 7}, {"lineage": "another"}):
+        text = json.dumps(older | change | {"remembered": []})
+        path.write_bytes(checkpoint_bytes("dedupe", text))
+        assert restored(running) == list(range(1, COUNT + 1))
+    path.unlink()
+    path.mkdir()
+    assert restored(running) == list(range(1, COUNT + 1))
 
 
 HOUR_NS = 3600 * 10**9
