@@ -146,6 +146,30 @@ def test_damage_is_told_or_skipped_as_by_python(spark: SparkSession, tmp_path: P
     assert skipped > 2
 
 
+def test_hints_of_neighbours_mislead_no_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Each segment gets the derived files of the next one, and then directories of these names."""
+    directory = random_log(random.Random(5), tmp_path / "orders")
+    where: dict[str, Any] = {"path": str(directory), "columns": ALL_COLUMNS}
+    whole = python_rows(**where)
+    stamp = whole[len(whole) // 2]["timestamp"].isoformat()
+    asked: list[dict[str, Any]] = [{}, {"targetPartitionBytes": "2000"}, {"startTimestamp": stamp}]
+    expected = [python_rows(**where, **more) for more in asked]
+    for suffix in (".index", ".sketch", ".subjects"):
+        paths = sorted(directory.glob(f"*{suffix}"))
+        contents = [path.read_bytes() for path in paths]
+        for path, content in zip(paths, contents[1:] + contents[:1], strict=True):
+            path.write_bytes(content)
+    for more, rows in zip(asked, expected, strict=True):
+        assert jar_rows(spark, **where, **more) == rows
+        assert python_rows(**where, **more) == rows
+    for path in [*directory.glob("*.index"), *directory.glob("*.sketch")]:
+        path.unlink()
+        path.mkdir()
+    for more, rows in zip(asked, expected, strict=True):
+        assert jar_rows(spark, **where, **more) == rows
+        assert python_rows(**where, **more) == rows
+
+
 def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(11)
     where: dict[str, Any] = {"path": str(random_log(rng, tmp_path / "orders"))}
