@@ -23,6 +23,7 @@ from support.raw_nats import RawNats
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli as root
 from liftlog.client import connect_sync
+from liftlog.errors import Diverged
 from liftlog.log.filesystem import OsFileSystem
 from liftlog.log.manifest import read_manifest
 
@@ -321,3 +322,39 @@ def new_cluster(server: NatsServer, place: Path) -> Iterator[Cluster]:
         yield other
     finally:
         other._end()
+
+
+def test_a_node_that_lost_its_disk_continues_with_the_backup(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    """The metadata are whole, and no other node has its streams."""
+    with new_cluster(server, tmp_path) as cluster:
+        node = cluster.nodes["a"]
+        node.settings["streams"] = {"alone": dict(STREAMS["alone"])}
+        cluster.start("a")
+        cluster.wait_recorded("alone")
+        with RawNats(server.port) as raw, connect_sync(node.pull_address) as client:
+            for number in range(5):
+                publish(raw, "alone.x", b"%d" % number)
+            assert back_up(cluster, "a", tmp_path / "backup").returncode == ExitCode.OK
+            assert publish(raw, "alone.x", b"lost")["seq"] == 6
+            before = client.describe_stream("alone")
+        cluster.stop("a")
+        cluster.wipe("a")
+        assert cli("backup", "restore", str(tmp_path / "backup"), str(node.data_dir)).exit_code == 0
+        done = cli("cluster", "init", "-c", config_of(cluster, "a"), "--adopt")
+        assert done.exit_code == ExitCode.OK, done.output
+        assert "adopted" in done.output
+        cluster.start("a")
+        cluster.wait_recorded("alone")
+        with RawNats(server.port) as raw, connect_sync(node.pull_address) as client:
+            after = client.describe_stream("alone")
+            assert after.incarnation == before.incarnation
+            assert after.leader_epoch > before.leader_epoch
+            assert publish(raw, "alone.x", b"5")["seq"] == 6
+            ahead = {"epoch": before.leader_epoch, "incarnation": before.incarnation}
+            with pytest.raises(Diverged):
+                client.fetch("alone", 7, **ahead)  # type: ignore[arg-type]
+        assert values(cluster, "alone", "a") == list(range(6))
+        cluster.stop("a")
+        cluster.assert_sound()
