@@ -101,6 +101,14 @@ async def test_a_node_that_stops_begins_nothing(world: World) -> None:
     assert not world.handovers.is_taking
 
 
+async def test_a_node_whose_disk_is_full_takes_nothing_over(world: World) -> None:
+    world.is_disk_full = True
+    with pytest.raises(Conflict, match="its disk is full"):
+        await world.ask("prepare")
+    world.is_disk_full = False
+    await world.ask("prepare")
+
+
 @pytest.mark.parametrize("missed", ["the lead", "that it is in sync"])
 async def test_a_node_that_has_an_older_record_reads_it_again(world: World, missed: str) -> None:
     """The leader asks by a record of which the notice has not come here yet."""
