@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade torture storage-faults kv-torture cluster-torture identity-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults kv-torture cluster-torture identity-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ group-torture: setup ## Members of a group, and their daemon, fail as processes 
 
 descriptors: setup ## Thousands of streams on a daemon that may open 256 files, killed in between (STREAMS=n)
 	STREAMS=$(or $(STREAMS),3000) $(BIN)/python -m pytest -o timeout=0 --durations=1 tests/integration/test_file_descriptors.py $(ARGS)
+
+test-bare: ## Both commands of the README on a bare Debian, in chroots (SUITES="bookworm trixie"; needs root and debootstrap)
+	for suite in $(or $(SUITES),bookworm trixie); do .ci/bare all $$suite || exit 1; done
 
 lint: setup ## Check style, the direction of imports, and that the blocking client is up to date
 	$(BIN)/ruff check

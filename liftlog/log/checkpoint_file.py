@@ -94,7 +94,8 @@ def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, An
         if is_passing(error):
             raise
         problem = error
-    logger.warning("checkpoint-file-ignored file=%s error=%s", path.name, problem)
+    name = f"{path.parent.name}/{path.name}"
+    logger.warning("checkpoint-file-ignored file=%s error=%s", name, problem)
     return None
 
 

@@ -379,7 +379,7 @@ async def test_a_snapshot_of_another_state_is_not_used(
     assert known(host, [b"in.a", b"in.b"]) == [3, 4 if what == "appended" else 2]
     assert table_of(host).is_complete
     is_broken = what in ("damaged", "cut", "empty", "other")
-    assert ("subjects-snapshot-ignored stream=s" in caplog.text) == is_broken
+    assert ("checkpoint-file-ignored file=s/subjects" in caplog.text) == is_broken
     await last.broker.close()
 
 
