@@ -167,6 +167,7 @@ class Daemon:
             watchdog = asyncio.create_task(self._manager.keep_watchdog(), name="watchdog")
             stack.callback(watchdog.cancel)
             broker = Broker(self.settings, self._data_dir, self._clock)
+            broker.max_connections = self._shares.pull_connections
             broker.descriptors = descriptors = Descriptors()
             broker.conditions.add(descriptors.conditions)
             stack.push_async_callback(broker.close)

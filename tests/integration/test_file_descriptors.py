@@ -58,6 +58,7 @@ def test_more_streams_than_descriptors(server: NatsServer) -> None:
             for number in range(0, STREAMS, 7):
                 assert values_of(client, number) == [b"1"]
             assert client.metadata().conditions == []
+            assert client.metadata().limits["max_connections"] == (LIMIT - 64) // 3
         assert open_files(daemon) < LIMIT - 16
         daemon.kill()
         daemon.start()

@@ -65,6 +65,7 @@ class StreamDirectory(Protocol):
 
     settings: Settings
     server_id: str
+    max_connections: int
     reserve: DiskReserve
     records: StreamRecords
     attachments: Attachments
@@ -348,7 +349,7 @@ class Administration:
                 "max_in_flight": pull.max_in_flight,
                 "max_fetch_bytes": pull.max_fetch_bytes,
                 "max_wait_ms": int(pull.max_wait_seconds * 1000),
-                "max_connections": pull.max_connections,
+                "max_connections": streams.max_connections,
                 "max_unsent_bytes": pull.max_unsent_bytes,
                 "default_fetch_bytes": pull.default_fetch_bytes,
                 "max_leases": MAX_LEASES,

@@ -84,6 +84,8 @@ class Broker:
     def __init__(self, settings: Settings, data_dir: DataDir, clock: Clock) -> None:
         self.settings = settings
         self.server_id = secrets.token_hex(8)
+        self.max_connections = settings.pull.max_connections
+        """Of the pull socket; fewer than the setting asks for where descriptors are scarce."""
         self.hosts: dict[str, StreamHost] = {}
         fs = data_dir.environment.fs
         before = read_clock_state(fs, data_dir.path)
