@@ -13,8 +13,10 @@ import pytest
 from support.cluster import Cluster
 from support.daemon import Daemon
 from support.ingesting import publish, until
+from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
+from support.rounds import modes
 from support.twins import twin_of
 
 from liftlog.cli.exit_codes import ExitCode
@@ -29,9 +31,23 @@ SESSION_SECONDS = 5
 LISTENING = '"event": "listening"'
 
 
+@pytest.fixture(scope="module", params=modes("files", "bucket"))
+def servers(request: pytest.FixtureRequest) -> Iterator[list[NatsServer]]:
+    """One without JetStream where the metadata are files, three where they are in a bucket."""
+    if request.param == "files":
+        with NatsServer() as server:
+            yield [server]
+    else:
+        with NatsCluster(3, jetstream=True, sync_always=True) as servers:
+            yield servers.servers
+
+
 @pytest.fixture
-def cluster(server: NatsServer) -> Iterator[Cluster]:
-    with Cluster(server.url, STREAMS, cluster={"session": f"{SESSION_SECONDS}s"}) as cluster:
+def cluster(servers: list[NatsServer], request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    settings = {"session": f"{SESSION_SECONDS}s"}
+    if len(servers) > 1:
+        settings |= {"store": "nats", "name": f"names{abs(hash(request.node.name))}"}
+    with Cluster([one.url for one in servers], STREAMS, cluster=settings) as cluster:
         cluster.wait_isr("all")
         cluster.wait_recorded("all")
         cluster.wait_recorded("one")
@@ -39,8 +55,8 @@ def cluster(server: NatsServer) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def raw(server: NatsServer) -> Iterator[RawNats]:
-    with RawNats(server.port, timeout=30) as client:
+def raw(servers: list[NatsServer]) -> Iterator[RawNats]:
+    with RawNats(servers[0].port, timeout=30) as client:
         yield client
 
 
