@@ -44,6 +44,7 @@ from liftlog.server.metrics.values import Sources
 from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
 from liftlog.server.pull.limits import limits_of
+from liftlog.server.replication.membership import refuse_node
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.clustered import ClusterNode
 from liftlog.server.streams.housekeeping import Housekeeping, keep_house
@@ -259,6 +260,7 @@ class Daemon:
         """None without a section `cluster`. Returns early when the daemon is to stop: the metadata
         store may be away for long."""
         if self.settings.cluster is None:
+            await asyncio.to_thread(refuse_node, self._data_dir)
             return None
         node = ClusterNode(
             self.settings,

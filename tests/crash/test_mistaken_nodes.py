@@ -237,6 +237,19 @@ def directories_are_swapped(campaign: Campaign) -> None:
     return None
 
 
+def the_cluster_is_left_out(campaign: Campaign) -> None:
+    """Of the settings: a daemon on its own is not to serve replicas."""
+    node = campaign.some_node()
+    cluster, daemon = campaign.cluster, campaign.cluster.nodes[node]
+    cluster.kill(node)
+    whole = dict(daemon.settings)
+    del daemon.settings["cluster"], daemon.settings["streams"]  # it serves what it finds
+    daemon.spawn()
+    refused(daemon, f"belongs to node {node} of a cluster", "start it with the section cluster of")
+    daemon.settings = whole
+    cluster.start(node)
+
+
 def swap(campaign: Campaign, one: str, other: str) -> None:
     between = campaign.aside("between")
     campaign.data_dir(one).rename(between)
@@ -249,6 +262,7 @@ MISTAKES: list[Callable[[Campaign], None]] = [
     a_mount_is_forgotten,
     an_older_copy_is_used,
     directories_are_swapped,
+    the_cluster_is_left_out,
     a_daemon_for_one_that_hangs,
 ]
 

@@ -85,6 +85,22 @@ def write_node_file(fs: FileSystem, data_dir: Path, content: NodeFile) -> None:
     write_checkpoint_file(fs, data_dir / NODE_FILE_NAME, _KIND, asdict(content))
 
 
+def refuse_node(data_dir: DataDir) -> None:
+    """Raises ConfigError if the directory belongs to a node, for a daemon on its own: it would give
+    offsets of replicas to other messages than the cluster does. Blocking. Raises StorageError,
+    CorruptMetadata."""
+    with storage_errors("reading the node file"):
+        file = read_node_file(data_dir.environment.fs, data_dir.path)
+    if file is not None:
+        raise ConfigError(
+            f"the data directory {data_dir.path} belongs to node {file.node} of a cluster, and the "
+            "settings have no section cluster",
+            hint=f"start it with the section cluster of node {file.node}, or give this daemon a "
+            "data_dir of its own. A backup of the directory can be restored for a daemon on its "
+            "own: `liftlog docs how-to/backup-cluster`",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
     """A node as its record describes it."""

@@ -132,7 +132,7 @@ def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
     if not manifest.replicated:
         raise Conflict(
             f"the directory {path} holds a stream that belonged to no cluster",
-            hint="`liftlog cluster adopt` makes it a stream of the cluster; else move it away, or "
-            "run the daemon without `cluster:` to read it",
+            hint="`liftlog cluster adopt` makes it a stream of the cluster; else move it away: a "
+            "daemon on its own, with another data_dir, can read it",
         )
     return manifest.incarnation
