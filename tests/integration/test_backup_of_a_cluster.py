@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from support.nats_server import NatsServer
 from support.pages import blocks, run_shell
 from support.raw_nats import RawNats
 
+from acl.tokens import hash_token
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.cli.root import cli as root
 from liftlog.client import connect_sync
@@ -33,13 +33,33 @@ STREAMS: dict[str, dict[str, Any]] = {
     "three": {"subject": "three.>", "replicas": 3, "min_isr": 2},
     "alone": {"subject": "alone.>", "replicas": 1},
 }
-COUNT = 200
+COUNT = 60
 BACK_UP, RESTORE_ONE, MOVE, RESTORE_ALL = range(4)
 """The examples of the page."""
 
 
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[NatsServer]:
+    """Of its own: other clusters would ack the same messages."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared(shared_server: NatsServer) -> Iterator[Cluster]:
+    """For tests that leave it running, with a few records more."""
+    with of_three_nodes(shared_server) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def cluster(server: NatsServer) -> Iterator[Cluster]:
+    with of_three_nodes(server) as cluster:
+        yield cluster
+
+
+@contextmanager
+def of_three_nodes(server: NatsServer) -> Iterator[Cluster]:
     with Cluster(server.url, STREAMS, cluster={"session": "6s"}) as cluster:
         for stream in STREAMS:
             cluster.wait_recorded(stream)
@@ -48,12 +68,13 @@ def cluster(server: NatsServer) -> Iterator[Cluster]:
         cluster.assert_sound()
 
 
-def fill(server: NatsServer) -> None:
-    """The last ack has come when it returns."""
+def fill(server: NatsServer) -> int:
+    """Where both streams end; the last ack has come."""
     with RawNats(server.port, timeout=30) as raw:
-        for stream in STREAMS:
-            for number in range(COUNT):
-                publish(raw, f"{stream}.x", b"%d" % number)
+        for number in range(COUNT):
+            for stream in STREAMS:
+                acked = publish(raw, f"{stream}.x", b"%d" % number)
+    return int(acked["seq"]) + 1
 
 
 def as_on_the_page(number: int, cluster: Cluster, node: str, place: Path) -> str:
@@ -71,88 +92,90 @@ def as_on_the_page(number: int, cluster: Cluster, node: str, place: Path) -> str
     return run_shell(script, place, {"LIFTLOG_SERVER": server} if server else {})
 
 
-def back_up(cluster: Cluster, node: str, place: Path, *more: str) -> CompletedProcess[str]:
+def back_up(cluster: Cluster, node: str, place: Path, *more: str) -> Result:
     """Of a node, with no server named: the command finds the daemon by its data directory."""
-    data_dir = cluster.nodes[node].data_dir
-    return cluster.command("backup", "create", str(data_dir), str(place), *more)
+    return cli("backup", "create", str(cluster.nodes[node].data_dir), str(place), *more)
 
 
-def shown(cluster: Cluster, place: Path) -> dict[str, Any]:
-    done = cluster.command("backup", "info", str(place), "-o", "json")
-    assert done.returncode == ExitCode.OK, done.stderr
+def shown(place: Path) -> dict[str, Any]:
+    done = cli("backup", "info", str(place), "-o", "json")
+    assert done.exit_code == ExitCode.OK, done.output
     return {one["name"]: one for one in json.loads(done.stdout)["streams"]}
 
 
+def cli(*words: str) -> Result:
+    return CliRunner().invoke(root, words)
+
+
 def test_everything_acked_is_in_it_on_every_node(
-    cluster: Cluster, server: NatsServer, tmp_path: Path
+    shared: Cluster, shared_server: NatsServer, tmp_path: Path
 ) -> None:
-    fill(server)
+    cluster = shared
+    end = fill(shared_server)
     with connect_sync(cluster.nodes["a"].pull_address) as client:
-        client.commit_checkpoint("billing", "three", COUNT + 1)
+        client.commit_checkpoint("billing", "three", end)
     holder = cluster.leader("alone")
     for node in NODES:
         place = tmp_path / node
         done = back_up(cluster, node, place)
-        assert done.returncode == ExitCode.OK, done.stderr
-        found = shown(cluster, place)
-        assert found["three"]["end_offset"] == COUNT + 1
+        assert done.exit_code == ExitCode.OK, done.stderr
+        found = shown(place)
+        assert found["three"]["end_offset"] == end
         assert found["three"]["may_lack"] == ""
         assert ("alone" in found) == (node == holder)
         if node == holder:
-            assert found["alone"]["end_offset"] == COUNT + 1
+            assert found["alone"]["end_offset"] == end
         else:
             assert f"alone (on {holder})" in done.stderr
         if "_offsets" in found:
             assert found["_offsets"]["end_offset"] == 2
-        assert cluster.command("backup", "verify", str(place)).returncode == ExitCode.OK
+        assert cli("backup", "verify", str(place)).exit_code == ExitCode.OK
 
 
 def test_a_follower_that_lags_says_how_far_it_is(
-    cluster: Cluster, server: NatsServer, tmp_path: Path
+    shared: Cluster, shared_server: NatsServer, tmp_path: Path
 ) -> None:
+    cluster = shared
     follower = cluster.followers("three")[0]
     others = [node for node in NODES if node != follower]
-    fill(server)
+    end = fill(shared_server)
     cluster.pause(*others)  # the leader does not answer, and no other node is elected
     done = back_up(cluster, follower, tmp_path / "behind", "--wait", "1s")
     cluster.resume(*others)
-    assert done.returncode == ExitCode.BEHIND, done.stderr
-    found = shown(cluster, tmp_path / "behind")["three"]
-    assert found["end_offset"] <= COUNT + 1
+    assert done.exit_code == ExitCode.BEHIND, done.stderr
+    found = shown(tmp_path / "behind")["three"]
+    assert found["end_offset"] <= end
     assert found["may_lack"]
     assert f"three: the backup ends at offset {found['end_offset']}, and may lack" in done.stderr
-    again = cluster.command("backup", "info", str(tmp_path / "behind"))
+    again = cli("backup", "info", str(tmp_path / "behind"))
     assert found["may_lack"] in again.stderr
 
 
 def test_without_a_daemon_it_says_what_may_be_missing(
-    cluster: Cluster, server: NatsServer, tmp_path: Path
+    shared: Cluster, shared_server: NatsServer, tmp_path: Path
 ) -> None:
-    fill(server)
+    cluster = shared
+    end = fill(shared_server)
     holder = cluster.leader("alone")
     cluster.kill()
     data_dir = cluster.nodes[holder].data_dir
-    done = Cli(cluster.nodes[holder], server)(  # its address answers no more
+    done = Cli(cluster.nodes[holder], shared_server)(  # its address answers no more
         "backup", "create", str(data_dir), str(tmp_path / "cold")
     )
     assert done.exit_code == ExitCode.BEHIND, done.output
     assert "three: the backup ends at offset" in done.stderr
     assert "Back up again while the daemon runs" in done.stderr
     cluster.start()
-    found = shown(cluster, tmp_path / "cold")
+    found = shown(tmp_path / "cold")
     assert found["three"]["may_lack"]
     # No other node can have acked anything of a stream with this replica only.
-    assert (found["alone"]["end_offset"], found["alone"]["may_lack"]) == (COUNT + 1, "")
+    assert (found["alone"]["end_offset"], found["alone"]["may_lack"]) == (end, "")
     done = back_up(cluster, holder, tmp_path / "warm")
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert shown(cluster, tmp_path / "warm")["three"]["end_offset"] == COUNT + 1
+    assert done.exit_code == ExitCode.OK, done.stderr
+    assert shown(tmp_path / "warm")["three"]["end_offset"] == end
 
 
 # --- restoring ---
-
-
-def cli(*words: str) -> Result:
-    return CliRunner().invoke(root, words)
 
 
 def values(cluster: Cluster, stream: str, node: str) -> list[int]:
@@ -207,25 +230,20 @@ def test_a_restored_backup_becomes_the_first_node_of_a_cluster(
         for reading in other.read_all("three"):
             assert [one.offset for one in reading.records] == list(range(1, COUNT + 2))
         other.assert_sound()
+    adopt_what_an_older_version_restored(server, tmp_path / "backup", tmp_path / "older")
 
 
-def test_a_restore_by_an_older_version_is_adopted(
-    cluster: Cluster, server: NatsServer, tmp_path: Path
-) -> None:
+def adopt_what_an_older_version_restored(server: NatsServer, backup: Path, place: Path) -> None:
     """It left manifests that call themselves replicas."""
-    fill(server)
-    assert back_up(cluster, cluster.leader("alone"), tmp_path / "backup").returncode == ExitCode.OK
-    cluster.stop()
-    with new_cluster(server, tmp_path) as other:
+    with new_cluster(server, place) as other:
         data_dir = other.nodes["a"].data_dir
-        assert cli("backup", "restore", str(tmp_path / "backup"), str(data_dir)).exit_code == 0
+        assert cli("backup", "restore", str(backup), str(data_dir)).exit_code == 0
         for stream in STREAMS:
             path = data_dir / "streams" / stream
             manifest = read_manifest(OsFileSystem(), path)
             assert manifest is not None
-            manifest.with_changes(replicated=True, incomplete="it was restored").write(
-                OsFileSystem(), path
-            )
+            manifest = manifest.with_changes(replicated=True, incomplete="it was restored")
+            manifest.write(OsFileSystem(), path)
         done = cli("cluster", "init", "-c", config_of(other, "a"), "--adopt")
         assert done.output.count("adopted") == 2, done.output
         other.start("a")
@@ -238,7 +256,7 @@ def test_one_stream_is_restored_into_a_running_cluster(
 ) -> None:
     fill(server)
     epoch = cluster.stream("three").leader_epoch
-    assert back_up(cluster, "a", tmp_path / "backup", "-s", "three").returncode == ExitCode.OK
+    assert back_up(cluster, "a", tmp_path / "backup", "-s", "three").exit_code == ExitCode.OK
     with connect_sync(cluster.nodes["a"].pull_address) as client:
         client.commit_checkpoint("billing", "three", 50)
         incarnation = client.describe_stream("three").incarnation
@@ -284,9 +302,10 @@ def test_one_stream_is_restored_into_a_running_cluster(
         assert [one.offset for one in reading.records] == list(range(1, COUNT + 2))
 
 
-def test_what_is_not_adopted(cluster: Cluster, server: NatsServer, tmp_path: Path) -> None:
-    fill(server)
-    assert back_up(cluster, "a", tmp_path / "backup").returncode == ExitCode.OK
+def test_what_is_not_adopted(shared: Cluster, shared_server: NatsServer, tmp_path: Path) -> None:
+    cluster = shared
+    fill(shared_server)
+    assert back_up(cluster, "a", tmp_path / "backup").exit_code == ExitCode.OK
     adopt = ("cluster", "adopt", "-c", config_of(cluster, "a"))
     assert cli(*adopt).exit_code == ExitCode.TRY_AGAIN, "the daemon runs"
     cluster.stop("a")
@@ -336,7 +355,7 @@ def test_a_node_that_lost_its_disk_continues_with_the_backup(
         with RawNats(server.port) as raw, connect_sync(node.pull_address) as client:
             for number in range(5):
                 publish(raw, "alone.x", b"%d" % number)
-            assert back_up(cluster, "a", tmp_path / "backup").returncode == ExitCode.OK
+            assert back_up(cluster, "a", tmp_path / "backup").exit_code == ExitCode.OK
             assert publish(raw, "alone.x", b"lost")["seq"] == 6
             before = client.describe_stream("alone")
         cluster.stop("a")
@@ -357,4 +376,53 @@ def test_a_node_that_lost_its_disk_continues_with_the_backup(
                 client.fetch("alone", 7, **ahead)  # type: ignore[arg-type]
         assert values(cluster, "alone", "a") == list(range(6))
         cluster.stop("a")
+        cluster.assert_sound()
+
+
+SECRETS = {name: f"the-secret-of-{name}-is-long-enough" for name in ("node", "backup", "other")}
+ACL_FILE = f"""
+principals:
+  node: {{token_hash: "{hash_token(SECRETS["node"])}"}}
+  backup: {{token_hash: "{hash_token(SECRETS["backup"])}"}}
+  other: {{token_hash: "{hash_token(SECRETS["other"])}"}}
+roles:
+  node: [{{allow: [replicate], streams: ["*", "_*"]}}]
+  backup: [{{allow: [read], streams: ["*", "_offsets"]}}]
+  other: [{{allow: [read], streams: ["alone"]}}]
+bindings:
+  node: [node]
+  backup: [backup]
+  other: [other]
+"""
+
+
+def test_with_an_acl_it_needs_to_read_the_streams(server: NatsServer, tmp_path: Path) -> None:
+    """A login that may not is said: the backup is made from what is stored."""
+    (tmp_path / "acl.yaml").write_text(ACL_FILE)
+    (tmp_path / "token").write_text(f"node.{SECRETS['node']}\n")
+    with Cluster(
+        server.url,
+        STREAMS,
+        settings={"acl": {"file": str(tmp_path / "acl.yaml")}},
+        cluster={"session": "6s", "token_file": str(tmp_path / "token")},
+    ) as cluster:
+        with connect_sync(
+            cluster.nodes["a"].pull_address, token=f"backup.{SECRETS['backup']}"
+        ) as client:
+            for stream in STREAMS:
+                until(
+                    lambda stream=stream: client.describe_stream(stream).state == "attached",  # type: ignore[misc]
+                    60,
+                )
+            (alone,) = [one for one in client.cluster().replicated if one.name == "alone"]
+        fill(server)
+        node = str(alone.leader)
+        for name, lacking in (("", {"three"}), ("other", {"three"}), ("backup", set())):
+            token = [f"--token={name}.{SECRETS[name]}"] if name else []
+            place = tmp_path / f"by-{name}"
+            done = back_up(cluster, node, place, "-s", "three", "-s", "alone", *token)
+            assert done.exit_code == (ExitCode.BEHIND if lacking else ExitCode.OK), done.stderr
+            found = shown(place)
+            assert {one for one, info in found.items() if info["may_lack"]} == lacking
+            assert found["alone"]["end_offset"] == COUNT + 1
         cluster.assert_sound()
