@@ -34,8 +34,8 @@ _WAIT_SECONDS = 0.5
 
 def for_failed_storage(error: Exception) -> StreamUnavailable | None:
     """What clients are answered if `error` says that files cannot be used, which is no damage; else
-    None."""
-    if not isinstance(error, StorageError):
+    None, also for an error that clients know by its own name, as a full disk."""
+    if not isinstance(error, StorageError) or error.code:
         return None
     cause = error.__cause__
     reason = (cause.strerror if isinstance(cause, OSError) else None) or "an error of the disk"
