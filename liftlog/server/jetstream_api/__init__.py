@@ -1,6 +1,8 @@
 """What JetStream's clients ask over NATS, on `$JS.API.>`; docs/reference/jetstream-api.md lists it.
 
 service        takes requests from NATS, has them answered in bounded time, sends the answers
+waiting        the requests that wait: bounded, in turns, those that may take long apart
+inboxes        who asks, as far as the inbox shows
 pace           how much of the event loop the answers may take
 presence       whether JetStream is on somewhere: then nothing is answered
 methods        which function answers which request, and what a request is

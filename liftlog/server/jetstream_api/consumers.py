@@ -17,11 +17,12 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.consumer import Consumer, PullRequest
 from liftlog.server.jetstream_api.consumer_config import ConsumerSpec, parse_consumer, refused
+from liftlog.server.jetstream_api.inboxes import party_of
 from liftlog.server.jetstream_api.methods import (
     Answer,
     Request,
+    always,
     answers,
-    party_of,
     read_object,
     text,
     whole,
@@ -102,7 +103,7 @@ def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "name": rest[0]}
 
 
-@answers("CONSUMER.INFO", "consumer_info", arguments=(2, 2), at_leader=True)
+@answers("CONSUMER.INFO", "consumer_info", arguments=(2, 2), at_leader=True, is_cheap=always)
 async def _info(request: Request) -> Answer:
     request.authorize("read")
     request.led_stream()
@@ -112,7 +113,7 @@ async def _info(request: Request) -> Answer:
     return await consumer.info()
 
 
-@answers("CONSUMER.DELETE", "consumer_delete", arguments=(2, 2), at_leader=True)
+@answers("CONSUMER.DELETE", "consumer_delete", arguments=(2, 2), at_leader=True, is_cheap=always)
 async def _delete(request: Request) -> Answer:
     request.authorize("read")
     request.led_stream()
@@ -121,7 +122,7 @@ async def _delete(request: Request) -> Answer:
     return {"success": True}
 
 
-@answers("CONSUMER.NAMES", "consumer_names", arguments=(1, 1), at_leader=True)
+@answers("CONSUMER.NAMES", "consumer_names", arguments=(1, 1), at_leader=True, is_cheap=always)
 async def _names(request: Request) -> Answer:
     found, answer = _page(request)
     return {**answer, "consumers": [one.spec.name for one in found]}
@@ -142,7 +143,7 @@ def _page(request: Request) -> tuple[list[Consumer], Answer]:
     return page, {"total": len(found), "offset": offset, "limit": _PAGE}
 
 
-@answers("CONSUMER.MSG.NEXT", "consumer_getnext", arguments=(2, 2), at_leader=True)
+@answers("CONSUMER.MSG.NEXT", "consumer_getnext", arguments=(2, 2), at_leader=True, is_cheap=always)
 async def _next(request: Request) -> None:
     consumer = request.parts.consumers.find(request.stream, request.arguments[1])
     if consumer is None or consumer.spec.deliver_subject:

@@ -22,7 +22,8 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.http.failures import NoRecord
 from liftlog.server.http.one_record import read_record
 from liftlog.server.jetstream_api.answers import without_statuses
-from liftlog.server.jetstream_api.methods import Request, party_of
+from liftlog.server.jetstream_api.inboxes import party_of
+from liftlog.server.jetstream_api.methods import Request
 from liftlog.server.jetstream_api.newest import Newest, newest_of
 from liftlog.server.jetstream_api.shown import Shown
 from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, scan_log
@@ -60,14 +61,15 @@ class Lookup:
         services: PullServices,
         shown: Shown,
         readable: tuple[str, ...] | None,
-        party: Hashable,
+        member: Hashable,
     ) -> None:
         """Records on subjects that are not `readable` (None: all are) are not found."""
         self._shown = shown
         self._log: Log = shown.host.log
         self._subjects = shown.host.sequencer.subjects
         self._readable = readable
-        self._threads = services.scanners.of(party)
+        # All clients of NATS are one party, as in `cursor`, however many inboxes they use.
+        self._threads = services.scanners.of(OVER_NATS, member)
         self._cold = services.cold_readers
         self._until = time.monotonic() + _SEARCH_SECONDS
 
@@ -257,16 +259,19 @@ def open_lookup(request: Request) -> tuple[StreamHost, Lookup]:
     gate = request.parts.gate
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
     host = request.led_stream()
-    party = (OVER_NATS, party_of(request.reply))
     shown = Shown(host, request.parts.ages, request.parts.buckets)
-    return host, Lookup(request.parts.services, shown, readable, party)
+    return host, Lookup(request.parts.services, shown, readable, _member(request))
 
 
 def open_whole_lookup(request: Request) -> tuple[StreamHost, Lookup]:
     """As `open_lookup`, of all subjects, whoever may read them. Raises LiftlogError."""
     host = request.led_stream()
     shown = Shown(host, request.parts.ages, request.parts.buckets)
-    return host, Lookup(request.parts.services, shown, None, ("(purge)", party_of(request.reply)))
+    return host, Lookup(request.parts.services, shown, None, _member(request))
+
+
+def _member(request: Request) -> Hashable:
+    return request.parts.inboxes.member(party_of(request.reply))
 
 
 # --- in threads: each looks at one bounded piece, and returns where to continue ---

@@ -42,6 +42,7 @@ from liftlog.server.jetstream_api.methods import (
     read_object,
     text,
     whole,
+    without,
 )
 
 _BATCH_BYTES = 4 * 2**20
@@ -135,7 +136,12 @@ def _time(body: dict[str, Any], name: str) -> int | None:
 # --- STREAM.MSG.GET ---
 
 
-@answers("STREAM.MSG.GET", "stream_msg_get", arguments=(1, 1), at_leader=True)
+_is_by_sequence = without(b"by_subj", b"start_time", b"multi_last", b"batch")
+
+
+@answers(
+    "STREAM.MSG.GET", "stream_msg_get", arguments=(1, 1), at_leader=True, is_cheap=_is_by_sequence
+)
 async def _get(request: Request) -> Answer:
     host, lookup = open_lookup(request)
     wish = parse_wish(request.body())
@@ -192,7 +198,11 @@ class _Status(Exception):
         self.block = status(code, words)
 
 
-@answers("DIRECT.GET", DIRECT_GET, arguments=(1, None), at_leader=True)
+def _is_direct_cheap(arguments: Sequence[str], payload: bytes) -> bool:
+    return len(arguments) == 1 and _is_by_sequence(arguments, payload)
+
+
+@answers("DIRECT.GET", DIRECT_GET, arguments=(1, None), at_leader=True, is_cheap=_is_direct_cheap)
 async def _direct_get(request: Request) -> None:
     try:
         await _serve_direct(request)

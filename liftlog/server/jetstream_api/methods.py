@@ -22,6 +22,7 @@ from liftlog.server.jetstream_api.answers import (
 from liftlog.server.jetstream_api.buckets import Buckets
 from liftlog.server.jetstream_api.consumer_table import Consumers
 from liftlog.server.jetstream_api.deliveries import record_target
+from liftlog.server.jetstream_api.inboxes import Inboxes
 from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -75,6 +76,7 @@ class Parts:
     ages: Ages
     buckets: Buckets
     counters: ApiCounters
+    inboxes: Inboxes
 
     @property
     def gate(self) -> Gate:
@@ -151,11 +153,6 @@ class Request:
         return read_object(self.payload)
 
 
-def party_of(reply: bytes) -> bytes:
-    """Who asks: the inbox of a connection, which is the first two tokens of the reply subject."""
-    return b".".join(reply.split(b".", 2)[:2])
-
-
 def read_object(payload: bytes) -> dict[str, Any]:
     if not payload.strip():
         return {}
@@ -180,6 +177,27 @@ Perform = Callable[[Request], Awaitable[Answer | None]]
 """Returns the body of a JSON answer, or None when it has sent what there is to send."""
 
 
+IsCheap = Callable[[Sequence[str], bytes], bool]
+
+
+def always(_: Sequence[str], __: bytes) -> bool:
+    return True
+
+
+def never(_: Sequence[str], __: bytes) -> bool:
+    return False
+
+
+def without(*words: bytes) -> IsCheap:
+    """Whether none of these fields is in the payload, and nothing is escaped, which could be one of
+    them."""
+
+    def is_cheap(_: Sequence[str], payload: bytes) -> bool:
+        return not any(word in payload for word in (*words, b"\\"))
+
+    return is_cheap
+
+
 class Method(NamedTuple):
     name: str
     kind: str
@@ -189,6 +207,9 @@ class Method(NamedTuple):
     """How many tokens follow the method, at least and at most."""
     at_leader: bool
     """Only the leader of the stream can answer."""
+    is_cheap: IsCheap
+    """Whether a request with these arguments and this payload is answered in a moment. Those that
+    may search a log, write, or describe many streams wait apart (`waiting`)."""
 
 
 METHODS: dict[str, Method] = {}
@@ -200,11 +221,12 @@ def answers(
     *,
     arguments: tuple[int, int | None] = (0, 0),
     at_leader: bool = False,
+    is_cheap: IsCheap = never,
 ) -> Callable[[Perform], Perform]:
     """Register the function that answers the requests on `$JS.API.<name>`."""
 
     def register(perform: Perform) -> Perform:
-        METHODS[name] = Method(name, kind, perform, arguments, at_leader)
+        METHODS[name] = Method(name, kind, perform, arguments, at_leader, is_cheap)
         return perform
 
     return register

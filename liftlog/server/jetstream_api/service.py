@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
 
@@ -35,6 +34,7 @@ from liftlog.server.jetstream_api.answers import (
 )
 from liftlog.server.jetstream_api.buckets import Buckets
 from liftlog.server.jetstream_api.consumer_table import Consumers
+from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
 from liftlog.server.jetstream_api.leaf import LeafLink
 from liftlog.server.jetstream_api.leaf_login import LeafLogin
 from liftlog.server.jetstream_api.methods import (
@@ -49,11 +49,11 @@ from liftlog.server.jetstream_api.methods import (
     Parts,
     Request,
     find_method,
-    party_of,
     unknown_method,
 )
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
+from liftlog.server.jetstream_api.waiting import MAX_OF_PARTY, WORKERS, Message, Waiting
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
@@ -62,12 +62,8 @@ from liftlog.stream.run import MessageRun
 
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
-WORKERS = 8
-_MAX_OF_PARTY = 64
-_MAX_WAITING = 1024
-_MAX_WAITING_BYTES = 8 * 2**20
-_AT_A_TIME = 4
-"""Requests of one client that are answered at the same time."""
+_STALE_SECONDS = 10.0
+"""Clients wait for 5 s: what has waited for longer is answered to no one."""
 _MAX_UNSENT_BYTES = 64 * 1024
 _TAKEOVER_SECONDS = 2.0
 _TAKEOVER_LOOK_SECONDS = 0.02
@@ -77,77 +73,8 @@ rest of the requests there are always workers left."""
 _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 
-_Message = tuple[bytes, bytes, bytes, float]
-"""(subject, reply, payload, arrival); the subject of one that another node has passed on is that of
-this node."""
-
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumers, messages, purging, streams)  # imported for what they register
-
-
-class Waiting:
-    """Requests that wait, for each party in the order in which they came; the parties take turns.
-
-    NATS does not tell who publishes. The clients of JetStream use one inbox for each connection, so
-    its name tells the parties apart.
-    """
-
-    def __init__(self) -> None:
-        self.refused = 0
-        self._parties: dict[bytes, deque[_Message]] = {}
-        self._served: dict[bytes, int] = {}
-        self._count = self._size_bytes = 0
-        self._news = asyncio.Event()
-
-    def add(self, message: _Message) -> bool:
-        """False if there are too many already."""
-        party = party_of(message[1])
-        queue = self._parties.get(party)
-        size = len(message[2])
-        if (
-            self._count >= _MAX_WAITING
-            or self._size_bytes + size > _MAX_WAITING_BYTES
-            or (queue is not None and len(queue) >= _MAX_OF_PARTY)
-        ):
-            self.refused += 1
-            return False
-        if queue is None:
-            queue = self._parties[party] = deque()
-        queue.append(message)
-        self._count += 1
-        self._size_bytes += size
-        self._news.set()
-        return True
-
-    def clear(self) -> None:
-        self._parties.clear()
-        self._count = self._size_bytes = 0
-
-    async def take(self) -> _Message:
-        """The next one; call `done` with it when it is answered."""
-        while True:
-            for party, queue in self._parties.items():
-                if self._served.get(party, 0) < _AT_A_TIME:
-                    return self._take(party, queue)
-            self._news.clear()
-            await self._news.wait()
-
-    def _take(self, party: bytes, queue: deque[_Message]) -> _Message:
-        message = queue.popleft()
-        del self._parties[party]
-        if queue:  # to the end of the line
-            self._parties[party] = queue
-        self._count -= 1
-        self._size_bytes -= len(message[2])
-        self._served[party] = self._served.get(party, 0) + 1
-        return message
-
-    def done(self, message: _Message) -> None:
-        party = party_of(message[1])
-        self._served[party] -= 1
-        if not self._served[party]:
-            del self._served[party]
-        self._news.set()
 
 
 class JetStreamApi:
@@ -184,6 +111,7 @@ class JetStreamApi:
         self._buckets = Buckets(broker, services.scanners.of("(buckets)"), self._ages)
         pace = Pace(self._ingested_bytes, time.thread_time)
         self._consumers = Consumers(broker, services, self._ages, _leaf_link(broker), pace)
+        inboxes = Inboxes()
         self._parts = Parts(
             broker,
             services,
@@ -194,8 +122,9 @@ class JetStreamApi:
             self._ages,
             self._buckets,
             self.counters,
+            inboxes,
         )
-        self._waiting = Waiting()
+        self._waiting = Waiting(inboxes, self._is_costly)
         self._at_takeover = 0
         self._pace = Pace(self._ingested_bytes)
         self._presence: Presence | None = None
@@ -315,7 +244,7 @@ class JetStreamApi:
     def _take(self, run: MessageRun) -> None:
         """The handler of the subscription: it only puts aside what came."""
         now = repeat(time.monotonic(), len(run))
-        refused: list[_Message] = []
+        refused: list[Message] = []
         full: set[bytes] = set()
         unseen = 0
         for message in zip(run.subjects, run.replies, run.payloads, now, strict=True):
@@ -326,7 +255,7 @@ class JetStreamApi:
                 unseen += 1
             elif not self._waiting.add(message):
                 refused.append(message)
-                if len(refused) >= _MAX_OF_PARTY:
+                if len(refused) >= MAX_OF_PARTY:
                     full.add(party)
         if not refused:
             return
@@ -341,7 +270,7 @@ class JetStreamApi:
                 b"".join(
                     [
                         refusal(target, self._kind_of(subject), error)
-                        for subject, reply, _, _ in refused[:_MAX_OF_PARTY]
+                        for subject, reply, _, _ in refused[:MAX_OF_PARTY]
                         if (target := destinations.for_answer(reply)) is not None
                     ]
                 )
@@ -351,6 +280,9 @@ class JetStreamApi:
         while True:
             message = await self._waiting.take()
             try:
+                if time.monotonic() - message[3] > _STALE_SECONDS:
+                    self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
+                    continue  # `finally` gives its place back
                 # While a new connection is looked at, requests wait.
                 await self._looked.wait()
                 await self._pace.turn()
@@ -366,7 +298,7 @@ class JetStreamApi:
             finally:
                 self._waiting.done(message)
 
-    async def _answer(self, message: _Message) -> None:
+    async def _answer(self, message: Message) -> None:
         subject, reply, payload, _ = message
         if not self._broker.destinations.allows(reply):
             self._count(message, REFUSED)
@@ -395,7 +327,7 @@ class JetStreamApi:
         await self.send(composed)
         self._count(message, ANSWERED if refused is None else REFUSED)
 
-    def _count(self, message: _Message, result: str) -> None:
+    def _count(self, message: Message, result: str) -> None:
         method = self._method_of(message[0])
         self.counters.answered(method, result, time.monotonic() - message[3])
 
@@ -458,6 +390,10 @@ class JetStreamApi:
         """Without the prefix."""
         prefix = self._own_prefix if self._is_passed_on(subject) else PREFIX.encode()
         return subject.removeprefix(prefix).decode("utf-8", "replace").split(".")
+
+    def _is_costly(self, subject: bytes, payload: bytes) -> bool:
+        found = find_method(self._tokens(subject))
+        return found is not None and not found[0].is_cheap(found[1], payload)
 
     def _kind_of(self, subject: bytes) -> str:
         found = find_method(self._tokens(subject))

@@ -46,7 +46,16 @@ from liftlog.server.jetstream_api.lookups import (
     TooManyResults,
     open_lookup,
 )
-from liftlog.server.jetstream_api.methods import Answer, Request, answers, flag, text, whole
+from liftlog.server.jetstream_api.methods import (
+    Answer,
+    Request,
+    always,
+    answers,
+    flag,
+    text,
+    whole,
+    without,
+)
 from liftlog.server.jetstream_api.stream_config import (
     changes_from,
     check_unchangeable,
@@ -80,7 +89,7 @@ _NO_LIMITS = {
 Kind = TypeVar("Kind", bound=Message)
 
 
-@answers("INFO", "account_info")
+@answers("INFO", "account_info", is_cheap=always)
 async def _info(request: Request) -> Answer:
     broker = request.broker
     counters = request.parts.counters
@@ -103,7 +112,13 @@ async def _info(request: Request) -> Answer:
 # --- one stream described ---
 
 
-@answers("STREAM.INFO", "stream_info", arguments=(1, 1), at_leader=True)
+@answers(
+    "STREAM.INFO",
+    "stream_info",
+    arguments=(1, 1),
+    at_leader=True,
+    is_cheap=without(b"subjects_filter", b"deleted_details"),
+)
 async def _stream_info(request: Request) -> Answer:
     request.authorize("read")
     body = request.body()
@@ -223,7 +238,7 @@ def _state(info: StreamInfo, start: int, first_ns: int, last_ns: int) -> dict[st
 # --- lists ---
 
 
-@answers("STREAM.NAMES", "stream_names")
+@answers("STREAM.NAMES", "stream_names", is_cheap=always)
 async def _names(request: Request) -> Answer:
     body = request.body()
     found = await _readable_names(request, _subject_in(body))
@@ -402,7 +417,9 @@ def _expect_empty(request: Request) -> None:
         raise JetStreamError(400, 10038, "expected an empty request payload")
 
 
-@answers("STREAM.MSG.DELETE", "stream_msg_delete", arguments=(1, 1), at_leader=True)
+@answers(
+    "STREAM.MSG.DELETE", "stream_msg_delete", arguments=(1, 1), at_leader=True, is_cheap=always
+)
 async def _delete_message(request: Request) -> Answer:
     request.authorize("delete")
     whole(request.body(), "seq")

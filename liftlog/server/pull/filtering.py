@@ -46,7 +46,7 @@ from liftlog.server.pull.pieces import Piece, SharedPieces, Stamps, chunks_from,
 SCAN_BYTES = 16 * MIB
 """Read of the log for one answer, at most (or one batch, if that is larger)."""
 
-SCAN_SECONDS = 0.1
+SCAN_SECONDS = 0.05
 """Processor time for one answer, roughly: synchronous publishers leave batches of one record, which
 cost ten times as much per byte. Other scans wait for their turn."""
 

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import asyncio
 
-from liftlog.server.ingest.jetstream import MARK, _Look
-from liftlog.server.jetstream_api.service import Waiting
-from liftlog.stream.run import MessageRun
+import pytest
 
-Message = tuple[bytes, bytes, bytes]
+import liftlog.server.jetstream_api.service  # noqa: F401 - registers its methods
+from liftlog.server.ingest.jetstream import MARK, _Look
+from liftlog.server.jetstream_api.inboxes import Inboxes
+from liftlog.server.jetstream_api.methods import METHODS
+from liftlog.server.jetstream_api.waiting import Message, Waiting
+from liftlog.stream.run import MessageRun
 
 
 def of(party: str, number: int, size: int = 0) -> Message:
-    return b"$JS.API.INFO", f"_INBOX.{party}.{number}".encode(), b"x" * size
+    return b"$JS.API.INFO", f"_INBOX.{party}.{number}".encode(), b"x" * size, 0.0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made() -> Waiting:
+    return Waiting(Inboxes(), lambda _, payload: payload == b"costly")
 
 
 async def taken(waiting: Waiting, count: int, *, done: bool = True) -> list[bytes]:
@@ -26,7 +40,7 @@ async def taken(waiting: Waiting, count: int, *, done: bool = True) -> list[byte
 
 
 async def test_parties_take_turns() -> None:
-    waiting = Waiting()
+    waiting = made()
     for number in range(10):
         assert waiting.add(of("flood", number))
     assert waiting.add(of("calm", 0))
@@ -38,7 +52,7 @@ async def test_parties_take_turns() -> None:
 
 
 async def test_one_party_has_only_so_many_places() -> None:
-    waiting = Waiting()
+    waiting = made()
     took = [waiting.add(of("flood", number)) for number in range(100)]
     assert took == [True] * 64 + [False] * 36
     assert waiting.refused == 36
@@ -46,9 +60,9 @@ async def test_one_party_has_only_so_many_places() -> None:
 
 
 async def test_all_together_have_only_so_many_places_and_bytes() -> None:
-    waiting = Waiting()
+    waiting = made()
     assert sum(waiting.add(of(str(number), 0)) for number in range(2000)) == 1024
-    waiting = Waiting()
+    waiting = made()
     took = sum(waiting.add(of(str(number), 0, 2**18)) for number in range(100))
     assert took == 32
     assert len(await taken(waiting, 32)) == 32
@@ -56,17 +70,81 @@ async def test_all_together_have_only_so_many_places_and_bytes() -> None:
 
 
 async def test_few_of_one_party_are_answered_at_a_time() -> None:
-    waiting = Waiting()
-    for number in range(6):
-        waiting.add(of("slow", number))
-    assert len(await taken(waiting, 4, done=False)) == 4
+    inboxes = Inboxes(clock := Clock())
+    known(inboxes, clock, "slow", "quick")
+    waiting = Waiting(inboxes)
+    messages = [of("slow", number) for number in range(6)]
+    for message in messages:
+        waiting.add(message)
+    assert len(await taken(waiting, 3, done=False)) == 3
+    await waiting.take()
     fifth = asyncio.ensure_future(waiting.take())
     await asyncio.sleep(0)
     assert not fifth.done()
-    waiting.add(of("quick", 0))
-    assert (await asyncio.wait_for(fifth, 10))[1] == b"_INBOX.quick.0"
-    waiting.done(of("slow", 0))
-    assert (await taken(waiting, 1)) == [b"_INBOX.slow.4"]
+    waiting.done(messages[0])
+    assert (await asyncio.wait_for(fifth, 10))[1] == b"_INBOX.slow.4"
+
+
+def known(inboxes: Inboxes, clock: Clock, *parties: str) -> None:
+    for party in parties:
+        inboxes.note(f"_INBOX.{party}".encode())
+    clock.now += 1
+    for party in parties:
+        assert inboxes.note(f"_INBOX.{party}".encode())
+
+
+def test_an_inbox_is_known_when_it_is_used_again_later() -> None:
+    inboxes = Inboxes(clock := Clock())
+    assert [inboxes.note(b"_INBOX.a") for _ in range(3)] == [False] * 3
+    assert inboxes.member(b"_INBOX.a") == inboxes.member(b"_INBOX.b")
+    clock.now += 1
+    assert inboxes.note(b"_INBOX.a")
+    for number in range(50_000):
+        inboxes.note(b"_INBOX.%d" % number)
+    assert inboxes.note(b"_INBOX.a"), "any number of others do not make it forgotten"
+    assert inboxes.member(b"_INBOX.a") == b"_INBOX.a"
+    assert len(inboxes._new) == 16_384
+
+
+async def test_a_flood_from_random_inboxes_leaves_turns_to_those_that_are_known() -> None:
+    inboxes = Inboxes(clock := Clock())
+    known(inboxes, clock, "calm")
+    waiting = Waiting(inboxes)
+    assert sum(waiting.add(of(str(number), 0)) for number in range(2000)) == 1024
+    assert waiting.add(of("calm", 0)), "it has room where there is none for others"
+    assert b"_INBOX.calm.0" in await taken(waiting, 2)
+
+
+async def test_what_takes_long_does_not_keep_what_is_answered_at_once() -> None:
+    waiting = made()
+    for number in range(20):
+        waiting.add((b"s", f"_INBOX.{number}.0".encode(), b"costly", 0.0))
+    assert len(await taken(waiting, 2, done=False)) == 2
+    third = asyncio.ensure_future(waiting.take())
+    await asyncio.sleep(0)
+    assert not third.done(), "so many at the same time"
+    waiting.add(of("cheap", 0))
+    assert (await asyncio.wait_for(third, 10))[1] == b"_INBOX.cheap.0"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "payload", "cheap"),
+    [
+        ("STREAM.INFO", ["s"], b"", True),
+        ("STREAM.INFO", ["s"], b'{"subjects_filter": ">"}', False),
+        ("STREAM.INFO", ["s"], b'{"subjects\\u005ffilter": ">"}', False),
+        ("STREAM.MSG.GET", ["s"], b'{"seq": 1}', True),
+        ("STREAM.MSG.GET", ["s"], b'{"next_by_subj": "a.*", "seq": 1}', False),
+        ("DIRECT.GET", ["s"], b'{"seq": 1}', True),
+        ("DIRECT.GET", ["s", "a"], b"", False),
+        ("DIRECT.GET", ["s"], b'{"multi_last": [">"]}', False),
+        ("CONSUMER.CREATE", ["s"], b"{}", False),
+    ],
+)
+def test_which_requests_may_take_long(
+    method: str, arguments: list[str], payload: bytes, cheap: bool
+) -> None:
+    assert METHODS[method].is_cheap(arguments, payload) == cheap
 
 
 async def test_liftlog_is_not_taken_for_jetstream() -> None:

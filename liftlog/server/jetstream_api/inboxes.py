@@ -1,0 +1,49 @@
+"""Who sends a request over NATS, as far as its inbox shows.
+
+NATS does not tell who publishes. The clients of JetStream use one inbox for each connection, so its
+name tells the parties apart; but a client may send each request from another inbox.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from liftlog.server.access.guessing import Bounded
+
+_KNOWN_AFTER_SECONDS = 0.1
+_MAX_NEW, _MAX_KNOWN = 16_384, 4096
+_NEW_ONES = b"(new inboxes)"
+
+
+def party_of(reply: bytes) -> bytes:
+    """The inbox of a connection, which is the first two tokens of the reply subject."""
+    return b".".join(reply.split(b".", 2)[:2])
+
+
+class Inboxes:
+    """Which inboxes have been used before. One that is used once never counts as known, so any
+    number of them do not make others forgotten."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._new: Bounded[bytes, float] = Bounded()
+        self._known: Bounded[bytes, None] = Bounded()
+
+    def note(self, party: bytes) -> bool:
+        """A request has come; returns whether its inbox is known."""
+        if party in self._known:
+            self._known.move_to_end(party)
+            return True
+        now = self._now()
+        since = self._new.setdefault(party, now)
+        if now - since < _KNOWN_AFTER_SECONDS:
+            self._new.keep(party, since, _MAX_NEW)
+            return False
+        del self._new[party]
+        self._known.keep(party, None, _MAX_KNOWN)
+        return True
+
+    def member(self, party: bytes) -> bytes:
+        """Who takes turns in the threads of all scans: a known inbox, and all others together."""
+        return party if party in self._known else _NEW_ONES

@@ -1,0 +1,125 @@
+"""Requests of JetStream's API that wait to be answered: bounded, and in turns.
+
+NATS does not tell who publishes. The clients of JetStream use one inbox for each connection, so its
+name tells the parties apart; but a client may send each request from another inbox. So inboxes that
+have been seen before and others wait apart, and so do requests that can take long and others: no
+flood from random inboxes, and none of searches, takes all turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
+
+Message = tuple[bytes, bytes, bytes, float]
+"""(subject, reply, payload, arrival); the subject of one that another node has passed on is that of
+this node."""
+
+MAX_OF_PARTY = 64
+_MAX_WAITING = 1024
+_MAX_KNOWN_WAITING = 2048
+"""Those from inboxes that have been seen before have room when there is none for others."""
+_MAX_WAITING_BYTES = 8 * 2**20
+_AT_A_TIME = 4
+"""Requests of one client that are answered at the same time."""
+
+
+class Lane(NamedTuple):
+    is_known: bool
+    is_costly: bool
+
+
+LANES = {
+    Lane(True, False): 4,
+    Lane(True, True): 4,
+    Lane(False, False): 2,
+    Lane(False, True): 2,
+}
+"""How many requests of each lane are answered at the same time, at least while others wait."""
+WORKERS = sum(LANES.values())
+
+
+class Waiting:
+    """The parties of a lane take turns, and so do the lanes. `is_costly` judges a request by its
+    subject and payload."""
+
+    def __init__(
+        self, inboxes: Inboxes, is_costly: Callable[[bytes, bytes], bool] = lambda *_: False
+    ) -> None:
+        self.refused = 0
+        self._inboxes = inboxes
+        self._is_costly = is_costly
+        self._lanes: dict[Lane, dict[bytes, deque[Message]]] = {lane: {} for lane in LANES}
+        self._under_way: Counter[Lane] = Counter()
+        self._lane_of: dict[int, Lane] = {}  # by the identity of what is being answered
+        self._served: Counter[bytes] = Counter()
+        self._waiting_of: Counter[bytes] = Counter()
+        self._size_bytes = 0
+        self._news = asyncio.Event()
+
+    def add(self, message: Message) -> bool:
+        """False if there are too many already."""
+        subject, reply, payload, _ = message
+        party, size = party_of(reply), len(payload)
+        is_known = self._inboxes.note(party)
+        most = _MAX_KNOWN_WAITING if is_known else _MAX_WAITING
+        if (
+            self._waiting_of.total() >= most
+            or self._size_bytes + size > _MAX_WAITING_BYTES
+            or self._waiting_of[party] >= MAX_OF_PARTY
+        ):
+            self.refused += 1
+            return False
+        lane = self._lanes[Lane(is_known, self._is_costly(subject, payload))]
+        lane.setdefault(party, deque()).append(message)
+        self._waiting_of[party] += 1
+        self._size_bytes += size
+        self._news.set()
+        return True
+
+    def clear(self) -> None:
+        for lane in self._lanes.values():
+            lane.clear()
+        self._waiting_of.clear()
+        self._size_bytes = 0
+
+    async def take(self) -> Message:
+        """The next one; call `done` with it when it is answered."""
+        while True:
+            for lane, parties in self._lanes.items():
+                if self._under_way[lane] >= LANES[lane]:
+                    continue
+                for party, queue in parties.items():
+                    if self._served[party] < _AT_A_TIME:
+                        return self._take(lane, party, queue)
+            self._news.clear()
+            await self._news.wait()
+
+    def _take(self, lane: Lane, party: bytes, queue: deque[Message]) -> Message:
+        message = queue.popleft()
+        # Both to the end of their line.
+        parties = self._lanes.pop(lane)
+        self._lanes[lane] = parties
+        del parties[party]
+        if queue:
+            parties[party] = queue
+        self._waiting_of[party] -= 1
+        if not self._waiting_of[party]:
+            del self._waiting_of[party]
+        self._size_bytes -= len(message[2])
+        self._served[party] += 1
+        self._under_way[lane] += 1
+        self._lane_of[id(message)] = lane
+        return message
+
+    def done(self, message: Message) -> None:
+        party = party_of(message[1])
+        self._under_way[self._lane_of.pop(id(message))] -= 1
+        self._served[party] -= 1
+        if not self._served[party]:
+            del self._served[party]
+        self._news.set()
