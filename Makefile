@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults kv-torture cluster-torture identity-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 storage-faults: setup ## Every error of every call on every kind of file, and the file of every neighbour (ten minutes)
 	TORTURE_ROUNDS=1 TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=3600 \
 	  tests/unit/log/test_file_errors.py tests/unit/log/test_neighbours.py $(ARGS)
+
+request-flood: setup ## Every request of every door, 64 at once on each of 16 connections: what others pay (ROUNDS=n KINDS=regex ARGS="-k jetstream")
+	FLOOD_ROUNDS=$(or $(ROUNDS),1) FLOOD_KINDS='$(KINDS)' $(BIN)/python -m pytest -o timeout=0 -s tests/integration/test_request_flood.py $(ARGS)
 
 kv-torture: setup ## Kill, stop and cut off the NATS servers under the metadata store (MINUTES=n SEED=n)
 	KV_TORTURE_MINUTES=$(or $(MINUTES),60) KV_TORTURE_SEED=$(or $(SEED),1) \
