@@ -89,7 +89,7 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 	  tests/integration/test_http_hostile_values.py tests/integration/test_http_hostile_clients.py \
 	  tests/integration/test_bad_input.py $(ARGS)
 
-storage-faults: setup ## Every error of every call on every kind of file, and the file of every neighbour (ten minutes)
+storage-faults: setup ## Every error of every call on every kind of file, and the file of every neighbour (SEED=n; half an hour and more)
 	TORTURE_ROUNDS=1 TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=3600 \
 	  tests/unit/log/test_file_errors.py tests/unit/log/test_neighbours.py $(ARGS)
 
