@@ -8,10 +8,10 @@ any number of times, is like reading it at once.
 
 For a read by Spark, the lease lives as long as some task renews it (`TaskLease`). Each task renews
 it once more after its last record, and reports that its part is done; after the last part the
-daemon ends the lease. Spark kills the Python process of a task that needs no more rows, as for
-`limit`: a lease that no task renews ends within `READING_SECONDS`. A task can run later than that:
-a second action on the same plan, or a stage that Spark repeats. It needs no lease as long as
-nothing that the lease prevents has happened (`may_go_on`).
+daemon ends the lease. A task that stops early, as for `limit`, reports that, unless it runs in
+Python: then Spark kills its process. A task can run later than that: a second action on the same
+plan, or a stage that Spark repeats. It needs no lease as long as nothing that the lease prevents
+has happened (`may_go_on`).
 
 For an export, a thread of the driver renews the lease during the whole run (`RenewedLease`).
 """
@@ -34,8 +34,9 @@ logger = logging.getLogger("liftlog.spark.export")
 
 HOLDER = "spark"
 
-READING_SECONDS = 15.0
-"""How long a lease lasts after each renewal by a task that reads."""
+REPORT_SECONDS = 5.0
+"""How often a task renews its lease. When a stream has no lease left, the daemon ends those that no
+reader has renewed for three times that."""
 
 
 class TaskLease:
@@ -58,14 +59,13 @@ class TaskLease:
         self._stream = stream
         self._lease_id = lease_id
         self._seconds = seconds
-        self._reading_seconds = min(seconds, READING_SECONDS)
         self._part = part
         self._may_go_on = may_go_on
         self._is_gone = False
         self._is_read = False
         self._thread: RenewedLease | None = None
         self._renewed = partial(
-            RenewedLease, connect, stream, lease_id, self._reading_seconds, releases=False
+            RenewedLease, connect, stream, lease_id, seconds, every=REPORT_SECONDS, releases=False
         )
 
     def over(self, batches: Iterator[Batches]) -> Iterator[Batches]:
@@ -73,7 +73,7 @@ class TaskLease:
         does not find that the read is still complete."""
         self._is_read = False
         begun = None if self._part is None else self._part[0]
-        self._renew(self._reading_seconds, begun=begun)
+        self._renew(begun=begun)
         self._thread = renewed = self._renewed()
         renewed.start()
         for batch in batches:
@@ -82,12 +82,12 @@ class TaskLease:
             if renewed.gone is not None and not self._is_gone:
                 self._lost(renewed.gone)
         renewed.end()
-        self._renew(self._seconds, finished=self._part)
+        self._renew(finished=self._part)
         self._is_read = True
 
     def end(self, *, stopped: bool) -> None:
         """Renew no more. `stopped` reports that this part needs no more records, if it was not read
-        to its end: a lease that no other part uses then ends soon. Raises LiftlogError."""
+        to its end: the daemon may then end a lease that no other part uses. Raises LiftlogError."""
         if self._thread is not None:
             self._thread.end()
         if not stopped or self._is_read or self._is_gone or self._part is None:
@@ -101,19 +101,13 @@ class TaskLease:
                 stopped=True,
             )
 
-    def _renew(
-        self,
-        seconds: float,
-        *,
-        finished: tuple[int, int] | None = None,
-        begun: int | None = None,
-    ) -> None:
+    def _renew(self, *, finished: tuple[int, int] | None = None, begun: int | None = None) -> None:
         if self._is_gone:
             self._lost(None)
             return
         try:
             self._client.renew_lease(
-                self._stream, self._lease_id, ttl=seconds, finished=finished, begun=begun
+                self._stream, self._lease_id, ttl=self._seconds, finished=finished, begun=begun
             )
         except LeaseGone as error:
             self._lost(error)
@@ -146,6 +140,7 @@ class RenewedLease:
         seconds: float,
         on_lost: Callable[[], None] = lambda: None,
         *,
+        every: float | None = None,
         releases: bool = True,
     ) -> None:
         self._connect = connect
@@ -153,6 +148,7 @@ class RenewedLease:
         self._lease_id = lease_id
         self._seconds = seconds
         self._on_lost = on_lost
+        self._every = seconds / 3 if every is None else min(every, seconds / 3)
         self._releases = releases
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -202,7 +198,7 @@ class RenewedLease:
     def _renew_until_stopped(self, opened: ExitStack) -> None:
         client: SyncClient | None = None
         while True:
-            stopping = self._stop.wait(self._seconds / 3)
+            stopping = self._stop.wait(self._every)
             if stopping and not self._releases:
                 return
             try:

@@ -326,8 +326,8 @@ class SyncCalls:
         For a read that several clients share: `finished=(part, parts)` reports that one of `parts`
         parts, counted from 0, has been read, and `begun=part` that its reader begins. The lease
         ends when each part was named once. `stopped=True` reports that the reader of a finished
-        part needed no more records: if no other part is being read then, the lease ends within 5
-        seconds, unless another part begins.
+        part needed no more records. When a stream has no lease left, the daemon ends those whose
+        readers have all stopped, or have not renewed for 15 seconds.
 
         Raises LeaseGone (the records that it held may have changed since), StreamNotFound, and
         InvalidArgument.

@@ -8,11 +8,12 @@ sync have it, so a lease outlives its leader.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from liftlog.errors import InvalidArgument
+from liftlog.errors import InvalidArgument, LimitExceeded
 from liftlog.log.leases import Lease
 from liftlog.protocol.described import LeaseInfo
 from liftlog.protocol.messages import EARLIEST
@@ -23,9 +24,11 @@ from liftlog.server.vitals.disk import DiskReserve
 
 _MS_NS = 1_000_000
 _MAX_PARTS = 1_000_000
-_STOPPED_MS = 5_000
-"""How long a lease lasts when all readers under it have stopped early. Spark's `limit` and `show`
-begin another part within a second if they need one."""
+_SILENT_SECONDS = 15.0
+"""A reader that reports nothing for this long may be gone: Spark's report every 5 seconds."""
+_STOPPED_SECONDS = 5.0
+"""When all readers under a lease have stopped early, another one begins sooner, if at all: Spark's
+`limit` and `show` read further parts only if they need them."""
 
 
 @dataclass(slots=True)
@@ -36,9 +39,14 @@ class _Parts:
     finished: set[int] = field(default_factory=set)
     has_stopped: bool = False
     """Whether a part ended before its last record: then others may never begin."""
+    reported_at: float = 0.0
 
-    def ends_soon(self) -> bool:
-        return self.has_stopped and not self.running
+    def seems_left(self, now: float) -> bool:
+        """Whether no reader may come back to the lease."""
+        silent = now - self.reported_at
+        if self.running:
+            return silent > _SILENT_SECONDS
+        return self.has_stopped and silent > _STOPPED_SECONDS
 
 
 class LeaseKeeping:
@@ -55,12 +63,14 @@ class LeaseKeeping:
         *,
         copied: Callable[[str], Awaitable[None]],
         clock_is_trusted: Callable[[], bool] = lambda: True,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self._now_ns = now_ns
         self._reserve = reserve
         self._copied = copied
         self._clock_is_trusted = clock_is_trusted
+        self._monotonic = monotonic
         # For each live lease that several readers share. It is not stored: after a restart of the
         # daemon such a lease ends by time.
         self._parts: WeakKeyDictionary[StreamHost, dict[str, _Parts]] = WeakKeyDictionary()
@@ -101,9 +111,24 @@ class LeaseKeeping:
                 for_export=for_export,
             )
 
-        granted = await host.exclusively(grant)
+        try:
+            granted = await host.exclusively(grant)
+        except LimitExceeded:
+            if not await self._end_those_left(host):
+                raise
+            granted = await host.exclusively(grant)
         await self._copied(name)
         return self._info(host, granted)
+
+    async def _end_those_left(self, host: StreamHost) -> bool:
+        """Release the leases whose readers seem to be gone; returns whether there were any. Only
+        done when there is no room: a reader that was merely slow gets LeaseGone."""
+        now = self._monotonic()
+        left = [name for name, parts in self._parts.get(host, {}).items() if parts.seems_left(now)]
+        for lease_id in left:
+            await self.release(host.name, lease_id)
+            self._parts[host].pop(lease_id, None)
+        return bool(left)
 
     async def renew(
         self,
@@ -117,9 +142,9 @@ class LeaseKeeping:
         stopped: bool = False,
     ) -> LeaseInfo:
         """`finished` is (part, number of parts) of a read that several readers share: once every
-        part is finished, the lease is released. `begun` is a part whose reader begins. If a reader
-        `stopped` before its last record and no other one is running, the lease ends soon: the other
-        parts may never be read. Raises LeaseGone, InvalidArgument, NotLeader, NotEnoughReplicas."""
+        part is finished, the lease is released. `begun` is a part whose reader begins; `stopped`
+        says that the reader of the finished part needed no more records, so others may never begin.
+        Raises LeaseGone, InvalidArgument, NotLeader, NotEnoughReplicas."""
         if finished is not None and not 0 <= finished[0] < finished[1] <= _MAX_PARTS:
             raise InvalidArgument(
                 f"there is no part {finished[0]} of {finished[1]}: parts count from 0, and a read "
@@ -131,8 +156,8 @@ class LeaseKeeping:
         parts = None
         if finished is not None or begun is not None:
             parts = self._reported(host, lease_id, finished, begun, stopped=stopped)
-            if parts.ends_soon():
-                ttl_ms = min(ttl_ms, _STOPPED_MS)
+        elif (known := self._parts.get(host, {}).get(lease_id)) is not None:
+            known.reported_at = self._monotonic()
         # In an exclusive call: between the check that the lease is live and its renewal, retention
         # must not delete what it holds.
         renewed = await host.exclusively(
@@ -165,6 +190,7 @@ class LeaseKeeping:
             found.running.discard(finished[0])
             found.finished.add(finished[0])
             found.has_stopped |= stopped
+        found.reported_at = self._monotonic()
         self._parts[host] = known
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from liftlog.errors import DiskFull, LeaseGone, LimitExceeded, OffsetOutOfRange
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.spark import decoder
+from liftlog.spark import leases as lease_module
 from liftlog.spark.daemon_transport import DaemonTransport
 from liftlog.spark.options import ScanOptions, parse_options
-from liftlog.spark.scan import plan, read
-from liftlog.spark.transport import ScanRange
+from liftlog.spark.scan import open_transport, plan, read
+from liftlog.spark.transport import Losses, ScanRange
 
 KEYS = 20
 RECORDS = 400
@@ -114,7 +116,7 @@ async def test_a_task_that_failed_has_not_ended(
             found.throw(RuntimeError("the task fails, and Spark reads the part again"))  # type: ignore[attr-defined]
 
     await asyncio.to_thread(begin)
-    assert await remaining_ms(cleaning) > 5_000
+    assert len(leases(cleaning, "in")) == 1
     await rows(chosen, wanted)
     assert leases(cleaning, "in") == []
 
@@ -294,15 +296,21 @@ async def test_parts_that_make_no_sense(
 # --- reads that stop before their end ---
 
 
-async def remaining_ms(cleaning: Cleaning, stream: str = "in") -> int:
-    [lease] = leases(cleaning, stream)
-    return lease.remaining_ms
-
-
 @pytest.fixture
 def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise all is read before the first rows come."""
     monkeypatch.setattr(decoder, "_RUN_ROWS", 10)
+
+
+class Ahead:
+    """The clock by which the daemon judges readers that report nothing."""
+
+    def __init__(self, cleaning: Cleaning) -> None:
+        self.seconds = 0.0
+        cleaning.running.broker.administration.leases._monotonic = self
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.seconds
 
 
 async def first_row(chosen: ScanOptions, wanted: ScanRange) -> None:
@@ -314,20 +322,15 @@ async def first_row(chosen: ScanOptions, wanted: ScanRange) -> None:
     await asyncio.to_thread(take)
 
 
-@pytest.mark.usefixtures("few_rows_at_once")
-async def test_a_read_that_stops_early_does_not_keep_its_lease(
-    cleaning: Cleaning, address: str
-) -> None:
-    chosen = options(address, "in", rowsPerBatch="1", columns="offset")
-    ranges = await planned(chosen)
-    assert len(ranges) > 2
-    assert await remaining_ms(cleaning) > 50_000
-    await first_row(chosen, ranges[0])
-    assert await remaining_ms(cleaning) <= 5_000
-    await rows(chosen, ranges[1])  # another part is read after all
-    assert await remaining_ms(cleaning) <= 5_000
-    await first_row(chosen, ranges[2])
-    assert await remaining_ms(cleaning) <= 5_000
+async def exhaust(cleaning: Cleaning, address: str) -> None:
+    """Take all leases that reads can have."""
+
+    def take() -> None:
+        with connect_sync(address) as client, pytest.raises(LimitExceeded, match="for exports"):
+            while True:
+                client.acquire_lease("in", ttl=100)
+
+    await asyncio.to_thread(take)
 
 
 @pytest.mark.usefixtures("few_rows_at_once")
@@ -335,47 +338,89 @@ async def test_a_read_in_one_part_that_stops_early_ends_its_lease(
     cleaning: Cleaning, address: str
 ) -> None:
     chosen = options(address, "in", rowsPerBatch="1", targetPartitionBytes="1GiB", columns="offset")
-    [wanted] = await planned(chosen)
-    await first_row(chosen, wanted)
-    assert leases(cleaning, "in") == []
+    for _ in range(120):
+        [wanted] = await planned(chosen)
+        await first_row(chosen, wanted)
+        assert leases(cleaning, "in") == []
+
+
+@pytest.mark.usefixtures("few_rows_at_once")
+async def test_the_lease_of_a_read_that_stopped_early_makes_room(
+    cleaning: Cleaning, address: str
+) -> None:
+    ahead = Ahead(cleaning)
+    chosen = options(address, "in", rowsPerBatch="1", columns="offset")
+    ranges = await planned(chosen)
+    assert len(ranges) > 2
+    await first_row(chosen, ranges[0])
+    [lease] = leases(cleaning, "in")
+    assert lease.remaining_ms > 50_000, "another part may still be read"
+    await exhaust(cleaning, address)
+    ahead.seconds = 6
+    later = await planned(chosen)
+    assert lease.lease_id not in [one.lease_id for one in leases(cleaning, "in")]
+    await first_row(chosen, ranges[1])  # nothing has happened that the lease prevents
+    await rows(chosen, later[0])
 
 
 @pytest.mark.usefixtures("few_rows_at_once")
 async def test_a_part_that_is_still_read_keeps_the_lease(cleaning: Cleaning, address: str) -> None:
+    ahead = Ahead(cleaning)
     chosen = options(address, "in", rowsPerBatch="1", columns="offset")
     ranges = await planned(chosen)
+    slow = await asyncio.to_thread(read, chosen, ranges[0])
+    await asyncio.to_thread(next, slow)
+    await first_row(chosen, ranges[1])
+    [lease] = leases(cleaning, "in")
+    await exhaust(cleaning, address)
+    for seconds, stays in ((6, True), (8, True), (16, False)):
+        ahead.seconds = seconds
+        if stays:
+            with pytest.raises(LimitExceeded):
+                await planned(chosen)
+        else:  # its process may have been killed
+            await planned(chosen)
+        assert (lease.lease_id in [one.lease_id for one in leases(cleaning, "in")]) == stays
+    await asyncio.to_thread(slow.close)  # type: ignore[attr-defined]
 
-    def interleaved() -> list[int]:
-        slow = read(chosen, ranges[0])
-        next(slow)
-        quick = read(chosen, ranges[1])
-        next(quick)
-        quick.close()  # type: ignore[attr-defined]
-        found = [leases(cleaning, "in")[0].remaining_ms]
-        slow.close()  # type: ignore[attr-defined]
-        return [*found, leases(cleaning, "in")[0].remaining_ms]
 
-    while_read, after = await asyncio.to_thread(interleaved)
-    assert while_read > 5_000
-    assert after <= 5_000
-
-
-@pytest.mark.usefixtures("few_rows_at_once")
-async def test_jobs_that_stop_early_do_not_exhaust_the_leases(
+async def test_a_lease_is_not_ended_before_its_first_reader_comes(
     cleaning: Cleaning, address: str
 ) -> None:
-    chosen = options(address, "in", rowsPerBatch="1", targetPartitionBytes="1GiB", columns="offset")
-    for _ in range(120):
-        await first_row(chosen, (await planned(chosen))[0])
+    ahead = Ahead(cleaning)
+    chosen = options(address, "in")
+    await planned(chosen)
+    await exhaust(cleaning, address)
+    ahead.seconds = 3600
+    with pytest.raises(LimitExceeded, match="kept for exports"):
+        await planned(chosen)
+
+
+async def test_a_task_that_reads_renews_often(
+    cleaning: Cleaning, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "REPORT_SECONDS", 0.02)
+    chosen = options(address, "in", targetPartitionBytes="1GiB", columns="offset")
+    [wanted] = await planned(chosen)
+
+    def read_slowly() -> int:
+        with open_transport(chosen) as transport:
+            batches = transport.batches(wanted, Losses("in", fail=True))
+            next(batches)
+            first = leases(cleaning, "in")[0].expires_ns
+            deadline = time.monotonic() + 30
+            while leases(cleaning, "in")[0].expires_ns == first:
+                assert time.monotonic() < deadline
+                cleaning.running.clock.ahead_ns += 10**6
+                time.sleep(0.01)
+            return sum(1 for _ in batches)
+
+    await asyncio.to_thread(read_slowly)
     assert leases(cleaning, "in") == []
 
 
 async def test_reads_leave_leases_for_exports(cleaning: Cleaning, address: str) -> None:
-    chosen = options(address, "in")
-    for _ in range(90):
-        await planned(chosen)  # and not carried out
-    with pytest.raises(LimitExceeded, match="kept for exports"):
-        await planned(chosen)
+    await exhaust(cleaning, address)
 
     def for_export() -> None:
         with connect_sync(address) as client:

@@ -16,6 +16,9 @@ import org.slf4j.LoggerFactory;
  * is still complete if nothing has happened that the lease prevents.
  */
 final class TaskLease {
+    /** A lease that no reader has renewed for longer may be ended for another one. */
+    private static final long REPORT_NS = TimeUnit.SECONDS.toNanos(5);
+
     private static final Logger LOG = LoggerFactory.getLogger("liftlog.spark");
 
     private final PullClient client;
@@ -39,7 +42,7 @@ final class TaskLease {
         }
     }
 
-    /** The part needs no more records: a lease that no other part uses then ends soon. */
+    /** The part needs no more records: the daemon may end a lease that no other part uses. */
     void stop() {
         if (isGone || !isBegun) {
             return;
@@ -56,7 +59,7 @@ final class TaskLease {
 
     /** Throws LEASE_GONE. */
     void renew(boolean isFinished) {
-        renewAt = System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds) / 3;
+        renewAt = System.nanoTime() + Math.min(TimeUnit.SECONDS.toNanos(seconds) / 3, REPORT_NS);
         ScanRange.Guard guard = range.guard();
         try {
             if (!isGone) {
