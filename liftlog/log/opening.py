@@ -32,7 +32,7 @@ from liftlog.log.inventory import RecoveryReport
 from liftlog.log.judging import OnBatch, TailJudge
 from liftlog.log.log import Log
 from liftlog.log.manifest import (
-    LEAST_RESERVED,
+    MOST_RESERVED,
     Manifest,
     SegmentEntry,
     epochs_below,
@@ -336,7 +336,7 @@ class _Opening(TailJudge):
             epochs=epochs,
             quarantined=quarantined,
             high_watermark=high_watermark,
-            reserved_offset=max(manifest.reserved_offset, end + LEAST_RESERVED),
+            reserved_offset=max(manifest.reserved_offset, end + MOST_RESERVED),
             acks_before_sync=False,
             replicated=replicated,
         )

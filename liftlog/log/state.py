@@ -29,7 +29,7 @@ from liftlog.log.derived import files_of
 from liftlog.log.environment import IndexCache, LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex
-from liftlog.log.manifest import LEAST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.manifest import LEAST_RESERVED, MOST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
 from liftlog.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class LogState:
                 incarnation=incarnation or uuid.uuid4().hex,
                 leader_epoch=1,
                 log_start_offset=initial_offset,
-                reserved_offset=initial_offset + LEAST_RESERVED,
+                reserved_offset=initial_offset + MOST_RESERVED,
                 high_watermark=initial_offset,
                 segments=(entry,),
                 epochs=((1, initial_offset),),
@@ -275,11 +275,12 @@ class LogState:
             # it is gone.
             generation = max(generation, old.segment.generation + 1)
         entry = SegmentEntry(base_offset, generation, next_offset=base_offset)
+        ahead = LEAST_RESERVED if manifest.acks_before_sync else MOST_RESERVED
         fields = {
             "segments": (*(segment.entry() for segment in kept), entry),
             "high_watermark": view.committed.offset,
             "replicated": self.config.replicated,
-            "reserved_offset": max(manifest.reserved_offset, base_offset + LEAST_RESERVED),
+            "reserved_offset": max(manifest.reserved_offset, base_offset + ahead),
         }
         manifest = manifest.with_changes(**(fields | changes))
         fs = self.environment.fs

@@ -31,8 +31,9 @@ from liftlog.records.header import parse_header, verify_body
 MAX_NOTED_ENDS = 4096
 """Batch ends of uncommitted appends that are kept. Beyond it, every second end is forgotten."""
 
-_RESERVED_NS = 10_000_000_000
-"""Offsets that were reserved should last for so long, and no more than ten times as long."""
+_RESERVED_NS = 60_000_000_000
+"""Where acks leave before the sync, reserved offsets should last for a minute, and for ten at most.
+"""
 
 
 class LogWriter:
@@ -118,16 +119,21 @@ class LogWriter:
     def _reserve(self, next_offset: int) -> None:
         """Note, durably, up to where offsets may be assigned from now on. Raises OSError."""
         state = self.state
-        now = state.environment.clock.monotonic_ns()
-        elapsed = now - self._reserved_ns
+        with state.lock:
+            manifest = state.view.manifest
+            # After a sync all that was acked is in the file: a power cut makes no claim of the rest.
+            step = self._next_step() if manifest.acks_before_sync else MOST_RESERVED
+            state.store(manifest.with_changes(reserved_offset=next_offset + step))
+
+    def _next_step(self) -> int:
+        """How many offsets to reserve now, by how long the last ones were enough."""
+        now = self.state.environment.clock.monotonic_ns()
+        elapsed, self._reserved_ns = now - self._reserved_ns, now
         if elapsed < _RESERVED_NS:
             self._reserve_step = min(4 * self._reserve_step, MOST_RESERVED)
         elif elapsed > 10 * _RESERVED_NS:
             self._reserve_step = max(self._reserve_step // 4, LEAST_RESERVED)
-        with state.lock:
-            reserved = next_offset + self._reserve_step
-            state.store(state.view.manifest.with_changes(reserved_offset=reserved))
-        self._reserved_ns = now
+        return self._reserve_step
 
     def append_raw(self, data: Buffer) -> None:
         """See `Log.append_raw`."""
@@ -251,6 +257,7 @@ class LogWriter:
             if reserved < manifest.reserved_offset:
                 manifest = replace(manifest, reserved_offset=reserved)
             state.store(manifest)
+            self._reserved_ns = state.environment.clock.monotonic_ns()
 
     # --- the next segment ---
 

@@ -162,11 +162,12 @@ def test_the_claim_of_a_power_cut_has_bounds(durability: str) -> None:
     assert lost <= 2 * (LEAST_RESERVED + acked), "each power cut costs a claim of its own"
 
 
-def test_a_reservation_lasts_for_some_seconds() -> None:
+def test_a_reservation_lasts_for_some_minutes() -> None:
     """Few offsets for a slow stream, and no write of the manifest every moment for a fast one."""
     fs, clock = SimFileSystem(), FakeClock()
     log = create(fs, config=BIG)
     log.environment.clock.now = clock.now  # type: ignore[attr-defined]
+    log.admit_early_acks()
 
     def reserved(seconds: int) -> int:
         """How many a new reservation has, when the one before has lasted for so long."""
@@ -178,8 +179,41 @@ def test_a_reservation_lasts_for_some_seconds() -> None:
         return log.view.manifest.reserved_offset - log.log_end_offset
 
     assert [reserved(1) for _ in range(6)] == [4000, 16_000, 64_000, 256_000, 1_000_000, 1_000_000]
-    assert [reserved(50) for _ in range(2)] == [1_000_000, 1_000_000]
-    assert [reserved(500) for _ in range(6)] == [250_000, 62_500, 15_625, 3906, 1000, 1000]
+    assert [reserved(70) for _ in range(2)] == [1_000_000, 1_000_000]
+    assert [reserved(700) for _ in range(6)] == [250_000, 62_500, 15_625, 3906, 1000, 1000]
+
+
+def test_acks_after_the_sync_need_a_manifest_once_in_a_million_records() -> None:
+    """No power cut makes a claim of what such a stream reserved, so it may be much."""
+    fs = SimFileSystem()
+    log, promises = create(fs, config=LogConfig(segment_max_bytes=1 << 30)), Promises()
+    writer, writes = Writer(log, promises, "fsync"), []
+    for at in (0, 990_000):
+        if at:  # as if so many had been appended
+            set_manifest(log, reserved_offset=log.view.manifest.reserved_offset - at)
+        fs.log.clear()
+        for _ in range(20):
+            writer.commit(500)
+        writes.append(fs.log.count("rename manifest"))
+    assert writes == [0, 1]
+    assert log.view.manifest.reserved_offset > 1_000_000
+    again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
+    _check(again, promises)
+    assert again.quarantined == ()
+    assert again.log_end_offset == log.log_end_offset
+
+
+@pytest.mark.parametrize("durability", MODES)
+def test_the_claim_has_bounds_after_a_change_of_the_durability(durability: str) -> None:
+    """What a stream had reserved while acks followed the sync is no part of it."""
+    fs, promises = SimFileSystem(), Promises()
+    log = create(fs, config=BIG)
+    Writer(log, promises, "fsync").commit(3)
+    assert log.view.manifest.reserved_offset > 1_000_000
+    Writer(log, promises, durability).commit(3)
+    again, _ = reopen(fs.power_cut("none"), boot="boot-2", config=BIG)
+    _check(again, promises)
+    assert again.log_end_offset <= log.log_end_offset + LEAST_RESERVED
 
 
 @pytest.mark.parametrize("durability", ["fsync", *MODES])
