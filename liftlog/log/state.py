@@ -29,7 +29,13 @@ from liftlog.log.derived import files_of
 from liftlog.log.environment import IndexCache, LogConfig, LogEnvironment
 from liftlog.log.filesystem import File, storage_errors
 from liftlog.log.index import IndexEntry, SparseIndex
-from liftlog.log.manifest import LEAST_RESERVED, MOST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.manifest import (
+    LEAST_RESERVED,
+    MOST_RESERVED,
+    Manifest,
+    QuarantinedRange,
+    SegmentEntry,
+)
 from liftlog.log.segment import Segment
 
 if TYPE_CHECKING:

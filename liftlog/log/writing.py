@@ -121,7 +121,7 @@ class LogWriter:
         state = self.state
         with state.lock:
             manifest = state.view.manifest
-            # After a sync all that was acked is in the file: a power cut makes no claim of the rest.
+            # What is acked after its sync is in the file: a power cut makes no claim of the rest.
             step = self._next_step() if manifest.acks_before_sync else MOST_RESERVED
             state.store(manifest.with_changes(reserved_offset=next_offset + step))
 
