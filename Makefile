@@ -89,9 +89,9 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 	  tests/integration/test_http_hostile_values.py tests/integration/test_http_hostile_clients.py \
 	  tests/integration/test_bad_input.py $(ARGS)
 
-storage-faults: setup ## Every error of every call on every kind of file, and the file of every neighbour (SEED=n; half an hour and more)
+storage-faults: setup ## Every error of every call on the files of a log and the small ones beside it, and the file of every neighbour (SEED=n; half an hour and more)
 	TORTURE_ROUNDS=1 TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=3600 \
-	  tests/unit/log/test_file_errors.py tests/unit/log/test_neighbours.py $(ARGS)
+	  tests/unit/log/test_file_errors.py tests/unit/log/test_neighbours.py tests/unit/server/test_small_file_errors.py $(ARGS)
 
 request-flood: setup ## Every request of every door, 64 at once on each of 16 connections: what others pay (ROUNDS=n KINDS=regex ARGS="-k jetstream")
 	FLOOD_ROUNDS=$(or $(ROUNDS),1) FLOOD_KINDS='$(KINDS)' $(BIN)/python -m pytest -o timeout=0 -s tests/integration/test_request_flood.py $(ARGS)

@@ -2,7 +2,7 @@
 record, or refuses with StorageError, and goes on when the error is gone. It never quarantines good
 data, never invents a loss, and never assigns an acked offset again.
 
-`make storage-faults` takes every error for every call on every kind of file; `make test` a sample.
+`make storage-faults` takes every error for every call on each of these files; `make test` a sample.
 """
 
 from __future__ import annotations
