@@ -75,6 +75,7 @@ def test_it_agrees_with_the_daemon() -> None:
     assert setting("TimeoutStartSec") == ["infinity"]
     assert setting("Environment") == ["LIFTLOG_DATA_DIR=%S/liftlog"]
     assert setting("StateDirectory") == ["liftlog"]
+    assert setting("StateDirectoryMode") == ["0700"], "as the daemon makes its directory"
     # Principals may be known by their uid.
     assert setting("PrivateUsers") == []
     # The subset of processes hides the boot id: see test_boot_id.py.
