@@ -38,11 +38,18 @@ logger = logging.getLogger("liftlog.server")
     "-y",
     "assume_yes",
     is_flag=True,
-    help="Start even if new retention limits delete more than a tenth of a stream, and believe the "
-    "clock if it stepped ahead.",
+    help="Start even if new retention limits delete more than a tenth of a stream.",
+)
+@click.option(
+    "--believe-clock",
+    is_flag=True,
+    help="The clock is right: if it stepped ahead, judge ages by it from now on. While the clocks "
+    "of a cluster's nodes differ, set the wrong one instead.",
 )
 @debug_option
-def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> int:
+def serve(
+    config: Path | None, overrides: tuple[str, ...], assume_yes: bool, believe_clock: bool
+) -> int:
     """Run the daemon until SIGTERM or Ctrl-C.
 
     It then stops accepting messages, commits and acks those it has, and exits. A second Ctrl-C ends
@@ -72,7 +79,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], assume_yes: bool) -> 
     try:
         # A pipe can be read only once.
         again = load if config is None or config.is_file() else None
-        return run(settings, assume_yes=assume_yes, load_again=again)
+        return run(settings, assume_yes=assume_yes, believe_clock=believe_clock, load_again=again)
     except Exception as error:
         if not isinstance(unwrapped(error), LiftlogError):
             # A bug: its traceback belongs in the log.

@@ -39,6 +39,8 @@ class Verdict:
 
     reason: str = ""
     confirmed: bool = False
+    is_measured: bool = True
+    """False while the clocks of too few nodes are known to tell what time most of them have."""
 
 
 def judge_clock(others: Mapping[str, Offset | None]) -> Verdict:
@@ -51,10 +53,13 @@ def judge_clock(others: Mapping[str, Offset | None]) -> Verdict:
         return Verdict(confirmed=bool(alike) and 1 + certain >= needed)
     for offset in known.values():
         if sum(not offset.differs(other) for other in known.values()) >= needed:
-            return Verdict("most of the nodes have another time")
+            return Verdict("most of the nodes have another time; set the clock of this node")
     behind = sorted(
         name for name, offset in known.items() if offset.differs(OWN) and offset.seconds < 0
     )
     if behind:
-        return Verdict(f"it is ahead of that of {', '.join(behind)}, and no majority has one time")
-    return Verdict()
+        return Verdict(
+            f"it is ahead of that of {', '.join(behind)}, and no majority has one time; set the "
+            "clock of the node where it is wrong, this one or the other"
+        )
+    return Verdict(is_measured=1 + len(known) >= needed)

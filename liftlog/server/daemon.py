@@ -70,6 +70,7 @@ def run(
     settings: Settings,
     *,
     assume_yes: bool = False,
+    believe_clock: bool = False,
     load_again: Callable[[], Settings] | None = None,
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT; returns the exit code. `load_again` reads the
@@ -87,7 +88,7 @@ def run(
         was_displaced = False
         while True:
             daemon = Daemon(settings, load_again, manager=manager, was_displaced=was_displaced)
-            code = runner.run(daemon.run(assume_yes=assume_yes))
+            code = runner.run(daemon.run(assume_yes, believe_clock))
             was_displaced = daemon.is_displaced
             if not was_displaced or daemon.was_told_to_stop:
                 return code
@@ -152,7 +153,7 @@ class Daemon:
         self.is_displaced = True
         self._stop.set()
 
-    async def run(self, *, assume_yes: bool) -> int:
+    async def run(self, assume_yes: bool, believe_clock: bool) -> int:
         self._signals.watch()
         policy = _load_policy(self.settings)
         tls = load_pull_tls(self.settings.pull.tls)
@@ -210,6 +211,8 @@ class Daemon:
             # Opening the streams may take minutes: meanwhile the daemon is alive, but not ready.
             health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
             self._manager.status("recovering the streams")
+            if believe_clock:
+                broker.clock_guard.believe("the operator has confirmed it")
             await broker.open_streams(assume_yes=assume_yes, is_stopping=self._stop.is_set)
             if self._stop.is_set():
                 self._manager.stopping(self.settings.drain_timeout_seconds)

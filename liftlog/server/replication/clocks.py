@@ -17,6 +17,8 @@ from liftlog.server.vitals.conditions import Condition
 
 _SAMPLES = 8
 _STALE_NS = 10 * 1_000_000_000
+_MEASURING_NS = 60 * 1_000_000_000
+"""Nodes of older versions tell no clock, and some may be away: a node waits for them no longer."""
 SHOWN_SECONDS = 5.0
 """A difference that users see. No service that sets clocks leaves so much."""
 
@@ -31,6 +33,7 @@ class NodeClocks:
 
     def __init__(self, clock: Clock, others: Callable[[], Iterable[str]]) -> None:
         self._clock = clock
+        self._started_ns = clock.monotonic_ns()
         self._others = others
         self._samples: dict[str, deque[_Sample]] = {}
 
@@ -61,6 +64,13 @@ class NodeClocks:
 
     def verdict(self) -> Verdict:
         return judge_clock({node: self.offset(node) for node in self._others()})
+
+    def may_decide(self) -> bool:
+        """Whether this node's clock may decide what is too old. For a minute after the start it
+        may not before the clocks of most nodes are measured."""
+        verdict = self.verdict()
+        waited_ns = self._clock.monotonic_ns() - self._started_ns
+        return not verdict.reason and (verdict.is_measured or waited_ns > _MEASURING_NS)
 
     def shown_seconds(self, node: str) -> float:
         """How far its clock is ahead of this node's, if that is more than can be by chance."""

@@ -154,7 +154,7 @@ class Broker:
 
     def ages_are_judged(self) -> bool:
         """Whether records are deleted for their age at present."""
-        if self.replicated is not None and self.replicated.clocks.verdict().reason:
+        if self.replicated is not None and not self.replicated.clocks.may_decide():
             return False
         return self.clock_guard.wall_clock_is_trusted()
 
@@ -173,8 +173,6 @@ class Broker:
         Once `is_stopping`, no further stream is opened.
         Raises ConfigError when the configuration would delete much of a stream.
         """
-        if assume_yes:
-            self.clock_guard.believe("the operator has confirmed it")
         await asyncio.to_thread(self.reserve.release)
         if self.replicated is not None:
             await self.replicated.open_streams()

@@ -6,8 +6,9 @@ stays behind by that step, and advances as the monotonic clock does. The same ho
 restart: the time is stored in the data directory, in the file `clock`.
 
 A step is believed once it has lasted for an hour, if it is at most a tenth of the time for which
-each stream keeps its records; or when an operator confirms it (`liftlog serve --yes`), or the other
-nodes of the cluster have the same time. A step back is followed at once: it makes nothing older.
+each stream keeps its records; or when an operator confirms it (`liftlog serve --believe-clock`), or
+the other nodes of the cluster have the same time. A step back is followed at once: it makes nothing
+older.
 """
 
 from __future__ import annotations

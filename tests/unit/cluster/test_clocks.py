@@ -41,6 +41,28 @@ def test_who_may_delete(others: list[float | None], may_delete: bool) -> None:
     assert (not verdict.reason) is may_delete
 
 
+@pytest.mark.parametrize(
+    ("others", "is_measured"),
+    [
+        ([], True),
+        ([None], False),
+        ([HOUR], True),
+        ([None, None], False),
+        ([None, 0], True),
+        ([None, None, None, HOUR], False),
+        ([None, None, HOUR, HOUR], True),
+    ],
+)
+def test_few_known_clocks_are_no_measure(others: list[float | None], is_measured: bool) -> None:
+    verdict = judge_clock({f"n{i}": at(one) for i, one in enumerate(others)})
+    assert verdict.is_measured is is_measured
+
+
+def test_the_reason_says_which_clock_to_set() -> None:
+    assert "set the clock of this node" in judge_clock({"b": at(HOUR), "c": at(HOUR)}).reason
+    assert "ahead of that of b" in judge_clock({"b": at(-HOUR)}).reason
+
+
 def test_an_error_is_no_difference() -> None:
     assert not judge_clock({"b": Offset(-HOUR, HOUR)}).reason
 
