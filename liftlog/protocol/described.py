@@ -143,7 +143,8 @@ class DaemonInfo(Described):
     lists the kinds of request that it answers and what else a client may want to know in advance.
     `stream_count` counts the streams that the principal may read, including failed ones.
     `conditions` is what is wrong, the worst first: maps with `name`, `severity` (unready, error or
-    warning), `about` (daemon, stream or node), `subject`, `text` and `next_step`. `warnings` has
+    warning), `about` (daemon, stream or node), `subject`, `text` and `next_step`; at
+    most 20 of each kind, and one without `subject` that says how many more. `warnings` has
     those in words, by name, that leave the daemon ready.
     `nodes` has the addresses of the pull sockets of its cluster, its own among them; it is empty
     for a daemon on its own.

@@ -20,7 +20,7 @@ from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.replicated import ReplicatedStreams
-from liftlog.server.vitals.conditions import Condition, MayRead, by_kind
+from liftlog.server.vitals.conditions import Condition, MayRead, by_kind, first_of_each_kind
 from liftlog.server.vitals.disk import DiskProbe
 
 STALLED_SECONDS = 10.0
@@ -100,7 +100,7 @@ class Health:
             "status": "not ready" if problems else "ok",
             "problems": problems,
             "warnings": by_kind(one for one in found if not one.is_unready),
-            "conditions": [one.to_wire() for one in found],
+            "conditions": [one.to_wire() for one in first_of_each_kind(found)],
             "checks": checks,
         }
 

@@ -48,7 +48,7 @@ from liftlog.server.streams.settings import (
     is_overridable,
     merged_settings,
 )
-from liftlog.server.vitals.conditions import Condition, by_kind
+from liftlog.server.vitals.conditions import Condition, by_kind, first_of_each_kind
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import Settings, StreamSettings
 
@@ -358,7 +358,7 @@ class Administration:
             stream_count=sum(map(may_read, streams.stream_names())),
             features=sorted(REQUESTS),
             warnings=by_kind(one for one in conditions if not one.is_unready),
-            conditions=[one.to_wire() for one in conditions],
+            conditions=[one.to_wire() for one in first_of_each_kind(conditions)],
             nodes=[] if streams.replicated is None else streams.replicated.addresses(),
         )
 

@@ -9,6 +9,7 @@ protocol and the metrics show this list. To add a condition, add its kind to `KI
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -172,8 +173,8 @@ KINDS: dict[str, Kind] = {
             "The wall clock stepped, or differs from the clocks of other nodes. Nothing is deleted "
             "for its age for an hour, or while they differ; after a step ahead ages are judged by "
             "the time before it until it is believed.",
-            "set the clock right, or confirm it with `liftlog serve --yes`: "
-            "`liftlog docs how-to/retention`",
+            "set the clock right, of nodes that differ the one that is named; confirm a right one "
+            "that stepped with `liftlog serve --believe-clock`: `liftlog docs how-to/retention`",
         ),
         Kind(
             "clock_skew",
@@ -311,6 +312,29 @@ def sentences_by_kind(conditions: Iterable[Condition]) -> dict[str, list[str]]:
 def by_kind(conditions: Iterable[Condition]) -> dict[str, str]:
     """One text for each kind, with at most twenty subjects."""
     return {name: _listed(texts, "; ") for name, texts in sentences_by_kind(conditions).items()}
+
+
+def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:
+    """At most twenty of each kind, and one that says how many more there are. So what is sent stays
+    short with thousands of streams. `conditions` has the worst first, and so has the result."""
+    shown: list[Condition] = []
+    counts: Counter[str] = Counter()
+    for one in conditions:
+        counts[one.kind.name] += 1
+        if counts[one.kind.name] <= _MAX_NAMED:
+            shown.append(one)
+    for name, count in counts.items():
+        if count > _MAX_NAMED:
+            text = f"{count - _MAX_NAMED:,} more like this; `{_command_for(name)}` lists them"
+            shown.append(Condition.of(name, text))
+    return sorted(shown, key=lambda one: _PLACES[one.kind.name])
+
+
+def _command_for(name: str) -> str:
+    about = KINDS[name].about
+    if name == "no_leader" or about is About.NODE:
+        return "liftlog cluster status"
+    return "liftlog stream ls --troubled" if about is About.STREAM else "liftlog health"
 
 
 def _listed(texts: Sequence[str], between: str) -> str:

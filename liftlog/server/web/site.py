@@ -15,7 +15,12 @@ from liftlog.server.http.callers import Callers, asks
 from liftlog.server.http.failures import failure
 from liftlog.server.http.guard import identified, identifying
 from liftlog.server.http.shares import Shares
-from liftlog.server.vitals.conditions import Condition, Severity, sentences_by_kind
+from liftlog.server.vitals.conditions import (
+    Condition,
+    Severity,
+    first_of_each_kind,
+    sentences_by_kind,
+)
 from liftlog.server.web import actions, answers, entering, troubles
 from liftlog.server.web.asking import Asked, Parts, Shown, Viewer
 from liftlog.server.web.entering import Entering
@@ -184,9 +189,10 @@ class WebSite:
         """The values of a page, and what is wrong with the daemon, which each page shows."""
         shown = await page.view(asked)
         found = await self._parts.broker.conditions.now(partial(asked.may, "read"))
-        shown.data["conditions"] = [one.to_wire() for one in found]
+        listed = first_of_each_kind(found)
+        shown.data["conditions"] = [one.to_wire() for one in listed]
         if found and "shape" in shown.data:
-            present = [_NUMBER.sub("#", one.sentence) for one in found]
+            present = [_NUMBER.sub("#", one.sentence) for one in listed]
             shown.data["shape"] = [shown.data["shape"], present]
         shown.extra["conditions"] = _noticed(found)
         return shown

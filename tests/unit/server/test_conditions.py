@@ -18,6 +18,7 @@ from liftlog.server.vitals.conditions import (
     Conditions,
     Severity,
     by_kind,
+    first_of_each_kind,
 )
 from tools.pages.conditions import render
 
@@ -67,6 +68,16 @@ async def test_a_thousand_streams_are_twenty_and_a_number() -> None:
     text = by_kind(many)["lost_records"]
     assert text.count(": words") == 20
     assert text.endswith("; and 980 more")
+
+
+def test_what_is_sent_has_twenty_of_a_kind_and_says_how_many_more() -> None:
+    many = [Condition.of("no_leader", "words", f"s{number:05d}") for number in range(10_000)]
+    rest = [Condition.of("clock_skew", "words", f"n{number:02d}") for number in range(20)]
+    shown = first_of_each_kind([Condition.of("disk", "full"), *many, *rest])
+    assert [one.kind.name for one in shown] == ["disk"] + ["no_leader"] * 21 + ["clock_skew"] * 20
+    more = shown[21]
+    assert more.sentence == "9,980 more like this; `liftlog cluster status` lists them"
+    assert len(str([one.to_wire() for one in shown])) < 20_000
 
 
 async def test_a_list_that_takes_long_is_not_made_for_everyone() -> None:
