@@ -150,12 +150,12 @@ def is_navigation(request: web.Request) -> bool:
 def asks(request: web.Request, principal: str | None) -> Hashable:
     """The party among which requests take turns: the principal, or where the request comes from.
     From now on it is the one of this request."""
-    if principal not in (None, ANONYMOUS):
-        asker = request.get(ASKER)
-        if asker is not None:
-            asker.party = principal
-        return principal
-    return place_of(request.remote)
+    known = principal not in (None, ANONYMOUS)
+    party: Hashable = principal if known else place_of(request.remote)
+    asker = request.get(ASKER)
+    if asker is not None:
+        asker.party = party
+    return party
 
 
 def peer_of(request: web.Request) -> str:

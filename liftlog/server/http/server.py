@@ -14,7 +14,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from liftlog.errors import ConfigError, Forbidden, StreamUnavailable
-from liftlog.server.access.origins import place_of
 from liftlog.server.http.callers import ASKER, HostNames
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import HEALTH_PATHS, ConnectionGuard
@@ -61,6 +60,8 @@ web_response.SERVER_SOFTWARE = "liftlog"  # type: ignore[attr-defined]
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _HEALTH = "(health)"
 """The party of health checks, wherever they come from."""
+_METRICS = "/metrics"
+"""All scrapes are one party: each takes long where there is much to show."""
 _SHUTDOWN_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
 """How long the rest of an unwanted body is read and dropped, so that its sender sees the answer
@@ -248,7 +249,11 @@ class HttpServer:
     @web.middleware
     async def _in_turns(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The parts that identify a caller name it (`callers.asks`)."""
-        party = _HEALTH if request.path in HEALTH_PATHS else place_of(request.remote)
+        party: object = request.transport  # until it is known who asks
+        if request.path in HEALTH_PATHS:
+            party = _HEALTH
+        elif request.path == _METRICS:
+            party = _METRICS
         request[ASKER] = asker = Asker(party, request.transport)
 
         async def handled() -> web.StreamResponse:
