@@ -40,7 +40,7 @@ def test_a_full_disk_is_not_an_error(
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(os, "open", full)
     DiskReserve(tmp_path).keep()
     assert "disk-reserve-incomplete" in caplog.text
 
