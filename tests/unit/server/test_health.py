@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
+from liftlog.server.metrics.values import condition_values
 from liftlog.server.streams.attachments import RefusedSubject
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.disk import DiskProbe, DiskState
@@ -99,6 +101,18 @@ async def warnings_of(parts: Parts) -> dict[str, str]:
     _, body = await parts.health.readiness()
     found: dict[str, str] = body["warnings"]
     return found
+
+
+async def test_an_answer_is_short_with_thousands_of_conditions(parts: Parts) -> None:
+    parts.troubles = [
+        Condition.of("no_leader", "no node leads it", f"s{number}") for number in range(10_000)
+    ]
+    _, body = await parts.health.readiness()
+    assert len(body["conditions"]) == 21
+    assert "9,980 more" in body["conditions"][-1]["text"]
+    assert len(json.dumps(body)) < 20_000
+    counts = condition_values(await parts.broker.conditions.now())
+    assert counts["no_leader", "error"] == 10_000
 
 
 class Node:

@@ -14,6 +14,7 @@ from liftlog.errors import (
     StaleIncarnation,
 )
 from liftlog.server.streams.administration import Administration
+from liftlog.server.vitals.conditions import Condition
 
 # --- truncate ---
 
@@ -169,6 +170,8 @@ async def test_the_daemon_tells_what_it_is(running: Running, admin: Administrati
     assert admin.daemon_info(lambda name: name == "b").stream_count == 1
     running.broker.broken["lost"] = "its manifest is damaged"
     assert admin.daemon_info().stream_count == len(await running.broker.list_streams()) == 3
+    many = [Condition.of("no_leader", "no node leads it", f"s{number}") for number in range(100)]
+    assert len(admin.daemon_info(conditions=many).conditions) == 21
     assert {"fetch", "lease", "update"} <= set(info.features)
     assert info.limits["max_in_flight"] == running.broker.settings.pull.max_in_flight
     assert type(info).from_wire(info.to_wire()) == info
