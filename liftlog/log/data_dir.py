@@ -27,6 +27,7 @@ from liftlog.log.checkpoint_file import (
 )
 from liftlog.log.environment import LogConfig, LogEnvironment
 from liftlog.log.filesystem import FileSystem, storage_errors
+from liftlog.log.identity import DirectoryIdentity, Witness
 from liftlog.log.inventory import RecoveryReport
 from liftlog.log.lock import DataDirLock, take_lock
 from liftlog.log.log import Log
@@ -51,7 +52,10 @@ _UNFINISHED_NAMES = {name + TEMPORARY_SUFFIX for name in (MANIFEST_NAME, COPY_NA
 def read_states(fs: FileSystem, data_dir: Path, file_name: str) -> dict[str, ActiveState]:
     """States by stream; none when the file is missing, damaged, or of another version, which only
     costs a longer scan. Raises OSError for an error that passes."""
-    content = read_dispensable_file(fs, data_dir / file_name, file_name)
+    return _states(read_dispensable_file(fs, data_dir / file_name, file_name), file_name)
+
+
+def _states(content: dict[str, Any] | None, file_name: str) -> dict[str, ActiveState]:
     if content is None:
         return {}
     try:
@@ -75,10 +79,19 @@ def _content(state: ActiveState) -> dict[str, Any]:
 
 
 def write_states(
-    fs: FileSystem, data_dir: Path, file_name: str, states: Mapping[str, ActiveState]
+    fs: FileSystem,
+    data_dir: Path,
+    file_name: str,
+    states: Mapping[str, ActiveState],
+    *,
+    start: int = 0,
 ) -> None:
     """Replace the file; durable on return. Raises OSError."""
-    content = {"streams": {stream: _content(state) for stream, state in states.items()}}
+    content: dict[str, Any] = {
+        "streams": {stream: _content(state) for stream, state in states.items()}
+    }
+    if start:
+        content["start"] = start
     write_checkpoint_file(fs, data_dir / file_name, file_name, content)
 
 
@@ -162,8 +175,10 @@ class DataDir:
         self.path = path
         self.environment = environment
         self._lock: DataDirLock | None = None
-        self.was_closed = False
-        """Whether the daemon before has stopped in order: all that it had is on the disk."""
+        self.start = 0
+        """The start of the node that this process is; 0 before the metadata store has it."""
+        self._closed_start = 0
+        """The start of the node that closed the directory in order; 0: none."""
         self._clean: dict[str, ActiveState] = {}
         self._recovery_points: dict[str, ActiveState] = {}
 
@@ -188,9 +203,11 @@ class DataDir:
             try:
                 refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
                 self._recovery_points = read_states(fs, self.path, RECOVERY_POINTS_NAME)
-                self._clean = read_states(fs, self.path, CLEAN_NAME)
-                self.was_closed = fs.exists(self.path / CLEAN_NAME)
-                if self.was_closed:
+                clean = read_dispensable_file(fs, self.path / CLEAN_NAME, CLEAN_NAME)
+                self._clean = _states(clean, CLEAN_NAME)
+                start = (clean or {}).get("start")
+                self._closed_start = start if isinstance(start, int) else 0
+                if fs.exists(self.path / CLEAN_NAME):
                     fs.unlink(self.path / CLEAN_NAME)
                 fs.fsync_directory(self.path)
             except BaseException:
@@ -201,6 +218,15 @@ class DataDir:
     def lock(self) -> DataDirLock | None:
         """The lock, between `open` and `close`."""
         return self._lock
+
+    def identity(self) -> DirectoryIdentity:
+        """What tells the directory from its copies, while it is open."""
+        lock, streams = self._lock, self.path / STREAMS_NAME
+        files = (None, None) if lock is None else (lock.found, lock.taken)
+        found, taken = (
+            None if file is None else Witness.of(streams, file.changed_ns) for file in files
+        )
+        return DirectoryIdentity(found, taken, self._closed_start)
 
     # --- streams ---
 
@@ -348,7 +374,13 @@ class DataDir:
         if self._lock is None:
             return
         try:
-            write_states(self.environment.fs, self.path, CLEAN_NAME, self._clean | states)
+            write_states(
+                self.environment.fs,
+                self.path,
+                CLEAN_NAME,
+                self._clean | states,
+                start=self.start or self._closed_start,
+            )
         except OSError as error:
             logger.warning("clean-marker-not-written error=%s", error)
 

@@ -28,20 +28,12 @@ _NOT_LOCKABLE = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EO
 
 
 class LockFile(NamedTuple):
-    """Which file the lock of a data directory is. A copy of the directory has another one."""
+    """Which file the lock of a data directory is."""
 
     device: int
     inode: int
-    file_system: int
-    """Unlike `device`, it stays the same over mounts and boots where the file system has an id."""
     changed_ns: int
     """When the inode was changed, which no program can set."""
-
-    def is_copy_of(self, other: LockFile) -> bool:
-        """Whether this file is another one than `other` was. A change of its owner or mode leaves
-        the inode; file systems that draw inodes at each mount leave the time."""
-        places = [(one.file_system, one.inode) for one in (self, other)]
-        return places[0] != places[1] and self.changed_ns != other.changed_ns
 
 
 class DataDirLock:
@@ -83,10 +75,10 @@ class DataDirLock:
         if self._file < 0:
             return None
         try:
-            found, system = os.fstat(self._file), os.fstatvfs(self._file)
+            found = os.fstat(self._file)
         except OSError:
             return None
-        return LockFile(found.st_dev, found.st_ino, system.f_fsid, found.st_ctime_ns)
+        return LockFile(found.st_dev, found.st_ino, found.st_ctime_ns)
 
     def release(self) -> None:
         with contextlib.suppress(OSError):  # a name that stays only misleads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from support.daemon import Daemon
 from support.ingesting import publish, until
 from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
+from support.ports import free_port
 from support.raw_nats import RawNats
 from support.rounds import modes
 from support.twins import twin_of
@@ -82,6 +84,58 @@ def test_a_second_process_is_refused_while_the_first_lives(
     assert publish(raw, "one.x", b"second")["seq"] == 2
     assert epochs == {name: cluster.stream(name).leader_epoch for name in STREAMS}
     assert cluster.status()[1] == ExitCode.OK
+
+
+def test_a_copy_that_was_refused_stays_a_copy(
+    cluster: Cluster, raw: RawNats, tmp_path: Path
+) -> None:
+    """However often it was started while its original lived. The original is known again, also when
+    the file that names the holder was deleted, and owners were changed."""
+    node = cluster.leader("one")
+    assert publish(raw, "one.x", b"first")["seq"] == 1
+    original = cluster.nodes[node]
+    twin = twin_of(cluster, node, tmp_path / "twin")
+    shutil.copytree(original.data_dir, twin.data_dir)
+    for _ in range(2):
+        assert f"node {node} runs already" in ended(twin.spawn())
+    assert publish(raw, "one.x", b"second")["seq"] == 2
+    cluster.kill(node)
+    (original.data_dir / "lock").unlink()
+    original.data_dir.chmod(0o750)
+    cluster.start(node)
+    cluster.wait_recorded("one")
+    assert publish(raw, "one.x", b"third")["seq"] == 3
+    cluster.kill(node)
+    twin.spawn()
+    twin.wait_listening(60)
+    until(lambda: cluster.stream("one").leader is None, 60, "the copy does not lead")
+    assert not cluster.stream("one").has_whole_copy
+    with pytest.raises(AssertionError, match="503"):
+        publish(raw, "one.x", b"not twice")
+    twin.stop()
+
+
+def test_all_nodes_come_back_after_a_crash_and_starts_that_failed(
+    cluster: Cluster, raw: RawNats
+) -> None:
+    """Each knows its directory again, so what has one replica is led without an operator."""
+    assert publish(raw, "one.x", b"first")["seq"] == 1
+    cluster.kill(*cluster.nodes)
+    for name, node in cluster.nodes.items():
+        right = copy.deepcopy(node.settings)
+        node.settings["cluster"]["node"] = "another"
+        assert f"belongs to node {name}, not to node another" in ended(node.spawn())
+        node.settings.update(right, nats={"servers": [f"nats://127.0.0.1:{free_port()}"]})
+        node.spawn()
+        lock = node.data_dir / "lock"
+        until(lambda lock=lock: lock.read_bytes() != b"", 60, "it has the directory")  # type: ignore[misc]
+        node.kill()
+        node.settings.update(right)
+    cluster.start()
+    for stream in STREAMS:
+        cluster.wait_recorded(stream)
+    assert publish(raw, "one.x", b"second")["seq"] == 2
+    cluster.wait_isr("all")
 
 
 def test_a_node_comes_back_at_once_after_a_kill(cluster: Cluster) -> None:

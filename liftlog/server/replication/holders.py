@@ -30,6 +30,7 @@ _RENEWALS_OF_THE_LIVING = 2
 """One renewal can arrive after its process has ended."""
 _TOLD_AGAIN_SECONDS = 60.0
 _PROCESSES = Path("/proc")
+_ENDED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Holder:
     """The PID namespace, in which `process` is a number."""
     process: int = 0
     process_began: int = 0
-    """In clock ticks since the boot: numbers of processes are used again."""
+    """In clock ticks since the boot: numbers of processes are used again. 0: not known."""
 
     @classmethod
     def here(cls, data_id: str, data_dir: Path, lock: LockFile | None) -> Holder:
@@ -88,26 +89,46 @@ class Holder:
             return True
         if not self.process_space or self.process_space != here.process_space:
             return False
-        return _began(self.process) != self.process_began
+        return _is_gone(self.process, self.process_began)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, with the data directory {self.data_dir}"
 
 
 def _process_space() -> int:
+    """0 if it cannot be found out, or `/proc` is that of another one."""
     try:
+        if int(str((_PROCESSES / "self").readlink())) != os.getpid():
+            return 0
         return (_PROCESSES / "self" / "ns" / "pid").stat().st_ino
-    except OSError:
+    except (OSError, ValueError):
         return 0
 
 
+def _is_gone(process: int, began: int) -> bool:
+    """Whether it is certain that this process has ended. `/proc` may hide those of other users, and
+    opening a file may fail, so only what it shows counts, and the kernel's word that there is no
+    process of that number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OverflowError, TypeError):
+        return False  # no number of a process
+    except OSError:
+        pass  # of another user, at best
+    now = _began(process)
+    return now == _ENDED or 0 < now != began > 0
+
+
 def _began(process: int) -> int:
-    """When a process began; 0 if there is none, or it has ended and was not waited for."""
+    """When a process began; _ENDED if it has ended and was not waited for, 0 if that is not
+    known."""
     try:
         text = (_PROCESSES / str(process) / "stat").read_text()
         # The name of the program comes second, in parentheses, and may have any characters.
         fields = text.rpartition(")")[2].split()
-        return 0 if fields[0] in "ZX" else int(fields[19])
+        return _ENDED if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return 0
 

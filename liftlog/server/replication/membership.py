@@ -23,7 +23,7 @@ from liftlog.errors import ConfigError, Conflict, CorruptMetadata
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.data_dir import STREAMS_NAME, DataDir
 from liftlog.log.filesystem import FileSystem, storage_errors
-from liftlog.log.lock import LockFile
+from liftlog.log.identity import DirectoryIdentity
 from liftlog.names import is_stream_name
 from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME, read_known_records
 
@@ -219,31 +219,6 @@ async def join(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryIdentity:
-    """What a copy of the data directory does not have."""
-
-    found: LockFile | None
-    """The lock as the last process left it."""
-    taken: LockFile | None
-    """The lock as it is now."""
-    was_closed: bool
-    """Whether the last process stopped in order: a copy made since has all that it confirmed."""
-
-    @classmethod
-    def of(cls, data_dir: DataDir) -> DirectoryIdentity:
-        lock = data_dir.lock
-        found, taken = (None, None) if lock is None else (lock.found, lock.taken)
-        return cls(found, taken, data_dir.was_closed)
-
-    def is_copy(self, last: object) -> bool:
-        """Whether the directory is a copy of the one whose lock was `last`, as the record of the
-        node has it, and may lack what that one got after the copy was made."""
-        if self.was_closed or self.found is None or not isinstance(last, list):
-            return False
-        return len(last) == len(self.found) and self.found.is_copy_of(LockFile(*last))
-
-
 async def identify(
     store: MetaStore,
     fs: FileSystem,
@@ -330,7 +305,7 @@ async def register(
         is_same = (entry is None and file.start > 0) or (
             value.get("data_id") == file.data_id
             and (registered in (file.start, file.claimed) or registered < file.start)
-            and not (identity is not None and identity.is_copy(value.get("lock")))
+            and not (identity is not None and identity.is_copy(registered, value.get("directory")))
         )
         known_start = max(file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
@@ -352,7 +327,9 @@ async def register(
             "features": [],
             "draining": value.get("draining", False),
             "stopping": False,
-            "lock": None if identity is None else identity.taken,
+            "directory": None
+            if identity is None or identity.taken is None
+            else identity.taken._asdict(),
         }
         try:
             await store.cas(

@@ -22,7 +22,6 @@ from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.holders import Holder, take_name
 from liftlog.server.replication.kv_store import NatsKvMetaStore, NoBucket, make_store
 from liftlog.server.replication.membership import (
-    DirectoryIdentity,
     Member,
     NodeFile,
     another_cluster,
@@ -180,12 +179,13 @@ class ClusterNode:
 
     async def _try_to_register(self, store: OneClusterStore) -> tuple[Member, NodeSession]:
         cluster, path = self._cluster, self._data_dir.path
-        identity = DirectoryIdentity.of(self._data_dir)
+        identity = await asyncio.to_thread(self._data_dir.identity)
         file = await identify(
             store, self._fs, path, node=cluster.node, may_create=cluster.store != NATS_STORE
         )
         store.expect(file.cluster_id)
-        here = await asyncio.to_thread(Holder.here, file.data_id, path, identity.taken)
+        lock = None if self._data_dir.lock is None else self._data_dir.lock.taken
+        here = await asyncio.to_thread(Holder.here, file.data_id, path, lock)
         session = await take_name(
             store,
             cluster.node,
@@ -208,6 +208,7 @@ class ClusterNode:
         except BaseException:
             await session.close()
             raise
+        self._data_dir.start = member.start
         return member, session
 
     def start(self) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.simfs import SimFileSystem
@@ -19,7 +22,7 @@ from liftlog.server.replication import holders
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.holders import Holder, take_name
 
-LOCK, OTHER = LockFile(1, 2, 3, 4), LockFile(1, 5, 3, 6)
+LOCK, OTHER = LockFile(1, 2, 4), LockFile(1, 5, 6)
 TTL = 1
 
 
@@ -56,6 +59,72 @@ def test_a_process_that_no_one_has_waited_for_has_ended() -> None:
         while not theirs.has_ended(here()):
             pass
     assert theirs.has_ended(here())
+
+
+def hidden(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """A `/proc` as ProtectProc=invisible leaves it: processes of other users are not there."""
+    directory.mkdir(exist_ok=True)
+    (directory / "self").symlink_to(f"{os.getpid()}")
+    (directory / f"{os.getpid()}").symlink_to(f"/proc/{os.getpid()}")
+    monkeypatch.setattr(holders, "_PROCESSES", directory)
+
+
+def exhausted(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    """No file can be opened."""
+    monkeypatch.setattr(holders.Path, "read_text", no_descriptor)
+
+
+def no_descriptor(_: Path) -> str:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize("trouble", [hidden, exhausted])
+def test_a_process_that_proc_does_not_show_may_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: Callable[..., None]
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        began = holders._began(child.pid)
+        theirs = replace(here(OTHER), process=child.pid, process_began=began)
+        own = here()
+        trouble(monkeypatch, tmp_path)
+        assert not theirs.has_ended(own)
+        assert not theirs.has_ended(replace(own, process_began=0)), "nor is our own shown"
+        unknown = replace(theirs, process_began=0)
+        assert not unknown.has_ended(own)
+        monkeypatch.undo()
+        assert not unknown.has_ended(own), "it could not tell when it began"
+        child.kill()
+        child.wait()
+        trouble(monkeypatch, tmp_path / "again")
+        assert theirs.has_ended(own), "the kernel has no process of that number"
+        assert unknown.has_ended(own)
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EINVAL])
+def test_only_the_absence_of_a_process_is_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: int
+) -> None:
+    theirs = replace(here(OTHER), process=1)
+    hidden(monkeypatch, tmp_path)
+
+    def refused(process: int, number: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert not theirs.has_ended(here())
+
+
+@pytest.mark.parametrize("number", [0, -1, 1 << 80, "7"])
+def test_a_number_that_is_none_of_a_process_says_nothing(number: Any) -> None:
+    assert not replace(here(OTHER), process=number).has_ended(here())
+
+
+def test_the_proc_of_another_container_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "self").symlink_to("1")
+    monkeypatch.setattr(holders, "_PROCESSES", tmp_path)
+    assert here().process_space == 0
 
 
 def test_what_a_holder_tells_is_understood_or_ignored() -> None:

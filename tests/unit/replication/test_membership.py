@@ -11,11 +11,10 @@ from liftlog.cluster.store import Entry
 from liftlog.errors import ConfigError, CorruptMetadata
 from liftlog.log.checkpoint_file import write_checkpoint_text
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.log.lock import LockFile
+from liftlog.log.identity import DirectoryIdentity, Witness
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.membership import (
     Directory,
-    DirectoryIdentity,
     Member,
     create_cluster,
     join,
@@ -112,31 +111,36 @@ async def test_a_store_that_was_made_again_takes_the_directory_at_its_word() -> 
     assert member.had(1)
 
 
-@pytest.mark.parametrize("change", ["copied", "moved", "owner", "mount"])
-async def test_a_copy_of_the_directory_is_another_one(change: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "is_copy"),
+    [
+        ({"lock_changed_ns": 9}, False),  # a start that failed, a change of the owner
+        ({"lock_changed_ns": 9, "inode": 7}, False),  # a file system that draws them at each mount
+        ({"born_ns": 9, "lock_changed_ns": 9}, True),
+        ({"born_ns": 9, "lock_changed_ns": 9, "inode": 7}, True),
+    ],
+)
+async def test_a_copy_of_the_directory_is_another_one(
+    change: dict[str, int], is_copy: bool
+) -> None:
     """It may lack what the node confirmed after it was made; but for one that was made, or begun,
     after the node had stopped in order."""
     fs = machine()
-    lock = LockFile(1, 2, 3, 4)
+    first = Witness(1, 2, 3)
+    found = first._replace(**change)
     meta = FileMetaStore(STORE / "records", shared=False, fs=fs)
-    first = DirectoryIdentity(None, lock, False)
-    await join(meta, fs, DATA, node="a", address=ADDRESS, identity=first)
-    found = {
-        "copied": lock._replace(inode=7, changed_ns=9),
-        "moved": lock._replace(file_system=8, changed_ns=9),
-        "owner": lock._replace(device=7, changed_ns=9),
-        "mount": lock._replace(device=7, inode=7, file_system=0),
-    }[change]
-    is_copy = change in ("copied", "moved")
-    second = DirectoryIdentity(found, found, False)
-    member = await join(meta, fs, DATA, node="a", address=ADDRESS, identity=second)
+
+    async def start(found: Witness, closed_start: int = 0) -> Member:
+        identity = DirectoryIdentity(found, found, closed_start)
+        return await join(meta, fs, DATA, node="a", address=ADDRESS, identity=identity)
+
+    await start(first)
+    member = await start(found)
     assert (member.start, member.is_same) == (2, not is_copy)
-    member = await join(meta, fs, DATA, node="a", address=ADDRESS, identity=second)
-    assert (member.start, member.is_same) == (3, True)
-    third = lock._replace(inode=99, changed_ns=99)
-    stopped = DirectoryIdentity(third, third, was_closed=True)
-    member = await join(meta, fs, DATA, node="a", address=ADDRESS, identity=stopped)
-    assert (member.start, member.is_same) == (4, True)
+    assert (await start(found)).is_same
+    elsewhere = Witness(99, 99, 99)
+    assert (await start(elsewhere, closed_start=3)).is_same, "it was moved after the last stop"
+    assert not (await start(first, closed_start=3)).is_same, "another one was the node since"
     meta.close()
 
 

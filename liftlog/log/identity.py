@@ -1,0 +1,102 @@
+"""Whether a data directory is the one that the last start of its node used, or a copy of that.
+
+A copy that was made while the daemon ran lacks what was acked since, and no counter in it can show
+that: it was copied with the rest. So a start stores with the node's record what `cp`, `rsync` and
+`tar` cannot copy: when the directory `streams` was made. The file system sets that time, and no
+program can change it. It stays the same over mounts, boots, other device numbers, changes of owner,
+and starts that fail; the numbers of devices and file systems do not, so they are not compared.
+
+Where the file system does not keep that time, the inode number decides, and as some systems draw
+those at each mount, the change time of the file `lock`: the directory counts as a copy only if both
+differ. A snapshot of the whole volume has all three, and counts as the volume.
+
+A directory that a start closed in order has all that the start confirmed, wherever it was copied
+to. The marker `clean` names that start, which must be the last one that the store has: a process
+that ended before it became the node, as one that was refused, closes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+_AT_FDCWD = -100
+_BIRTH_TIME = 0x800
+"""STATX_BTIME, in the mask of what is asked for, and of what was found."""
+_STATX_BYTES = 256
+_MASK = struct.Struct("=I")
+_TIME = struct.Struct("=qI")
+_BIRTH_TIME_AT = 80
+
+
+class Witness(NamedTuple):
+    """What a copy of a data directory does not have."""
+
+    born_ns: int
+    """When `streams` was made; 0 if the file system does not tell."""
+    inode: int
+    """Of `streams`."""
+    lock_changed_ns: int
+    """When the inode of `lock` was changed: each start that gets the lock writes the file."""
+
+    @classmethod
+    def of(cls, streams: Path, lock_changed_ns: int) -> Witness | None:
+        """None if the directory cannot be examined. Blocking."""
+        try:
+            return cls(_born_ns(streams), streams.stat().st_ino, lock_changed_ns)
+        except OSError:
+            return None
+
+    @classmethod
+    def from_value(cls, value: object) -> Witness | None:
+        """As a record has it; None for one of another version."""
+        if not isinstance(value, Mapping):
+            return None
+        known = [one for name in cls._fields if isinstance(one := value.get(name), int)]
+        return cls(*known) if len(known) == len(cls._fields) else None
+
+    def is_of_another(self, last: Witness) -> bool:
+        """Whether `last` is certainly that of another directory."""
+        if self.born_ns and last.born_ns:
+            return self.born_ns != last.born_ns
+        return self.inode != last.inode and self.lock_changed_ns != last.lock_changed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryIdentity:
+    """What a start knows of its data directory."""
+
+    found: Witness | None
+    """As the last process left it."""
+    taken: Witness | None
+    """As it is now."""
+    closed_start: int = 0
+    """The start of the node that closed the directory in order, and with that its logs; 0: none."""
+
+    def is_copy(self, registered: int, last: object) -> bool:
+        """Whether it is a copy that may lack what the start `registered` confirmed: `last` is what
+        the record has of the directory that this start used."""
+        if self.closed_start == registered > 0:
+            return False
+        known = Witness.from_value(last)
+        return self.found is not None and known is not None and self.found.is_of_another(known)
+
+
+def _born_ns(path: Path) -> int:
+    """When the inode was made; 0 if the system, or the file system, does not tell."""
+    import ctypes  # for this one call at a start: `os.statx` came with Python 3.15
+
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    try:
+        failed = ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(path), 0, _BIRTH_TIME, found)
+    except (OSError, AttributeError):  # a C library without it
+        return 0
+    [mask] = _MASK.unpack_from(found)
+    if failed or not mask & _BIRTH_TIME:
+        return 0
+    seconds, nanoseconds = _TIME.unpack_from(found, _BIRTH_TIME_AT)
+    return int(seconds * 1_000_000_000 + nanoseconds)
