@@ -16,6 +16,7 @@ from support.raw_nats import RawNats
 
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.client import connect_sync
+from liftlog.errors import InvalidArgument, StreamUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -74,6 +75,42 @@ def test_a_stream_with_one_replica_stays_without_a_leader(
     with connect_sync(cluster.nodes[node].pull_address) as client:
         [*_, loss] = client.describe_stream("one").possible_losses
     assert "complete copies were given up" in loss["reason"]
+
+
+def test_checkpoints_that_were_lost_do_not_begin_again_without_a_word(server: NatsServer) -> None:
+    """Consumers would begin where their first position is. An operator says that they are gone."""
+    streams = {"alone": {"subject": "alone.>"}}
+    with Daemon(server.url, {"streams": streams}) as daemon:
+        with connect_sync(daemon.pull_address) as client:
+            client.commit_checkpoint("billing", "alone", 1)
+        daemon.kill()
+        directory = daemon.data_dir / "streams" / "_offsets"
+        shutil.move(directory, daemon.directory / "aside")
+        for _ in range(2):
+            daemon.spawn()
+            daemon.wait_listening()
+            assert not directory.exists()
+            told = daemon.get("/readyz")[1]
+            assert "checkpoints" in told
+            assert f"{directory} is missing, and this data directory had it" in told
+            assert "take the file records away" in told
+            with connect_sync(daemon.pull_address) as client:
+                with pytest.raises(StreamUnavailable):
+                    client.fetch_checkpoint("billing", "alone")
+            daemon.kill()
+        shutil.move(daemon.directory / "aside", directory)
+        daemon.start()
+        with connect_sync(daemon.pull_address) as client:
+            assert client.fetch_checkpoint("billing", "alone")
+            with pytest.raises(InvalidArgument):
+                client.delete_stream("_offsets")
+        daemon.kill()
+        shutil.rmtree(directory)
+        (daemon.data_dir / "records").unlink()
+        daemon.start()
+        assert "is missing" not in daemon.get("/readyz")[1]
+        with connect_sync(daemon.pull_address) as client:
+            client.commit_checkpoint("billing", "alone", 1)
 
 
 @pytest.mark.parametrize("lost", ["stream", "streams"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
+from liftlog.log.filesystem import OsFile
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.broker import Broker
 from liftlog.settings import Settings
@@ -24,6 +25,10 @@ class FailingFileSystem(OsFileSystem):
     def _check(self, call: str, path: Path) -> None:
         if self.failing.get(call, "\0") in str(path):
             raise OSError(self.error_number, f"{call} failed on purpose")
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
+        self._check("open", path)
+        return super().open(path, create=create, writable=writable)
 
     def rename(self, source: Path, target: Path) -> None:
         self._check("rename", target)

@@ -1,9 +1,9 @@
 """The records of a daemon on its own, in `<data_dir>/records`.
 
 Without a cluster the directories of the streams are the truth, and the records follow them: what a
-manifest says goes into the record at the next start at the latest. So the file may be lost or
-damaged; older versions of liftlog, which do not know it, may create, change and delete streams; and
-a stop between a manifest and its record does no harm.
+manifest says goes into the record at the next start at the latest. So older versions of liftlog,
+which do not know the file, may create, change and delete streams; and a stop between a manifest and
+its record does no harm.
 
 A record gives a new stream its incarnation. An unclean start raises the leader epoch in the
 manifest, which happens while the log is opened, and then in the record; all records that a start
@@ -11,7 +11,9 @@ changes are stored with one write. If a log knows of an older epoch than its rec
 was set back: it continues in an epoch above both, so readers that saw more are told.
 
 Beside the records the file names the streams that the directory has held. If the directory of one
-is missing, it was lost, as by a mount that was forgotten: its offsets must not be given again.
+is missing, it was lost, as by a mount that was forgotten: its offsets must not be given again. Only
+the file knows that. While it cannot be read, no stream is created, and the file is left as it is,
+until an operator puts it back, or takes it away and says by that that no stream is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +35,6 @@ from liftlog.errors import CorruptMetadata, DiskFull, LiftlogError, StorageError
 from liftlog.log import Log
 from liftlog.log.filesystem import FileSystem, is_full
 from liftlog.log.unreadable import read_small_file
-from liftlog.names import is_stream_name
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.records_file import Change, parse_records
 
@@ -150,6 +151,8 @@ class StreamRecords:
         """Revisions of the notes that the directory has held a stream, by its name."""
         self._due: dict[str, StreamRecord | None] = {}
         """What the start has found and not stored yet; None: to be deleted."""
+        self.problem = ""
+        """Why the file could not be read; empty if it could, or there is none."""
 
     def close(self) -> None:
         """Wait for the write under way. Nothing is stored after this."""
@@ -171,17 +174,19 @@ class StreamRecords:
     async def load(self, present: Collection[str]) -> list[str]:
         """Read the records; those of streams that are not among `present`, the directories on
         disk, will be deleted. Without the file every stream gets a new record. Returns the streams
-        that the directory has held, and whose directories are missing: theirs are kept."""
+        that the directory has held, and whose directories are missing: theirs are kept. If the
+        file cannot be read, `problem` says why, and no stream must be created."""
         try:
             entries = await self._store.scan(_PREFIX)
             held = await self._store.scan(_HELD_PREFIX)
         except MetaStoreError as error:
-            logger.warning("records-not-read error=%s", error)
+            self.problem = str(error)
+            logger.error("records-not-read error=%s", error)  # noqa: TRY400
             return []
         self._entries = {key.removeprefix(_PREFIX): one for key, one in entries.items()}
         self._held = {key.removeprefix(_HELD_PREFIX): one.revision for key, one in held.items()}
         missing = [name for name in self._entries if name not in present]
-        lost = [name for name in missing if name in self._held and is_stream_name(name)]
+        lost = [name for name in missing if name in self._held]
         self._due = {name: None for name in missing if name not in lost}
         return lost
 

@@ -19,7 +19,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,8 +37,6 @@ from liftlog.log.checkpoint_file import (
 )
 from liftlog.log.filesystem import FileSystem, is_full
 from liftlog.log.unreadable import read_small_file
-
-logger = logging.getLogger("liftlog.server")
 
 KIND = "records"
 LOCK_SUFFIX = ".lock"
@@ -141,8 +138,8 @@ class RecordsFile:
     """Blocking; used by one thread at a time, except `content`.
 
     `lock` is what keeps other processes from changing the file at the same time. Without it no
-    other process may use the file, and it is read once; what it holds can be made again, so a file
-    that is damaged counts as empty.
+    other process may use the file, and it is read once. A file that cannot be read is never
+    replaced: it is the only thing that knows of streams whose directories are missing.
     """
 
     def __init__(
@@ -257,9 +254,6 @@ class RecordsFile:
         try:
             return parse_records(raw, self.path.name)
         except (CorruptMetadata, UnsupportedFormat) as error:
-            if self._lock is None:
-                logger.warning("records-ignored path=%s error=%s", self.path, error)
-                return Content({})
             raise StoreUnavailable(
                 f"{self.path} cannot be read: {error.message}; put back a copy of it from a "
                 "backup, or use the version of liftlog that wrote it"
@@ -269,9 +263,6 @@ class RecordsFile:
         raw = read_small_file(self._fs, self.path)
         if not isinstance(raw, OSError):
             return raw
-        if self._lock is None:
-            logger.warning("records-ignored path=%s error=%s", self.path, _reason(raw))
-            return None
         raise raw
 
     def _is_replaced(self) -> bool:

@@ -594,11 +594,13 @@ class Broker:
         return [name for name, host in self.hosts.items() if host.failure] + list(self.broken)
 
     def _stream_conditions(self) -> Iterable[Condition]:
+        if self.records.problem:
+            yield Condition.of("records", self.records.problem)
         cleaning = {} if self.compactor is None else self.compactor.failures()
         jetstream = self.attachments.jetstream_warnings
         newer = {} if self.replicated is None else self.replicated.mirror.newer
         broken = {**{name: Newer(reason) for name, reason in newer.items()}, **self.broken}
-        return stream_conditions(self.hosts, broken, cleaning, jetstream)
+        yield from stream_conditions(self.hosts, broken, cleaning, jetstream)
 
     def stalled_streams(self, seconds: float) -> list[str]:
         """Streams whose disk has not responded for so long."""

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import ConfigError, LiftlogError, StreamUnavailable, UnsupportedFormat
 from liftlog.log import DataDir, Log, RecoveryReport
+from liftlog.names import is_stream_name
 from liftlog.records.codecs import codec_named
 from liftlog.server.commits.configs import log_config, sequencer_config, window_ns
 from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.host import SYSTEM, Committers, Overrides, StreamHost, new_metadata
 from liftlog.server.commits.subjects import new_table, restore_subjects
-from liftlog.server.replication.records import StreamRecords
+from liftlog.server.replication.records import RECORDS_NAME, StreamRecords
 from liftlog.server.streams.attachments import PossibleLosses
 from liftlog.server.streams.dedupe_restoring import (
     LearnedIds,
@@ -99,13 +100,29 @@ class StreamMaker:
         """A stream that was here would give its offsets to other messages if it were created
         again."""
         self.lost.add(name)
+        if is_stream_name(name):
+            gone = f"`liftlog stream delete {name}`; a start creates what is configured"
+        else:  # no client may change those of the daemon
+            gone = (
+                f"take the file {RECORDS_NAME} away while the daemon is stopped, if all other "
+                "streams are there: consumers and groups begin anew"
+            )
         path = self._data_dir.stream_path(name)
         self._broken[name] = (
             f"its directory {path} is missing, and this data directory had it: is a file system "
             "not mounted? Mount it or put the directory back, then restart the daemon. If it is "
-            f"gone for good, `liftlog stream delete {name}`; a start creates what is configured"
+            f"gone for good, {gone}"
         )
         logger.error("stream-missing stream=%s path=%s", name, path)
+
+    def _doubt(self, name: str) -> None:
+        """A stream of the configuration is not there, and whether it was is not known."""
+        self._broken[name] = (
+            "it is not there, and is not created, since it is not known whether this data "
+            f"directory had it: {self._records.problem}. If it is new, or gone for good, "
+            f"take {RECORDS_NAME} away and restart the daemon, which writes it again"
+        )
+        logger.error("stream-not-created stream=%s error=%s", name, self._records.problem)
 
     async def _open(self, name: str, *, assume_yes: bool) -> None:
         try:
@@ -183,6 +200,10 @@ class StreamMaker:
             else:
                 new[name] = settings
         if not new or is_stopping():
+            return
+        if self._records.problem:
+            for name in new:
+                self._doubt(name)
             return
         records = await self._records.create(
             {name: stored_form(settings) for name, settings in new.items()}

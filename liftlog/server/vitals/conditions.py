@@ -139,6 +139,14 @@ KINDS: dict[str, Kind] = {
             About.STREAM,
         ),
         Kind(
+            "records",
+            Severity.ERROR,
+            "The file `records` of the data directory cannot be read, so it is not known which "
+            "streams the directory has had. Those that are there are served; none is created.",
+            "put the file back; if no directory of a stream is missing, take it away and restart "
+            "the daemon: `liftlog docs how-to/operate` (LiftlogStreamNotOpened)",
+        ),
+        Kind(
             "checkpoints",
             Severity.ERROR,
             "Consumers can neither store nor read checkpoints.",

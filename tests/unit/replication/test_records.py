@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import AsyncIterator, Mapping
@@ -16,7 +17,7 @@ from support.rounds import one_in
 
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.transitions import delete
-from liftlog.errors import StorageError
+from liftlog.errors import Conflict, StorageError
 from liftlog.log import OsFileSystem
 from liftlog.log.filesystem import OsFile
 from liftlog.log.manifest import Manifest, read_manifest
@@ -179,25 +180,80 @@ async def test_streams_are_adopted_at_every_start_without_the_file(tmp_path: Pat
         assert (manifest.incarnation, manifest.epochs) == (before.incarnation, before.epochs)
 
 
-@pytest.mark.parametrize("damage", ["rot", "empty", "newer", "one record"])
-async def test_a_damaged_file_is_written_again(tmp_path: Path, damage: str) -> None:
+async def test_a_damaged_record_is_written_again(tmp_path: Path) -> None:
     async with opened(tmp_path, configured=SETTINGS) as running:
         await create(running, "orders")
-    path = tmp_path / "records"
-    raw = path.read_bytes()
-    if damage == "one record":
-        running = Running(tmp_path)
-        store = running.broker.records._store
-        entry = await store.get("stream.orders")
-        assert entry is not None
-        await store.cas("stream.orders", b'{"v":1}', entry.revision)
-        store.close()
-        running.data_dir.close(None)
-    else:
-        other = {"rot": raw[:-9] + b"#" + raw[-8:], "empty": b""}
-        path.write_bytes(other.get(damage, raw.replace(b"records 1", b"records 2")))
+    running = Running(tmp_path)
+    store = running.broker.records._store
+    entry = await store.get("stream.orders")
+    assert entry is not None
+    await store.cas("stream.orders", b'{"v":1}', entry.revision)
+    store.close()
+    running.data_dir.close(None)
     async with opened(tmp_path, configured=SETTINGS):
         check_follow(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["rot", "empty", "newer"])
+async def test_a_damaged_file_is_left_and_no_stream_is_created(tmp_path: Path, damage: str) -> None:
+    """Only the file knows which streams the directory has had. Those that are there are served."""
+    streams = {"configured": SETTINGS, "lost": {"subject": "lost"}}
+    async with opened(tmp_path, **streams) as running:
+        await create(running, "orders")
+        await running.publish("orders", b"x")
+    shutil.rmtree(tmp_path / "streams" / "lost")
+    path = tmp_path / "records"
+    raw = path.read_bytes()
+    damaged = {
+        "rot": raw[:-9] + b"#" + raw[-8:],
+        "empty": b"",
+        "newer": raw.replace(b"records 1", b"records 2"),
+    }[damage]
+    path.write_bytes(damaged)
+    for _ in range(2):
+        async with opened(tmp_path, **streams) as running:
+            broker = running.broker
+            assert broker.hosts.keys() == {"configured", "orders"}
+            await running.publish("orders", b"x")
+            assert "take records away and restart" in broker.broken["lost"]
+            [condition] = [
+                one for one in await broker.conditions.now() if one.kind.name == "records"
+            ]
+            assert str(path) in condition.text
+            with pytest.raises(StorageError, match=f"{path} cannot be read"):
+                await create(running, "new")
+            await broker.administration.update_stream("orders", {"acks": "off"})
+            await broker.administration.update_stream("orders", {"acks": "on"})
+            with pytest.raises(Conflict, match="comes from the configuration file"):
+                await broker.delete_stream("lost")
+        assert path.read_bytes() == damaged
+        assert not (tmp_path / "streams" / "new").exists()
+    path.write_bytes(raw)  # put back
+    async with opened(tmp_path, **streams) as running:
+        assert "is missing" in running.broker.broken["lost"]
+    path.rename(tmp_path / "aside")  # or given up
+    async with opened(tmp_path, **streams) as running:
+        assert not running.broker.broken
+        assert "lost" in running.broker.hosts
+        check_follow(tmp_path)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO, errno.EACCES])
+async def test_a_file_that_cannot_be_read_now_is_not_replaced(tmp_path: Path, error: int) -> None:
+    async with opened(tmp_path, configured=SETTINGS):
+        pass
+    raw = (tmp_path / "records").read_bytes()
+    running = Running(tmp_path, configured=SETTINGS, new={"subject": "new"})
+    running.fs.failing["open"] = "/records"
+    running.fs.error_number = error
+    await running.start()
+    assert running.broker.hosts.keys() == {"configured"}
+    assert running.broker.broken.keys() == {"new"}
+    running.fs.failing.clear()
+    await running.broker.close()
+    assert (tmp_path / "records").read_bytes() == raw
+    async with opened(tmp_path, configured=SETTINGS, new={"subject": "new"}) as running:
+        assert running.broker.hosts.keys() == {"configured", "new"}
 
 
 async def test_a_disk_that_takes_no_records_keeps_no_stream_from_its_work(
