@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +30,7 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.streams import broker as broker_module
 from liftlog.server.streams import making
+from liftlog.server.vitals import slices
 
 # --- deletion ---
 
@@ -143,16 +143,21 @@ async def test_a_long_list_lets_others_have_the_event_loop(
     describe = broker.describe
     seen: list[str] = []
 
-    def slowly(host: StreamHost) -> StreamInfo:
+    def noted(host: StreamHost) -> StreamInfo:
         seen.append(host.name)
-        time.sleep(2 * broker_module._TURN_SECONDS)
         return describe(host)
 
-    monkeypatch.setattr(broker, "describe", slowly)
+    async def nothing() -> list[Any]:
+        return []
+
+    monkeypatch.setattr(broker, "describe", noted)
+    monkeypatch.setattr(broker.conditions, "now", nothing)
+    monkeypatch.setattr(slices, "_SLICE_SECONDS", -1.0)
     listing = asyncio.create_task(broker.list_streams())
     while seen != ["a", "b"]:
         await asyncio.sleep(0)
         assert len(seen) <= 2
+        assert not listing.done(), "the event loop was not let go"
     deleted = broker.hosts.pop("d")
     assert [info.name for info in await listing] == ["a", "b", "c"]
     broker.hosts["d"] = deleted
