@@ -120,7 +120,7 @@ def test_a_record_without_a_needed_key_is_refused(key: str) -> None:
 
 
 def test_a_record_of_a_newer_format_asks_for_an_upgrade() -> None:
-    with pytest.raises(UnsupportedFormat, match="upgrade this node"):
+    with pytest.raises(UnsupportedFormat, match="upgrade this liftlog"):
         StreamRecord.from_json(changed(v=2))
 
 
