@@ -87,12 +87,6 @@ class State:
     """Offset and subject of every record that was ever stored."""
 
 
-def _over(weaker: dict[str, str], stronger: dict[str, str]) -> dict[str, str]:
-    """Both, less what is weaker and has a stronger name, whatever its case."""
-    taken = {name.lower() for name in stronger}
-    return {k: v for k, v in weaker.items() if k.lower() not in taken} | stronger
-
-
 class Model:
     """Answers are (reply, outcome): an offset, ("duplicate", offset) or ("error", err_code), with
     the correlation id behind it when there is one. Liftbridge's Ack knows no duplicates and has
@@ -158,7 +152,8 @@ class Model:
                 fields["Nats-Msg-Id"] = message.wrapped["message_id"]
             if "correlation_id" in message.wrapped:
                 fields["Liftlog-Correlation-Id"] = message.wrapped["correlation_id"]
-            headers = _over(_over(headers, message.wrapped.get("headers", {})), fields)
+            # Names that differ in case are different names, as in nats-server.
+            headers = headers | message.wrapped.get("headers", {}) | fields
         return headers
 
     def _is_too_large(self, message: Message) -> bool:
