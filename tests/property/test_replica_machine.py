@@ -421,6 +421,9 @@ class DamagedReplicaMachine(ReplicaMachine):
             start, high = log.log_start_offset, log.high_watermark
             assert high <= min(log.log_end_offset, self.high)
             found = readable(log)
+            # What was damaged before it was committed is known from the follower alone.
+            for offset in found.keys() & self.lost:
+                self.committed.setdefault(offset, found[offset])
             expected = {o: r for o, r in self.committed.items() if start <= o < high}
             assert found.items() <= expected.items()
             for offset in expected.keys() - found.keys():
