@@ -77,6 +77,40 @@ def test_a_stream_with_one_replica_stays_without_a_leader(
     assert "complete copies were given up" in loss["reason"]
 
 
+@pytest.mark.parametrize("lost", ["nothing", "stream"])
+def test_a_node_that_cannot_read_what_it_has_held_waits_for_that(
+    cluster: Cluster, raw: RawNats, lost: str, tmp_path: Path
+) -> None:
+    """An error is not an empty list: it would take a lost copy for one that never was there."""
+    name = cluster.leader("one")
+    node = cluster.nodes[name]
+    assert publish(raw, "one.x", b"first")["seq"] == 1
+    cluster.kill(name)
+    known = node.data_dir / "known-records"
+    known.rename(tmp_path / "aside")
+    known.mkdir()  # a read of it ends with an error
+    if lost == "stream":
+        shutil.rmtree(node.data_dir / "streams" / "one")
+    node.spawn()
+    node.wait_listening()
+    until(lambda: "known_records" in node.get("/readyz")[1], 60, "a condition")
+    with pytest.raises(AssertionError, match="503"):
+        publish(raw, "one.x", b"not yet")
+    cluster.wait_isr("all", [one for one in cluster.nodes if one != name])
+    assert known.is_dir(), "it is not replaced"
+    known.rmdir()
+    (tmp_path / "aside").rename(known)
+    until(lambda: "known_records" not in node.get("/readyz")[1], 60, "the end of the condition")
+    cluster.wait_isr("all")
+    if lost == "nothing":
+        cluster.wait_recorded("one")
+        assert publish(raw, "one.x", b"second")["seq"] == 2
+    else:
+        until(lambda: cluster.stream("one").leader is None, 60, "it has no leader")
+        with pytest.raises(AssertionError, match="503"):
+            publish(raw, "one.x", b"not twice")
+
+
 def test_checkpoints_that_were_lost_do_not_begin_again_without_a_word(server: NatsServer) -> None:
     """Consumers would begin where their first position is. An operator says that they are gone."""
     streams = {"alone": {"subject": "alone.>"}}

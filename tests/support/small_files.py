@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from support.logs import DIRECTORY, Promises, commit, create
 from support.simfs import SimFileSystem
 
 from liftlog.cluster.store import MetaStoreError
+from liftlog.errors import StorageError
 from liftlog.log import Log
 from liftlog.server.cleaning.next_segments import ScrubRound, ScrubSchedule
 from liftlog.server.commits.subjects import restore_subject_snapshot, write_subject_snapshot
-from liftlog.server.replication.known_records import KnownRecords, read_known_records
+from liftlog.server.replication.known_records import KnownRecords
 from liftlog.server.replication.membership import NodeFile, read_node_file, write_node_file
 from liftlog.server.replication.records_file import Change, RecordsFile
 from liftlog.server.streams.dedupe_restoring import begin_to_learn, write_dedupe_snapshot
@@ -75,12 +77,19 @@ class Records(SmallFile):
 class KnownFile(SmallFile):
     name = "known-records"
 
+    def _opened(self) -> KnownRecords:
+        known = KnownRecords(self.fs, DATA_DIR)
+        known.read()
+        return known
+
     def write(self, number: int) -> None:
-        KnownRecords(self.fs, DATA_DIR)._replace("{}", f'{{"orders":"{number}"}}', {})
+        asyncio.run(self._opened().hold("orders", str(number)))
 
     def read(self) -> int | None:
-        held = read_known_records(self.fs, DATA_DIR).held
-        return None if held is None else int(held["orders"])
+        known = self._opened()
+        if known.problem:
+            raise StorageError(known.problem)
+        return next((number for number in (1, 2) if known.has_held("orders", str(number))), None)
 
 
 class ClockFile(SmallFile):

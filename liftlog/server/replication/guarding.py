@@ -101,7 +101,9 @@ class Guard:
                 self._warn("metadata-not-restored stream=%s error=%s", name, error)
 
     def answer(self, names: Collection[str]) -> CopiesAnswer:
-        """What this node knows of these streams; without any, the names of all."""
+        """What this node knows of these streams; without any, the names of all. Raises
+        MetadataUnavailable while it cannot read what it has seen: it must count as silent."""
+        self._mirror.check_memory()
         known = self._mirror.known
         if not names:
             return CopiesAnswer({}, sorted(known))

@@ -5,7 +5,12 @@ newest records that it has seen, those of the nodes with them. What a record mak
 on its disk before the node acts on it; the rest follows within a second.
 
 The file also names the streams that the directory has held a copy of: if the copy of one is
-missing, it was lost, and otherwise it never was there.
+missing, it was lost, and otherwise it never was there. That list is complete only if it was never
+lost: after damage, or of an older version, it says nothing of the streams that it does not name
+until every stream of the node was opened.
+
+An error of the read says nothing about the content. The file is then left as it is and read again
+before anything is written, and until it can be read this node changes no record and takes no role.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +26,7 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.errors import CorruptMetadata, LiftlogError, StorageError
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_text
 from liftlog.log.filesystem import FileSystem, storage_errors
+from liftlog.server.replication.rare_warnings import RareWarnings
 
 logger = logging.getLogger("liftlog.server.replication")
 
@@ -35,18 +41,27 @@ class Known(NamedTuple):
     streams: dict[str, StreamRecord]
     nodes: dict[str, bytes]
     """What the store said of them."""
-    held: dict[str, str] | None
-    """The incarnations of the streams that the directory has held a copy of; None in the file of a
-    version of liftlog that did not note it."""
+    held: dict[str, str]
+    """The incarnations of the streams that the directory has held a copy of."""
+    is_held_known: bool
+    """Whether `held` names all of them."""
+
+
+_NOTHING = Known({}, {}, {}, is_held_known=False)
 
 
 def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
-    """What the node has seen in earlier starts. Blocking. Raises CorruptMetadata,
-    UnsupportedFormat, StorageError."""
-    with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
-        content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
+    """What the node has seen in earlier starts. Blocking. Raises CorruptMetadata and
+    UnsupportedFormat for what the file holds, StorageError if it cannot be read."""
+    try:
+        with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
+            content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
+    except CorruptMetadata as error:
+        if isinstance(error.__cause__, OSError):  # the disk does not give its bytes at present
+            raise StorageError(error.message) from error
+        raise
     if content is None:
-        return Known({}, {}, None)
+        return _NOTHING
     try:
         streams = {
             str(name): StreamRecord.from_json(text.encode())
@@ -54,39 +69,71 @@ def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
         }
         nodes = {str(name): text.encode() for name, text in content["nodes"].items()}
         held = content.get("held")
-        if held is not None:
-            held = {str(name): str(incarnation) for name, incarnation in held.items()}
+        is_held_known = held is not None and bool(content.get("held_known", True))
+        held = {str(name): str(incarnation) for name, incarnation in (held or {}).items()}
     except (KeyError, AttributeError, TypeError) as error:
         raise CorruptMetadata(f"{KNOWN_RECORDS_NAME} lacks a field: {error!r}") from error
-    return Known(streams, nodes, held)
+    return Known(streams, nodes, held, is_held_known)
 
 
 class KnownRecords:
-    """Belongs to the event loop, but for `read`."""
+    """Belongs to the event loop, except `read`, which comes first."""
 
-    def __init__(self, fs: FileSystem, data_dir: Path) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        data_dir: Path,
+        *,
+        on_late: Callable[[dict[str, StreamRecord]], None] = lambda records: None,
+    ) -> None:
+        """`on_late` is called with the records of streams in the file if `read` could not read it,
+        as soon as it can be read."""
         self._fs = fs
         self._data_dir = data_dir
+        self._on_late = on_late
+        self.problem = ""
+        """Why the file cannot be read; nothing is written before it can."""
         self._streams: dict[str, str] = {}  # as they stand in the file
         self._nodes: dict[str, str] = {}
         self._held: dict[str, str] = {}  # incarnations of streams, by name
         self._is_held_known = False
         self._changes = self._written = 0
         self._writing: asyncio.Task[None] | None = None
+        self._warn = RareWarnings(logger).warn
 
     def read(self) -> dict[str, StreamRecord]:
-        """The records of streams. Blocking. A file that cannot be read counts as none: it is only
-        missed if the store forgets something as well."""
+        """The records of streams. Blocking. A damaged file counts as none. Of one that cannot be
+        read `problem` says why; it is read again later."""
         try:
-            streams, nodes, held = read_known_records(self._fs, self._data_dir)
+            return self._take(self._read())
+        except StorageError as error:
+            self._note_problem(error)
+            return {}
+
+    def _read(self) -> Known:
+        """Blocking. Raises StorageError."""
+        try:
+            return read_known_records(self._fs, self._data_dir)
+        except StorageError:
+            raise
         except LiftlogError as error:
             logger.warning("known-records-ignored error=%s", error)
-            return {}
-        self._is_held_known = held is not None
-        self._held = held or {}
-        self._streams = {name: _quoted(one.to_json()) for name, one in streams.items()}
-        self._nodes = {name: value.decode() for name, value in nodes.items()}
-        return streams
+            return _NOTHING
+
+    def _take(self, found: Known) -> dict[str, StreamRecord]:
+        """Add what the file says to what was noted since the start, which is newer."""
+        self.problem = ""
+        streams = {name: _quoted(one.to_json()) for name, one in found.streams.items()}
+        nodes = {name: value.decode() for name, value in found.nodes.items()}
+        self._streams = {**streams, **self._streams}
+        self._nodes = {**nodes, **self._nodes}
+        self._held = {**found.held, **self._held}
+        self._is_held_known = found.is_held_known
+        return found.streams
+
+    def _note_problem(self, error: StorageError) -> None:
+        self.problem = error.message
+        self._warn("known-records-not-read error=%s", error)
 
     def note(self, record: StreamRecord) -> None:
         """A newer record."""
@@ -110,14 +157,22 @@ class KnownRecords:
         if self._held.get(name) != incarnation:
             self._held[name] = incarnation
             self._changes += 1
-            await self.written()
+        await self.written()
 
     def has_held(self, name: str, incarnation: str) -> bool | None:
-        """Whether the directory has had a copy of that stream; None: an older version of liftlog
-        has used the directory before, and did not note it."""
+        """Whether the directory has had a copy of that stream; None: that is not known."""
         if self._held.get(name) == incarnation:
             return True
         return False if self._is_held_known else None
+
+    def all_held(self, streams: Iterable[StreamRecord]) -> None:
+        """These are all streams that the node has a copy of. If each of them was noted, the
+        directory has held no other one."""
+        if self._is_held_known or self.problem:
+            return
+        if all(self._held.get(one.name) == one.incarnation for one in streams):
+            self._is_held_known = True
+            self._changes += 1
 
     def forget(self, name: str) -> None:
         """The record of a stream that was deleted is not in the store any more."""
@@ -132,35 +187,51 @@ class KnownRecords:
 
     async def written(self) -> None:
         """Return when all that was noted until now is durable; one write for all who wait. Raises
-        StorageError."""
+        StorageError, also while the file cannot be read."""
         wanted = self._changes
-        while self._written < wanted:
+        while self.problem or self._written < wanted:
             if self._writing is None:
                 self._writing = asyncio.get_running_loop().create_task(self._write())
             await asyncio.shield(self._writing)
 
     async def run(self) -> None:
-        """Write what no one waits for, until cancelled."""
+        """Write what no one waits for, and read what could not be read, until cancelled."""
         while True:
             await asyncio.sleep(_PAUSE_SECONDS)
             try:
                 await self.written()
             except StorageError as error:
-                logger.warning("known-records-not-written error=%s", error)
+                if not self.problem:
+                    self._warn("known-records-not-written error=%s", error)
+
+    async def _read_again(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._read)
+        except StorageError as error:
+            self._note_problem(error)
+            raise
+        logger.info("known-records-read streams=%d", len(found.streams))
+        self._on_late(self._take(found))
 
     async def _write(self) -> None:
         try:
+            if self.problem:
+                await self._read_again()
             changes = self._changes
             nodes, streams = json.dumps(self._nodes, sort_keys=True), self._streams.copy()
             held = json.dumps(self._held, sort_keys=True)
-            await asyncio.to_thread(self._replace, nodes, held, streams)
+            is_known = self._is_held_known
+            await asyncio.to_thread(self._replace, nodes, held, streams, is_held_known=is_known)
             self._written = changes
         finally:
             self._writing = None
 
-    def _replace(self, nodes: str, held: str, streams: Mapping[str, str]) -> None:
+    def _replace(
+        self, nodes: str, held: str, streams: Mapping[str, str], *, is_held_known: bool
+    ) -> None:
         entries = ",".join([f"{json.dumps(name)}:{streams[name]}" for name in sorted(streams)])
-        text = f'{{"held":{held},"nodes":{nodes},"streams":{{{entries}}}}}'
+        known = json.dumps(is_held_known)
+        text = f'{{"held":{held},"held_known":{known},"nodes":{nodes},"streams":{{{entries}}}}}'
         with storage_errors(f"writing {KNOWN_RECORDS_NAME}"):
             write_checkpoint_text(self._fs, self._data_dir / KNOWN_RECORDS_NAME, _KIND, text)
 

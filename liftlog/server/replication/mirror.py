@@ -87,6 +87,7 @@ class Mirror:
         self._revisions: dict[str, int] = {}
         self._on_record = on_record
         self._on_nodes = on_nodes
+        self._is_loaded = False
 
     async def load(self) -> None:
         """Read everything once. Raises MetadataUnavailable when the store is away for too long."""
@@ -99,14 +100,41 @@ class Mirror:
                     raise MetadataUnavailable(str(error)) from error
                 logger.warning("records-not-read error=%s", error)
                 await asyncio.sleep(_LOAD_PAUSE_SECONDS)
+        self._is_loaded = True
         for key, entry in entries.items():
             self._note(key, entry)
         for name in [one for one in self.known if STREAM_PREFIX + one not in entries]:
             self._note_purged(name)
 
     def remember(self, records: Mapping[str, StreamRecord]) -> None:
-        """What this node has seen in earlier starts. Call it before `load`."""
-        self.known.update(records)
+        """What this node has seen in earlier starts. Call it before `load`, or later if it could
+        not be read before: `check_memory` has kept this node from acting meanwhile."""
+        for name, record in records.items():
+            seen = self.known.get(name)
+            if seen is None:
+                self.known[name] = record
+                if self._is_loaded:
+                    self._note_purged(name)
+            elif is_regressed(record, seen):
+                self._doubt(record)
+
+    def _doubt(self, record: StreamRecord) -> None:
+        """An earlier start has seen this record, and the store has one that is not newer."""
+        self.known[record.name] = record
+        self.doubtful.add(record.name)
+        self.records.pop(record.name, None)
+        self._revisions.pop(record.name, None)
+        self.changes += 1
+        if self._kept is not None:
+            self._kept.note(record)
+
+    def check_memory(self) -> None:
+        """Raises MetadataUnavailable while it cannot be read what this node has seen in earlier
+        starts: the store may have been set back."""
+        if self._kept is not None and self._kept.problem:
+            raise MetadataUnavailable(
+                f"what this node has seen of the metadata cannot be read: {self._kept.problem}"
+            )
 
     async def remembered(self) -> None:
         """Return when this node will remember what it knows now, whatever becomes of the store.
@@ -305,6 +333,7 @@ class Mirror:
     def _believed(self, name: str, entry: Entry | None) -> StreamRecord | None:
         """The record in the store. Raises MetadataUnavailable if this node has seen a newer one:
         nothing is changed on the ground of what was forgotten; CorruptMetadata."""
+        self.check_memory()
         known = self.known.get(name)
         if entry is not None and known is not None and known.to_json() == entry.value:
             return known  # as a rule; then nothing in it needs to be looked at
@@ -357,6 +386,7 @@ class Mirror:
     async def put(self, record: StreamRecord, revision: int) -> bool:
         """Store a record in the place of what has this revision, 0: nothing. False when another
         change came first. Raises MetadataUnavailable."""
+        self.check_memory()
         return await self._cas(record, revision)
 
     async def go_over(self, name: str, node: str, checked: StreamRecord) -> StreamRecord | None:

@@ -85,7 +85,11 @@ class ReplicatedStreams:
     ) -> None:
         self.member = member
         self._tasks: set[asyncio.Task[None]] = set()
-        self._known = KnownRecords(data_dir.environment.fs, data_dir.path)
+        self._known = KnownRecords(
+            data_dir.environment.fs,
+            data_dir.path,
+            on_late=lambda records: self.mirror.remember(records),
+        )
         self._on_disk: list[str] = []
         self.mirror = Mirror(
             store,
@@ -460,6 +464,9 @@ class ReplicatedStreams:
         self._node.hosts.broken.update(unknown)
         opening = [one.opened for one in self._streams.values()]
         await asyncio.gather(*(one.wait() for one in opening))
+        if not (self.mirror.doubtful or self.mirror.newer):
+            me, records = self.member.name, self.mirror.records.values()
+            self._known.all_held(one for one in records if me in one.members and not one.deleted)
 
     async def opened(self, name: str) -> None:
         """Return when the copy of a stream was opened, or could not be; at once if there is none
@@ -587,6 +594,8 @@ class ReplicatedStreams:
         for record in self.without_leader():
             why, todo = cluster_view.why_without_leader(record, self.is_down)
             yield Condition.of("no_leader", f"no node leads it: {why}. {todo}", record.name)
+        if self._known.problem:
+            yield Condition.of("known_records", self._known.problem)
 
     def leads(self, name: str) -> bool:
         """Whether this node leads the stream, as the record says."""

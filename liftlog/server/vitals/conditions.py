@@ -147,6 +147,15 @@ KINDS: dict[str, Kind] = {
             "the daemon: `liftlog docs how-to/operate` (LiftlogStreamNotOpened)",
         ),
         Kind(
+            "known_records",
+            Severity.ERROR,
+            "The file `known-records` of the node's data directory cannot be read, so it is not "
+            "known which streams the directory has had, and whether the metadata store was set "
+            "back. The node leads and follows no stream until the file can be read.",
+            "mend what the text names. If the file is gone for good, take it away: then a copy "
+            "that is missing counts as lost",
+        ),
+        Kind(
             "checkpoints",
             Severity.ERROR,
             "Consumers can neither store nor read checkpoints.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simfs import SimFileSystem
+from support.simfs import Fault, SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.record import StreamRecord
+from liftlog.errors import MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.guarding import Guard
+from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME, KnownRecords
 from liftlog.server.replication.mirror import Mirror
 
 STORE = Path("/meta")
@@ -27,10 +30,10 @@ UNREADABLE = {"a-damaged": b"#", "b-newer": b'{"v":2}'}
 class Node:
     """The only node, with a copy of each stream."""
 
-    def __init__(self, store: FileMetaStore) -> None:
+    def __init__(self, store: FileMetaStore, kept: KnownRecords | None = None) -> None:
         self.store = store
         self.aside: list[str] = []
-        self.mirror = Mirror(store, on_record=lambda record: None, on_nodes=lambda: None)
+        self.mirror = Mirror(store, on_record=lambda one: None, on_nodes=lambda: None, kept=kept)
         no_link: Any = None
         self.guard = Guard(
             self.mirror,
@@ -120,3 +123,43 @@ async def test_a_stream_is_restored_in_the_place_of_the_one_that_it_followed(nod
     stored = await again.mirror.read("s")
     assert stored is not None
     assert (stored.incarnation, stored.isr) == ("two", ("n",))
+
+
+async def test_a_node_that_cannot_read_what_it_has_seen_neither_acts_nor_answers() -> None:
+    """Beside a store that was set back meanwhile. It stands aside as soon as it can read that."""
+    fs = SimFileSystem()
+    make_durable_directory(fs, STORE)
+    store = FileMetaStore(STORE / "records", shared=False, fs=fs)
+    before = KnownRecords(fs, STORE)
+    known = await Node(store, before).set_back()
+    await before.written()
+    fs.faults = [Fault("open", errno.EMFILE, KNOWN_RECORDS_NAME, times=-1)]
+
+    again: Node
+    kept = KnownRecords(fs, STORE, on_late=lambda records: again.mirror.remember(records))
+    again = Node(store, kept)
+    again.mirror.remember(kept.read())
+    await again.mirror.load()
+    assert again.mirror.records["c"].log_start == 0, "the store was set back"
+    for act in (
+        again.mirror.change("c", lambda one: transitions.truncate(one, 1)),
+        again.mirror.create(known["c"]),
+        again.mirror.put(known["c"], 0),
+        again.mirror.confirmed("c"),
+    ):
+        with pytest.raises(MetadataUnavailable, match="cannot be read"):
+            await act
+    for names in ([], ["c"]):
+        with pytest.raises(MetadataUnavailable):
+            again.guard.answer(names)
+    fs.faults = []
+    await kept.written()
+    assert again.mirror.known == known
+    assert again.mirror.doubtful == set(NAMES)
+    assert not again.mirror.records.keys() & {"c", "d"}, "what is stored is not believed"
+    await again.guard.look()
+    for name in ("c", "d"):
+        stored = await again.mirror.read(name)
+        assert stored is not None
+        assert stored.log_start == 3
+    store.close()
