@@ -212,7 +212,7 @@ class Daemon:
             health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
             self._manager.status("recovering the streams")
             if believe_clock:
-                broker.clock_guard.believe("the operator has confirmed it")
+                broker.clock_guard.confirm()
             await broker.open_streams(assume_yes=assume_yes, is_stopping=self._stop.is_set)
             if self._stop.is_set():
                 self._manager.stopping(self.settings.drain_timeout_seconds)

@@ -73,9 +73,21 @@ def test_a_leader_whose_clock_is_ahead_deletes_nothing(server: NatsServer, tmp_p
         assert publish(raw, "orders", b"x" * 1000)  # and with it a roll, and a round of retention
         until(lambda: len(list(logs_of(cluster, "a"))) > 4)
         assert len(records_of(cluster.nodes["a"], "orders")) == COUNT + 1
+
+        silent = "have not answered since"  # the doubt stays, over a restart too
+        cluster.kill("b", "c")
+        until(lambda: silent in warnings(cluster, "a").get("clock", ""))
+        cluster.kill("a")
+        cluster.nodes["a"].spawn()
+        cluster.nodes["a"].wait_listening()
+        until(lambda: silent in warnings(cluster, "a").get("clock", ""))
         clock.set_ahead(0)
+        cluster.start("b", "c")
         until(lambda: "clock_skew" not in warnings(cluster, "b"))
         assert "clock" not in warnings(cluster, "b")
+        until(lambda: "another time" not in warnings(cluster, "a").get("clock", ""))
+        cluster.wait_isr("orders")
+        assert len(records_of(cluster.nodes[cluster.leader("orders")], "orders")) == COUNT + 1
 
 
 def logs_of(cluster: Cluster, node: str) -> list[Path]:

@@ -94,7 +94,6 @@ class KnownFile(SmallFile):
 
 class ClockFile(SmallFile):
     name = "clock"
-    is_hint = True
 
     def write(self, number: int) -> None:
         write_clock_state(self.fs, DATA_DIR, ClockState(number, 1, "boot-1"))

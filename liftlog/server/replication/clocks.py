@@ -13,6 +13,7 @@ from typing import NamedTuple
 from liftlog.cluster.clocks import Offset, Verdict, judge_clock
 from liftlog.log import Clock
 from liftlog.log.ages import span
+from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition
 
 _SAMPLES = 8
@@ -29,10 +30,18 @@ class _Sample(NamedTuple):
 
 
 class NodeClocks:
-    """Belongs to one event loop. `others` are the names of all other nodes of the cluster."""
+    """Belongs to one event loop. `others` are the names of all other nodes of the cluster. `guard`
+    keeps the doubt of a clock that was found wrong, while the others are silent and over a
+    restart."""
 
-    def __init__(self, clock: Clock, others: Callable[[], Iterable[str]]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        others: Callable[[], Iterable[str]],
+        guard: ClockGuard | None = None,
+    ) -> None:
         self._clock = clock
+        self._guard = guard or ClockGuard(clock)
         self._started_ns = clock.monotonic_ns()
         self._others = others
         self._samples: dict[str, deque[_Sample]] = {}
@@ -49,7 +58,11 @@ class NodeClocks:
         now_ns = self._clock.monotonic_ns()
         half_ns = (now_ns - monotonic_ns) / 2
         offset = Offset((their_ns - wall_ns - half_ns) / 1e9, half_ns / 1e9, is_doubted)
-        self._samples.setdefault(node, deque(maxlen=_SAMPLES)).append(_Sample(now_ns, offset))
+        samples = self._samples.setdefault(node, deque(maxlen=_SAMPLES))
+        if samples and now_ns - samples[-1].at_ns > _STALE_NS:
+            samples.clear()  # a clock may have been set since
+        samples.append(_Sample(now_ns, offset))
+        self.verdict()
 
     def offset(self, node: str) -> Offset | None:
         """None if it has not answered lately, or is too old to tell its clock."""
@@ -63,7 +76,14 @@ class NodeClocks:
         return {node: offset for node, offset in found.items() if offset is not None}
 
     def verdict(self) -> Verdict:
-        return judge_clock({node: self.offset(node) for node in self._others()})
+        """A clock that was found wrong stays in doubt until it is measured right."""
+        found = judge_clock({node: self.offset(node) for node in self._others()})
+        if found.reason or found.is_measured:
+            self._guard.dispute = found.reason
+        elif self._guard.dispute:
+            reason = f"{self._guard.dispute}. Most nodes have not answered since"
+            return Verdict(reason, is_measured=False)
+        return found
 
     def may_decide(self) -> bool:
         """Whether this node's clock may decide what is too old. For a minute after the start it

@@ -60,7 +60,7 @@ from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import check_same, origin_of, save_metadata, settings_of
-from liftlog.server.vitals.clock_guard import ClockGuard, read_clock_state
+from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.descriptors import Descriptors
 from liftlog.server.vitals.disk import DiskReserve
@@ -87,9 +87,7 @@ class Broker:
         self.max_connections = settings.pull.max_connections
         """Of the pull socket; fewer than the setting asks for where descriptors are scarce."""
         self.hosts: dict[str, StreamHost] = {}
-        fs = data_dir.environment.fs
-        before = read_clock_state(fs, data_dir.path)
-        self.clock_guard = ClockGuard(clock, before, current_boot_id())
+        self.clock_guard = ClockGuard(clock, boot_id=current_boot_id())
         data_dir.environment.age_clock_ns = self.clock_guard.now_ns
         self.clock_keeper = ClockKeeper(
             self.clock_guard,
@@ -97,6 +95,7 @@ class Broker:
             data_dir,
             checkpoint_seconds=settings.checkpoints.expire_after_seconds,
         )
+        self.clock_keeper.recall()
         self.intake = Intake(
             settings.commit,
             settings.ingest.max_pending_bytes,
@@ -122,7 +121,7 @@ class Broker:
             self.hosts, settings.nats.ack_subjects, self._recorded_in_cluster
         )
         self._has_new_neighbours = False
-        path = data_dir.path / RECORDS_NAME
+        path, fs = data_dir.path / RECORDS_NAME, data_dir.environment.fs
         self.records = StreamRecords(FileMetaStore(path, shared=False, fs=fs))
         self._maker = StreamMaker(
             self.hosts,

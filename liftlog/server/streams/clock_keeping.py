@@ -8,13 +8,19 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from liftlog.errors import StorageError
 from liftlog.log import FileSystem
 from liftlog.log.ages import seconds_ahead, span
 from liftlog.log.data_dir import DataDir
 from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.vitals.clock_guard import ClockGuard, write_clock_state
+from liftlog.server.vitals.clock_guard import (
+    ClockGuard,
+    ClockState,
+    read_clock_state,
+    write_clock_state,
+)
 from liftlog.server.vitals.conditions import Condition
 from liftlog.settings import StreamSettings
 
@@ -47,8 +53,20 @@ class ClockKeeper:
         self._fs: FileSystem = data_dir.environment.fs
         self._clock = data_dir.environment.clock
         self._path = data_dir.path
-        self._stored = (0, 0)  # monotonic time, and how far the clock was ahead
+        self._stored: ClockState | None = None
         self._ahead: dict[str, float] = {}
+
+    def recall(self) -> None:
+        """Continue what an earlier process has stored. Blocking. While that cannot be read, it is
+        tried again, and nothing is stored in its place."""
+        try:
+            before = read_clock_state(self._fs, self._path)
+        except StorageError as error:
+            if error.message != self.guard.unread:
+                logger.warning("clock-not-read error=%s", error)
+            self.guard.unread = error.message
+        else:
+            self.guard.resume(before)
 
     async def look(self) -> None:
         hosts = [host for host in self._hosts.values() if not host.failure]
@@ -56,7 +74,9 @@ class ClockKeeper:
 
     def _look(self, hosts: list[StreamHost]) -> None:
         guard, now_ns = self.guard, self._clock.now_ns()
-        if guard.doubt_seconds and self.is_confirmed():
+        if guard.unread:
+            self.recall()
+        if (guard.doubt_seconds or guard.unread) and self.is_confirmed():
             guard.believe("most nodes of the cluster have the same time")
         if guard.doubt_seconds and guard.wall_clock_is_trusted():
             doubt = guard.doubt_seconds
@@ -74,25 +94,35 @@ class ClockKeeper:
         self._store_if_due()
 
     def _store_if_due(self) -> None:
-        state = self.guard.state()
-        at_ns, ahead_ns = self._stored
-        if at_ns and state.monotonic_ns - at_ns < _STORE_NS and state.ahead_ns == ahead_ns:
-            return
-        self.store()
+        state, stored = self.guard.state(), self._stored
+        if (
+            stored is None
+            or state.monotonic_ns - stored.monotonic_ns >= _STORE_NS
+            or (state.ahead_ns, state.dispute) != (stored.ahead_ns, stored.dispute)
+        ):
+            self.store()
 
     def store(self) -> None:
         """For the next start. Blocking."""
+        if self.guard.unread:
+            return
         state = self.guard.state()
         try:
             write_clock_state(self._fs, self._path, state)
         except OSError as error:  # the next start believes the wall clock
             logger.warning("clock-not-stored error=%s", error)
         else:
-            self._stored = state.monotonic_ns, state.ahead_ns
+            self._stored = state
 
     def conditions(self) -> Iterator[Condition]:
         """What is wrong with the clock, and with stamps. For `Conditions.add`."""
-        if doubt := self.guard.doubt_seconds:
+        if self.guard.unread:
+            yield Condition.of(
+                "clock",
+                "nothing is deleted for its age while it cannot be read whether the clock stepped "
+                f"before this start: {self.guard.unread}",
+            )
+        elif doubt := self.guard.doubt_seconds:
             text = f"the clock stepped ahead by {span(doubt)}; ages are judged as if it had not"
             if self.at_stake:
                 text += (

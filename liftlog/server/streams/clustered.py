@@ -105,6 +105,7 @@ class ClusterNode:
             link_to=self._link_to,
             lag_max_seconds=cluster.lag_max_seconds,
             catch_up_bytes_per_second=cluster.catch_up_rate_bytes,
+            clock_guard=broker.clock_guard,
         )
         streams.store_problem = lambda: store.problem
         await streams.remember()

@@ -47,7 +47,7 @@ from liftlog.server.streams.placing import NewStreams
 from liftlog.server.streams.replica import Replica
 from liftlog.server.streams.settings import origin_of, record_settings, settings_of
 from liftlog.server.streams.successors import Successors
-from liftlog.server.vitals.clock_guard import STEP_NS
+from liftlog.server.vitals.clock_guard import STEP_NS, ClockGuard
 from liftlog.server.vitals.conditions import Condition
 from liftlog.settings import StreamSettings
 
@@ -82,6 +82,7 @@ class ReplicatedStreams:
         link_to: Callable[[str], PeerLink],
         lag_max_seconds: float,
         catch_up_bytes_per_second: float,
+        clock_guard: ClockGuard | None = None,
     ) -> None:
         self.member = member
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +100,7 @@ class ReplicatedStreams:
         )
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.hearing.watch(self._lost, silent=HUNG_SECONDS, refusing=ENDED_SECONDS)
-        self.clocks = NodeClocks(data_dir.environment.clock, self._other_nodes)
+        self.clocks = NodeClocks(data_dir.environment.clock, self._other_nodes, clock_guard)
         self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
         self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
         self.leadership = Leadership(

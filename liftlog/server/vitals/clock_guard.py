@@ -9,6 +9,9 @@ A step is believed once it has lasted for an hour, if it is at most a tenth of t
 each stream keeps its records; or when an operator confirms it (`liftlog serve --believe-clock`), or
 the other nodes of the cluster have the same time. A step back is followed at once: it makes nothing
 older.
+
+In a cluster the file also says that this clock was ahead of others when it was last measured. An
+error of the read ends none of these doubts: nothing is too old until the file can be read.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from liftlog.errors import CorruptMetadata, UnsupportedFormat
+from liftlog.errors import CorruptMetadata, StorageError, UnsupportedFormat
 from liftlog.log import Clock, FileSystem
 from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.filesystem import storage_errors
 
 logger = logging.getLogger("liftlog.server")
 
@@ -41,19 +45,25 @@ class ClockState:
     monotonic_ns: int
     boot_id: str
     ahead_ns: int = 0
+    dispute: str = ""
 
 
 def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
-    """None if there is none, or it cannot be used: then the wall clock is believed."""
+    """None if there is none, or it is damaged: then the wall clock is believed. Raises StorageError
+    if it cannot be read."""
     try:
-        content = read_checkpoint_file(fs, data_dir / CLOCK_NAME, CLOCK_NAME)
+        with storage_errors(f"reading {CLOCK_NAME}"):
+            content = read_checkpoint_file(fs, data_dir / CLOCK_NAME, CLOCK_NAME)
         if content is None:
             return None
         wall_ns, monotonic_ns, ahead_ns = (
             int(content[name]) for name in ("wall_ns", "monotonic_ns", "ahead_ns")
         )
-        return ClockState(wall_ns, monotonic_ns, str(content["boot_id"]), ahead_ns)
-    except (CorruptMetadata, UnsupportedFormat, OSError, KeyError, TypeError, ValueError) as error:
+        dispute = str(content.get("dispute", ""))
+        return ClockState(wall_ns, monotonic_ns, str(content["boot_id"]), ahead_ns, dispute)
+    except (CorruptMetadata, UnsupportedFormat, KeyError, TypeError, ValueError) as error:
+        if isinstance(error.__cause__, OSError):  # the disk does not give its bytes at present
+            raise StorageError(str(error)) from error
         logger.warning("clock-file-ignored error=%s", error)
         return None
 
@@ -74,18 +84,23 @@ class ClockGuard:
         self._clock = clock
         self._boot_id = boot_id or ""
         self._lock = threading.Lock()
-        self._wall_ns = clock.now_ns()
-        self._monotonic_ns = clock.monotonic_ns()
+        self._wall_ns = self._first_wall_ns = clock.now_ns()
+        self._monotonic_ns = self._first_monotonic_ns = clock.monotonic_ns()
         self._stepped_at_ns: int | None = None
         self._ahead_ns = 0
+        self.dispute = ""
+        """Why other nodes have another time, as it was last measured; empty if it was right."""
+        self.unread = ""
+        """Why it cannot be read what an earlier process has stored; empty if it was read."""
         if before is not None:
             self._continue(before)
 
     def wall_clock_is_trusted(self) -> bool:
-        """False for an hour after a step: meanwhile nothing is deleted for its age."""
+        """False for an hour after a step, and while it cannot be read whether there was one:
+        meanwhile nothing is deleted for its age."""
         with self._lock:
             self._look()
-            return self._stepped_at_ns is None
+            return self._stepped_at_ns is None and not self.unread
 
     def now_ns(self) -> int:
         """The time for judging ages. A clock that jumped ahead does not make records old, and
@@ -108,19 +123,36 @@ class ClockGuard:
             if self._ahead_ns > 0:
                 seconds = self._ahead_ns // 10**9
                 logger.warning("wall-clock-believed seconds=%d reason=%s", seconds, reason)
-            self._stepped_at_ns, self._ahead_ns = None, 0
+            self._stepped_at_ns, self._ahead_ns, self.unread = None, 0, ""
+
+    def confirm(self) -> None:
+        """An operator says that the wall clock is right, whatever was measured before."""
+        self.dispute = ""
+        self.believe("the operator has confirmed it")
+
+    def resume(self, before: ClockState | None) -> None:
+        """What an earlier process has stored could be read, after `unread`. What was noticed since
+        the start counts on."""
+        with self._lock:
+            self._look()
+            self.unread = ""
+            if before is not None:
+                self._continue(before)
 
     def state(self) -> ClockState:
         """To be stored for the next process."""
         with self._lock:
             self._look()
             ahead_ns = max(self._ahead_ns, 0)
-            return ClockState(self._wall_ns, self._monotonic_ns, self._boot_id, ahead_ns)
+            return ClockState(
+                self._wall_ns, self._monotonic_ns, self._boot_id, ahead_ns, self.dispute
+            )
 
     def _continue(self, before: ClockState) -> None:
-        passed = self._monotonic_ns - before.monotonic_ns
-        step = self._wall_ns - before.wall_ns
-        self._ahead_ns = before.ahead_ns
+        passed = self._first_monotonic_ns - before.monotonic_ns
+        step = self._first_wall_ns - before.wall_ns
+        self._ahead_ns += before.ahead_ns
+        self.dispute = self.dispute or before.dispute
         if self._boot_id and before.boot_id == self._boot_id and passed >= 0:
             self._step(step - passed, STEP_NS)
         elif step < 0:

@@ -188,8 +188,8 @@ KINDS: dict[str, Kind] = {
             "clock",
             Severity.WARNING,
             "The wall clock stepped, or differs from the clocks of other nodes. Nothing is deleted "
-            "for its age for an hour, or while they differ; after a step ahead ages are judged by "
-            "the time before it until it is believed.",
+            "for its age for an hour, or until they are measured alike; after a step ahead ages "
+            "are judged by the time before it until it is believed.",
             "set the clock right, of nodes that differ the one that is named; confirm a right one "
             "that stepped with `liftlog serve --believe-clock`: `liftlog docs how-to/retention`",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from liftlog.server.replication.clocks import NodeClocks
+from liftlog.server.vitals.clock_guard import ClockGuard
 
 SECOND = 1_000_000_000
 
@@ -17,6 +18,10 @@ class HandSetClock:
 
     def monotonic_ns(self) -> int:
         return self.monotonic
+
+    def pass_seconds(self, seconds: int) -> None:
+        self.wall += seconds * SECOND
+        self.monotonic += seconds * SECOND
 
 
 def test_a_node_waits_for_the_clocks_of_most_but_not_for_long() -> None:
@@ -41,6 +46,66 @@ def test_what_is_measured_decides_at_once() -> None:
     assert not ahead.may_decide()
     (condition,) = [one for one in ahead.conditions() if one.kind.name == "clock"]
     assert "set the clock of this node" in condition.text
+
+
+def found_ahead(clock: HandSetClock, guard: ClockGuard) -> NodeClocks:
+    clocks = NodeClocks(clock, lambda: ["b", "c"], guard)
+    for node in ("b", "c"):
+        clocks.answered(node, clocks.asked(), clock.wall - 3600 * SECOND, is_doubted=False)
+    return clocks
+
+
+def test_a_node_that_was_found_ahead_stays_in_doubt_while_the_others_are_silent() -> None:
+    """Also after a restart. It ends when the clock is measured right, or somebody says so."""
+    clock = HandSetClock()
+    guard = ClockGuard(clock, boot_id="one")
+    clocks = found_ahead(clock, guard)
+    clock.pass_seconds(86_400)
+    assert not clocks.may_decide()
+    (condition,) = [one for one in clocks.conditions() if one.kind.name == "clock"]
+    assert "set the clock of this node" in condition.text
+    assert "have not answered since" in condition.text
+
+    guard = ClockGuard(clock, guard.state(), "one")
+    clocks = NodeClocks(clock, lambda: ["b", "c"], guard)
+    clock.pass_seconds(86_400)
+    assert not clocks.may_decide(), "a restart confirms nothing"
+    guard.believe("a step that has lasted")
+    assert not clocks.may_decide()
+    clocks.answered("b", clocks.asked(), clock.wall, is_doubted=False)
+    assert clocks.may_decide()
+    clock.pass_seconds(86_400)
+    assert clocks.may_decide(), "as it was last measured"
+
+    clocks = found_ahead(clock, guard)
+    clock.pass_seconds(86_400)
+    guard.confirm()
+    assert clocks.may_decide()
+    clocks = found_ahead(clock, guard)
+    guard.confirm()
+    assert not clocks.may_decide(), "the other nodes answer, and have another time"
+
+
+def test_one_answer_of_a_few_confirms_no_clock() -> None:
+    clock = HandSetClock()
+    clocks = NodeClocks(clock, lambda: ["b", "c", "d", "e"], ClockGuard(clock))
+    for node in ("b", "c", "d"):
+        clocks.answered(node, clocks.asked(), clock.wall - 3600 * SECOND, is_doubted=False)
+    clock.pass_seconds(3600)
+    clocks.answered("b", clocks.asked(), clock.wall, is_doubted=False)
+    assert not clocks.may_decide()
+    clocks.answered("c", clocks.asked(), clock.wall, is_doubted=False)
+    assert clocks.may_decide()
+
+
+def test_a_node_that_is_left_alone_has_no_one_to_differ_from() -> None:
+    clock, others = HandSetClock(), ["b", "c"]
+    guard = ClockGuard(clock)
+    found_ahead(clock, guard)
+    clocks = NodeClocks(clock, lambda: others, guard)
+    others.clear()  # they were removed from the cluster
+    assert clocks.may_decide()
+    assert not guard.dispute
 
 
 def test_a_node_on_its_own_waits_for_no_one() -> None:

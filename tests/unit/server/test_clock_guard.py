@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from support.file_errors import LOOKS, OTHER_ERRORS, SECTOR_ERRORS, Failure, failures
+from support.logs import environment
+from support.simfs import SimFileSystem
 
 from liftlog.log import OsFileSystem
+from liftlog.log.data_dir import make_durable_directory
+from liftlog.server.streams.clock_keeping import ClockKeeper
 from liftlog.server.vitals.clock_guard import (
     CLOCK_NAME,
     ClockGuard,
@@ -15,6 +23,7 @@ from liftlog.server.vitals.clock_guard import (
 )
 
 SECOND = 10**9
+DATA_DIR = Path("/data")
 
 
 class HandSetClock:
@@ -129,6 +138,60 @@ def test_a_file_that_cannot_be_used_says_nothing(tmp_path: Path, raw: bytes) -> 
 
 
 def test_what_is_stored_is_read_again(tmp_path: Path, clock: HandSetClock) -> None:
-    state = ClockGuard(clock, boot_id="one").state()
+    guard = ClockGuard(clock, boot_id="one")
+    guard.dispute = "most of the nodes have another time"
+    state = guard.state()
     write_clock_state(OsFileSystem(), tmp_path, state)
     assert read_clock_state(OsFileSystem(), tmp_path) == state
+
+
+@pytest.mark.parametrize(
+    "failure", failures(LOOKS, (CLOCK_NAME,), (*OTHER_ERRORS, *SECTOR_ERRORS)), ids=str
+)
+def test_an_error_of_the_read_ends_no_doubt(failure: Failure, clock: HandSetClock) -> None:
+    """Nothing is deleted for its age, nor stored in the place of the file, until it can be read."""
+    fs = SimFileSystem()
+    make_durable_directory(fs, DATA_DIR)
+    before = clock.wall
+    guard = ClockGuard(clock, boot_id="one")
+    clock.wall += 86_400 * SECOND
+    write_clock_state(fs, DATA_DIR, guard.state())
+    stored = fs.read(DATA_DIR / CLOCK_NAME)
+
+    fs.faults = [failure.fault(times=-1)]
+    guard = ClockGuard(clock, boot_id="one")
+    keeper = ClockKeeper(guard, {}, cast(Any, place(fs, clock)))
+    keeper.recall()
+    clock.pass_seconds(7200)
+    keeper._look([])
+    keeper.store()
+    assert not guard.wall_clock_is_trusted()
+    [condition] = keeper.conditions()
+    assert "cannot be read" in condition.text
+    assert fs.read(DATA_DIR / CLOCK_NAME) == stored
+    clock.wall += 3600 * SECOND  # and another step meanwhile
+    fs.faults = []
+    keeper._look([])
+    assert guard.doubt_seconds == 86_400 + 3600
+    assert guard.now_ns() == before + 7200 * SECOND
+    assert not guard.wall_clock_is_trusted()
+    keeper.store()
+    assert fs.read(DATA_DIR / CLOCK_NAME) != stored
+
+
+def test_an_operator_who_confirms_the_clock_does_not_wait_for_the_file(clock: HandSetClock) -> None:
+    fs = SimFileSystem()
+    make_durable_directory(fs, DATA_DIR)
+    write_clock_state(fs, DATA_DIR, ClockGuard(clock, boot_id="one").state())
+    [failure] = failures(("open",), (CLOCK_NAME,), (errno.EACCES,))
+    fs.faults = [failure.fault(times=-1)]
+    guard = ClockGuard(clock, boot_id="one")
+    keeper = ClockKeeper(guard, {}, cast(Any, place(fs, clock)))
+    keeper.recall()
+    guard.confirm()
+    assert guard.wall_clock_is_trusted()
+    assert list(keeper.conditions()) == []
+
+
+def place(fs: SimFileSystem, clock: HandSetClock) -> SimpleNamespace:
+    return SimpleNamespace(environment=environment(fs, cast(Any, clock)), path=DATA_DIR)
