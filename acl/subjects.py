@@ -37,7 +37,7 @@ def why_invalid(pattern: str) -> str | None:
 
 
 def why_no_subject(pattern: str) -> str | None:
-    """What is wrong with `pattern` for NATS, to which `a*` is a token like any other."""
+    """Say why NATS refuses `pattern`, or return None. To NATS `a*` is a token like any other."""
     if not pattern:
         return "it is empty"
     if any(char.isspace() or not char.isprintable() for char in pattern):

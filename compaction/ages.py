@@ -1,4 +1,4 @@
-"""How old segments are, although clocks were wrong when their records were stamped.
+"""Ages of segments, even if clocks were wrong when their records were stamped.
 
 Limits by age need the time at which the newest record of a segment was stored. Its stamp comes from
 the wall clock of the daemon that stored it, which may have been wrong. So the time is that of the
@@ -31,8 +31,8 @@ FIRST_CREDIBLE_NS = 1_577_836_800_000_000_000  # 2020-01-01
 
 
 class Witness(NamedTuple):
-    """What is known of the age of one segment: the stamp of its newest record, 0 without records;
-    the time for which this process has had all of them; whether it was written just then."""
+    """Evidence for the age of one segment: the stamp of its newest record, 0 without records; for
+    how long this process has had all of its records; whether they were written at that time."""
 
     stamp_ns: int
     held_ns: int = 0
@@ -54,8 +54,8 @@ def newest_times(
     first_ns: Asked = lambda index: 0,
     file_ns: Asked = lambda index: 0,
 ) -> list[int]:
-    """When the newest record of each segment was stored, as far as can be known, in the time that
-    `now_ns` belongs to. `segments` are in the order of the log. `first_ns` returns the stamp of the
+    """Return the time at which the newest record of each segment was stored, on the clock of
+    `now_ns`. `segments` are in the order of the log. `first_ns` returns the stamp of the
     first record of a segment, `file_ns` the time of the last change of its file; they are called
     only if a stamp is not credible. Takes linear time."""
     times = [0] * len(segments)

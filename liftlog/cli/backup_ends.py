@@ -1,9 +1,9 @@
-"""How far the replicas of a node are committed at this moment, as its daemon says, for a backup.
+"""Asks the daemon of a node how far its replicas are committed, for a backup.
 
-The files have what was stored of that last, up to half a minute ago. The daemon is found by its
-data directory. The leader of each stream says how far it is committed, and the backup waits until
-the replica here has come as far. `_offsets` is asked about first: no checkpoint in the backup is
-beyond what the backup has of its stream.
+The files say that up to half a minute late. The daemon is found by its data directory. The leader
+of each stream says how far the stream is committed, and the backup waits until the replica here is
+as far. `_offsets` comes first, so that no checkpoint in the backup is beyond the end that its
+stream has in the backup.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class Ends:
-    """`committed` says of each replica how far it is. `elsewhere`: the streams of the cluster that
-    this node has no replica of, by name, with the nodes that have one."""
+    """`committed` has how far each replica is. `elsewhere` has the streams of the cluster of which
+    this node has no replica, by name, with the nodes that have one."""
 
     node: str = ""
     committed: dict[str, Committed] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Ends:
 
 
 def ask_ends(data_dir: Path, names: Collection[str], wait_seconds: float) -> Ends:
-    """Of those of the streams `names` that are replicas; nothing for a daemon on its own. Raises
+    """Ask about the replicas among the streams `names`; a daemon on its own has none. Raises
     CorruptMetadata, OSError; a daemon that does not answer is a reason in `Committed`."""
     fs = ReadOnlyFileSystem()
     file = read_node_file(fs, data_dir)
@@ -79,7 +79,7 @@ def _is_replica(fs: FileSystem, data_dir: Path, name: str) -> bool:
 
 
 def _servers(data_dir: Path) -> Iterator[str]:
-    """Where the daemon of this directory may listen; "" stands for the one that was named."""
+    """Yield the addresses of the daemon of this directory; "" is the one that the user named."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         yield from map(str, json.loads((data_dir / ADDRESSES_NAME).read_bytes())["pull"])
     if shared_value("server", "LIFTLOG_SERVER"):
@@ -97,7 +97,7 @@ def _connect(server: str, seconds: float) -> SyncClient:
 
 
 def _only_here(fs: FileSystem, data_dir: Path, file: NodeFile) -> set[str]:
-    """The streams that no other node has a replica of, as far as this one knows."""
+    """The streams that have no replica on another node, as far as this node knows."""
     with suppress(LiftlogError):
         records = read_known_records(fs, data_dir).streams
         return {name for name, one in records.items() if one.members == (file.node,)}
@@ -119,7 +119,7 @@ def _ask(client: SyncClient, info: ClusterInfo, names: list[str], deadline: floa
 
 
 class _Question:
-    """How far some streams are committed, and their replicas here. Used once."""
+    """Asks how far some streams, and their replicas here, are committed. Used once."""
 
     def __init__(self, client: SyncClient, names: list[str]) -> None:
         self._client = client

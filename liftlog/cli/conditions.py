@@ -1,4 +1,4 @@
-"""What is wrong with a daemon, as commands show it: the conditions that it lists itself."""
+"""The conditions of a daemon, as commands show them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shown:
 
 
 def shown(conditions: Iterable[Any]) -> list[Shown]:
-    """Those of an answer, which is not trusted to have every key."""
+    """Read the conditions of an answer, in which keys may be missing."""
     found = []
     for one in conditions:
         if isinstance(one, Mapping):

@@ -90,7 +90,7 @@ class Mapper:
 
 
 def bytes_of(found: Any) -> bytes:
-    """What a field holds, as a key or a value."""
+    """The content of a field, for a key or a value."""
     return found if isinstance(found, bytes) else text_of(found).encode(errors="surrogateescape")
 
 

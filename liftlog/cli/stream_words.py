@@ -106,7 +106,7 @@ def facts_of(found: StreamInfo) -> list[tuple[str, str]]:
 
 
 def overrides_of(found: StreamInfo) -> list[str]:
-    """What was changed on top of the configuration file, in words."""
+    """Describe the overrides of the configuration file, one line each."""
     return [
         f"{name}: {_shown(one.get('value'))}, in the configuration file {_shown(one.get('file'))}"
         for name, one in sorted(found.overrides.items())

@@ -116,7 +116,7 @@ def _forms(record: Record, ours: list[HeaderLine]) -> Iterator[dict[str, Any]]:
 
 
 def is_too_large(refusal: PublishRefused) -> bool:
-    """Whether a dead letter with less of its record may be stored."""
+    """True if the stream may store the dead letter if it has less of the record."""
     return bool(refusal.refusals) and {one.err_code for one in refusal.refusals} <= _TOO_LARGE
 
 

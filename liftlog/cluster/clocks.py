@@ -1,9 +1,9 @@
-"""Whether this node's clock may decide what is too old, given the clocks of the other nodes.
+"""Decides from the clocks of all nodes whether this node may delete records for their age.
 
-A leader whose clock is ahead deletes young records, and its followers delete them too. So it
-deletes nothing for its age while most of the nodes have another time. Where no majority has one
-time, as with two nodes that differ, one of them is ahead, and no one knows whether it is wrong. A
-clock that is behind deletes late and never early; so only the node that is ahead stops.
+A leader whose clock is ahead deletes young records, and its followers delete them too. So a node
+deletes nothing for its age while its clock differs from those of most nodes. If no majority agrees,
+as with two nodes that differ, it is not known which clock is wrong. A clock that is behind deletes
+late and never early, so only the node that is ahead stops deleting.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 MAX_SKEW_SECONDS = 60.0
 """Clocks that are set by a service differ by milliseconds, so more is a fault. Limits of age are
-much longer, and stamps that are ahead by less are believed (`compaction.ages.TOLERANCE_NS`)."""
+much longer, and stamps that are ahead by less count as right (`compaction.ages.TOLERANCE_NS`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far the clock of another node is ahead of this node's, within `error` seconds. A node
-    that doubts its clock has seen it step ahead."""
+    """The clock of another node minus this node's, within `error` seconds. `is_doubted`: that node
+    has seen its own clock jump ahead."""
 
     seconds: float
     error: float
@@ -34,8 +34,8 @@ OWN = Offset(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reason` says why nothing is too old by this node's clock; empty if it may decide. It is
-    `confirmed` if most nodes have its time, and none of those that confirm it doubts its own."""
+    """`reason` says why this node deletes nothing for its age; empty if it may. Its clock is
+    `confirmed` if most nodes have the same time, not counting those that doubt their own."""
 
     reason: str = ""
     confirmed: bool = False

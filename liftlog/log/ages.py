@@ -1,5 +1,5 @@
-"""How old the segments of a log are: what their files and this process know is judged by the rules
-in `compaction.ages`."""
+"""Ages of the segments of a log, from their files and from this process, by the rules in
+`compaction.ages`."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def newest_times_of(
 def listed_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """A time at which the file of each segment was there already, as it is."""
+    """Return for each segment a time at which its file already existed unchanged."""
     monotonic_ns = environment.clock.monotonic_ns()
     return [now_ns - _since(segment.listed_since_ns, monotonic_ns) for segment in segments]
 
 
 def seconds_ahead(stamp_ns: int, now_ns: int) -> float:
-    """How far a stamp lies ahead of `now_ns`; 0.0 if clocks may just differ a little."""
+    """Return how far a stamp is ahead of `now_ns`; 0.0 below `TOLERANCE_NS`."""
     ahead_ns = stamp_ns - now_ns
     return ahead_ns / 1e9 if ahead_ns > TOLERANCE_NS else 0.0
 

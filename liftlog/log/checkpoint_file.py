@@ -80,9 +80,8 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
 
 
 def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
-    """As `read_checkpoint_file`, for a file without which everything works as well, only slower: a
-    damaged one counts as missing, and so does one of another version. Which of the two it is cannot
-    be told, since the first line has no checksum.
+    """Call `read_checkpoint_file` for a file that only saves time. A damaged one counts as missing,
+    and so does one of another version, since the first line has no checksum and may be damaged.
 
     Raises OSError only for an error that passes, like a lack of file descriptors.
     """

@@ -111,7 +111,8 @@ class KnownStates:
 
 
 def read_known_states(fs: FileSystem, data_dir: Path | None, stream: str) -> KnownStates:
-    """What `read_states` finds, as the daemon does. Raises OSError for an error that passes."""
+    """Read the recovery points and the clean marker, as the daemon does. Raises OSError for an
+    error that passes."""
     if data_dir is None:
         return KnownStates()
     names = (CLEAN_NAME, RECOVERY_POINTS_NAME)
@@ -220,7 +221,7 @@ class DataDir:
         return self._lock
 
     def identity(self) -> DirectoryIdentity:
-        """What tells the directory from its copies, while it is open."""
+        """The evidence that tells the open directory from its copies."""
         lock, streams = self._lock, self.path / STREAMS_NAME
         files = (None, None) if lock is None else (lock.found, lock.taken)
         found, taken = (

@@ -66,8 +66,8 @@ def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> boo
 
 
 def history_check(segment: SegmentEntry, lineage: str) -> int:
-    """How such a file names its segment, in addition to the size and the end. A rewritten segment
-    can have both in common with the one that it replaced."""
+    """Name the segment in such a file, beside its size and end: a rewritten segment can share both
+    with the one that it replaced."""
     name = f"{lineage}/{segment.generation}" if segment.generation else lineage
     return crc32c(name.encode())
 
@@ -75,7 +75,7 @@ def history_check(segment: SegmentEntry, lineage: str) -> int:
 def names_segment(
     fs: FileSystem, path: Path, kind: Kind, segment: SegmentEntry, lineage: str
 ) -> bool:
-    """Whether this file is there, can be read, and says so."""
+    """True if this file exists, can be read, and names the segment."""
     with suppress(OSError), closing(fs.open(path, writable=False)) as file:
         return is_named(file.pread(_HEAD.size, 0), kind, segment, lineage)
     return False

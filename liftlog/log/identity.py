@@ -1,10 +1,10 @@
-"""Whether a data directory is the one that the last start of its node used, or a copy of that.
+"""Tells the data directory that the last start of a node used from a copy of it.
 
 A copy that was made while the daemon ran lacks what was acked since, and no counter in it can show
-that: it was copied with the rest. So a start stores with the node's record what `cp`, `rsync` and
-`tar` cannot copy: when the directory `streams` was made. The file system sets that time, and no
+that: it was copied with the rest. So a start stores in the record of the node what `cp`, `rsync`
+and `tar` cannot copy: the birth time of the directory `streams`. The file system sets it, and no
 program can change it. It stays the same over mounts, boots, other device numbers, changes of owner,
-and starts that fail; the numbers of devices and file systems do not, so they are not compared.
+and failed starts. Numbers of devices and file systems change, so they are not compared.
 
 Where the file system does not keep that time, the inode number decides, and as some systems draw
 those at each mount, the change time of the file `lock`: the directory counts as a copy only if both
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 _AT_FDCWD = -100
 _BIRTH_TIME = 0x800
-"""STATX_BTIME, in the mask of what is asked for, and of what was found."""
+"""STATX_BTIME, in the mask of the fields that are wanted, and of those that were found."""
 _STATX_BYTES = 256
 _MASK = struct.Struct("=I")
 _TIME = struct.Struct("=qI")
@@ -34,14 +34,14 @@ _BIRTH_TIME_AT = 80
 
 
 class Witness(NamedTuple):
-    """What a copy of a data directory does not have."""
+    """The evidence that a copy of a data directory does not share."""
 
     born_ns: int
-    """When `streams` was made; 0 if the file system does not tell."""
+    """Birth time of `streams`; 0 if the file system does not keep it."""
     inode: int
-    """Of `streams`."""
+    """Inode number of `streams`."""
     lock_changed_ns: int
-    """When the inode of `lock` was changed: each start that gets the lock writes the file."""
+    """Change time of the inode of `lock`: each start that gets the lock writes the file."""
 
     @classmethod
     def of(cls, streams: Path, lock_changed_ns: int) -> Witness | None:
@@ -53,14 +53,14 @@ class Witness(NamedTuple):
 
     @classmethod
     def from_value(cls, value: object) -> Witness | None:
-        """As a record has it; None for one of another version."""
+        """Read it from the record of a node; None if another version wrote that."""
         if not isinstance(value, Mapping):
             return None
         known = [one for name in cls._fields if isinstance(one := value.get(name), int)]
         return cls(*known) if len(known) == len(cls._fields) else None
 
     def is_of_another(self, last: Witness) -> bool:
-        """Whether `last` is certainly that of another directory."""
+        """True if `last` certainly belongs to another directory."""
         if self.born_ns and last.born_ns:
             return self.born_ns != last.born_ns
         return self.inode != last.inode and self.lock_changed_ns != last.lock_changed_ns
@@ -68,18 +68,18 @@ class Witness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryIdentity:
-    """What a start knows of its data directory."""
+    """The evidence about a data directory at a start."""
 
     found: Witness | None
-    """As the last process left it."""
+    """The directory as the last process left it."""
     taken: Witness | None
-    """As it is now."""
+    """The directory now."""
     closed_start: int = 0
     """The start of the node that closed the directory in order, and with that its logs; 0: none."""
 
     def is_copy(self, registered: int, last: object) -> bool:
-        """Whether it is a copy that may lack what the start `registered` confirmed: `last` is what
-        the record has of the directory that this start used."""
+        """True if the directory is a copy that may lack what the start `registered` confirmed.
+        `last` is the evidence in the record about the directory that this start used."""
         if self.closed_start == registered > 0:
             return False
         known = Witness.from_value(last)
@@ -87,7 +87,7 @@ class DirectoryIdentity:
 
 
 def _born_ns(path: Path) -> int:
-    """When the inode was made; 0 if the system, or the file system, does not tell."""
+    """Birth time of the inode; 0 if the system or the file system does not keep it."""
     import ctypes  # for this one call at a start: `os.statx` came with Python 3.15
 
     found = ctypes.create_string_buffer(_STATX_BYTES)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from liftlog.log.segment import Segment
 
     Indexed: TypeAlias = SegmentEntry | Segment
-    """What an index belongs to: as the manifest lists it, or as it is in memory."""
+    """The segment of an index, from the manifest or in memory."""
 
 logger = logging.getLogger("liftlog.log")
 
@@ -169,8 +169,8 @@ class SparseIndex:
         return index
 
     def is_refuted_by(self, file: File) -> bool:
-        """Whether most of some entries lead to no batch of their offset in the segment; damage of
-        the segment hits few of them. Raises OSError."""
+        """True if most of a few entries lead to no batch of their offset. Damage of the segment
+        would hit few of them. Raises OSError."""
         count = len(self._relative)
         numbers = {i * (count - 1) // (_SAMPLES - 1) for i in range(_SAMPLES)} if count else set()
         wrong = sum([not self._leads_to_batch(file, i) for i in numbers])
@@ -200,7 +200,7 @@ def _count(footer: bytes, segment: Indexed, incarnation: str) -> int | None:
 
 
 def count_entries(file: File, segment: Indexed, incarnation: str) -> int:
-    """How many entries an index file has; 0 if its footer does not name this segment. The entries
+    """Return the number of entries of an index file; 0 if it names another segment. The entries
     are not checked. Raises OSError."""
     end = file.size() - _FOOTER.size
     count = None
@@ -238,8 +238,8 @@ def write_index(
 def keep_index(
     fs: FileSystem, log_path: Path, index: SparseIndex, segment: Indexed, incarnation: str
 ) -> None:
-    """As `write_index`, where the log goes on without the file: what there may be of it is ignored,
-    and it is rebuilt when it is needed. Raises OSError only when the disk is full."""
+    """Call `write_index`; if it fails, the log goes on without the file. What was written of it is
+    ignored, and it is rebuilt when needed. Raises OSError only when the disk is full."""
     try:
         write_index(fs, log_path, index, segment, incarnation)
     except OSError as error:

@@ -214,8 +214,8 @@ class Inventory:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """What cannot be removed now, like a directory of that name, only takes up room; the next
-        start tries again."""
+        """Remove a leftover. One that cannot be removed, like a directory, only takes room; the
+        next start tries again."""
         try:
             self.fs.unlink(self.directory / name)
         except OSError as error:

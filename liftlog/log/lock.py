@@ -28,12 +28,12 @@ _NOT_LOCKABLE = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EO
 
 
 class LockFile(NamedTuple):
-    """Which file the lock of a data directory is."""
+    """The file by which a data directory is locked."""
 
     device: int
     inode: int
     changed_ns: int
-    """When the inode was changed, which no program can set."""
+    """Change time of the inode, which no program can set."""
 
 
 class DataDirLock:

@@ -260,8 +260,8 @@ class Log:
         self._writer.append_raw(data)
 
     def arrived_now(self, offset: int, stamp_ns: int) -> None:
-        """What was appended from `offset` on, the log end of then, was stored just now: its first
-        stamp is `stamp_ns`. For `append_raw`, which may bring old records as well."""
+        """Note that the records from `offset` on, the former log end, are new: their first stamp is
+        `stamp_ns`. Called after `append_raw`, which can append old records as well."""
         now_ns = self.environment.clock.monotonic_ns()
         self.arrivals.note(offset, stamp_ns, now_ns)
         self._state.active.segment.is_timed = True

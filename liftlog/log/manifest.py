@@ -31,8 +31,8 @@ KIND = "manifest"
 SEGMENT_SUFFIX = ".log"
 LEAST_RESERVED = 1000
 MOST_RESERVED = 1_000_000
-"""How many offsets are reserved ahead with one write of the manifest. Where acks leave before the
-sync, a slow stream has few: after a power cut it is not known how many of them were acked."""
+"""Offsets that one write of the manifest reserves. Where acks leave before the sync, a slow stream
+reserves few: after a power cut it is not known how many of them were acked."""
 
 
 @dataclass(frozen=True, slots=True)

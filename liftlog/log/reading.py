@@ -39,8 +39,8 @@ OnDamage = Callable[[int, int], object]
 
 
 class _reading(storage_errors):  # noqa: N801  # used as a function
-    """As `storage_errors`. After an error the files of the log are opened again: a stale handle
-    stays stale, whatever lies under its name by then."""
+    """Call `storage_errors`. After an error the files of the log are opened again, since a stale
+    handle stays stale."""
 
     __slots__ = ("_state",)
 
@@ -314,7 +314,7 @@ def _find_time(
 def _start_of_credible(
     view: ReadView, environment: LogEnvironment, offset: int, latest_ns: int
 ) -> int:
-    """Where to look for a credible stamp after `offset`: segments that are followed by one whose
+    """The offset from which to look for a credible stamp: segments that are followed by one whose
     first stamp is wrong as well are passed over, for one header each."""
     segments = view.segments
     at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1

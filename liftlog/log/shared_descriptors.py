@@ -57,7 +57,7 @@ class SharedFile:
     ) -> None:
         self.path = path
         self.used = 0
-        """When it was used last, counted in calls of all files."""
+        """The number of its last call, counted over all files."""
         self._shared = shared
         self._file: File | None = file
         self._lock = threading.Lock()
@@ -145,7 +145,7 @@ class SharedFile:
             self._lock.release()
 
     def _opened(self) -> File:
-        """Under the lock. Raises OSError."""
+        """The open file, opened again if necessary. Called under the lock. Raises OSError."""
         self.used = next(self._shared.uses)
         file = self._file
         if file is None:
@@ -170,7 +170,7 @@ class SharedFile:
 
 
 def device_and_inode(file: File) -> object:
-    """What tells a file from another one that has its name."""
+    """Identify a file, since another one can get its name."""
     found = os.fstat(file.fileno())
     return found.st_dev, found.st_ino
 
@@ -200,7 +200,7 @@ class SharedDescriptors:
 
     @property
     def descriptors(self) -> int:
-        """How many these files have at the moment."""
+        """The number of descriptors that these files have now."""
         return self._count
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
@@ -214,7 +214,7 @@ class SharedDescriptors:
         return shared
 
     def reopen(self, path: Path) -> File:
-        """For a file that gave up its descriptor."""
+        """Open a file again that gave up its descriptor."""
         return self._taken(lambda: self._inner.open(path))
 
     def _taken(self, call: Callable[[], File]) -> File:

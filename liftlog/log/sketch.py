@@ -241,7 +241,7 @@ def write_sketch(fs: FileSystem, log_path: Path, content: bytes) -> None:
 
 
 def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
-    """Whether there is a sketch that names this segment. Reads the head only."""
+    """True if a sketch exists that names this segment. Reads its head only."""
     return names_segment(fs, sketch_path(log_path), (_MAGIC, _VERSION), segment, lineage)
 
 

@@ -72,8 +72,8 @@ def read_slot(
 def known_slot(
     fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
 ) -> SlotState | None:
-    """As `read_slot`; None too where the disk cannot give its bytes. Raises OSError for errors that
-    say nothing about them."""
+    """Call `read_slot`; return None also if the disk cannot read the bytes. Raises OSError for
+    other errors, which say nothing about the bytes."""
     try:
         return read_slot(fs, directory, lineage, boot_id=boot_id)
     except OSError as error:

@@ -162,7 +162,7 @@ def index_parts(
 
 
 def is_indexed(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str) -> bool:
-    """Whether there is a whole file that names this segment, with an index or without."""
+    """True if a whole file exists that names this segment, with an index or without."""
     path = subject_index_path(log_path)
     with suppress(OSError), closing(fs.open(path, writable=False)) as file:
         return _is_whole(file.pread(HEAD_BYTES, 0), file.size(), segment, lineage)

@@ -40,7 +40,7 @@ _PASSING_ERRORS = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""What the machine lacks for a moment."""
+"""Errors of a machine that lacks something for a moment."""
 
 
 def is_unreadable(error: OSError) -> bool:
@@ -49,7 +49,7 @@ def is_unreadable(error: OSError) -> bool:
 
 
 def is_passing(error: OSError) -> bool:
-    """Whether the same call can succeed a moment later, on the same files."""
+    """True if the same call on the same files can succeed a moment later."""
     return error.errno in _PASSING_ERRORS
 
 

@@ -155,14 +155,14 @@ def is_covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -
 
 
 class Judgement(NamedTuple):
-    """What all of a log's bytes say of its damage."""
+    """The damage of a log, after all of its bytes were read."""
 
     new: list[QuarantinedRange]
     """Damage that is not yet quarantined."""
     lifted: list[QuarantinedRange]
     """Known ranges that read well now, in part at least."""
     still: list[QuarantinedRange]
-    """What of those is damaged."""
+    """The parts of these ranges that are damaged."""
 
 
 def judge_all(
@@ -215,12 +215,12 @@ def find_new_damage(
 def readable_again(
     known: Iterable[QuarantinedRange], found: Iterable[QuarantinedRange], entry: SegmentEntry
 ) -> tuple[list[QuarantinedRange], list[QuarantinedRange]]:
-    """Which of the known ranges of a segment read well now, in part at least, and what of them is
-    damaged; `found` is all damage that a walk over the whole segment has met.
+    """Return the known ranges of a segment that read well now, at least in part, and the parts of
+    them that are damaged. `found` is all damage that a walk over the whole segment has met.
 
-    A quarantine is a claim, made by what could be read at the time: a sector that was read later, a
-    hint that led beside a batch. All offsets of the segment that are not in `found` are in whole
-    batches that continue each other. Nothing is said of ranges that reach past its end."""
+    A quarantine says what could be read at the time. A sector can be readable later, and an index
+    can have led beside a batch. All offsets of the segment that are not in `found` are in whole
+    batches that continue each other. Ranges that reach past its end are left as they are."""
     damage = list(found)
     lifted: list[QuarantinedRange] = []
     still: list[QuarantinedRange] = []

@@ -32,8 +32,7 @@ MAX_NOTED_ENDS = 4096
 """Batch ends of uncommitted appends that are kept. Beyond it, every second end is forgotten."""
 
 _RESERVED_NS = 60_000_000_000
-"""Where acks leave before the sync, reserved offsets should last for a minute, and for ten at most.
-"""
+"""Where acks leave before the sync, reserved offsets last for one to ten times this."""
 
 
 class LogWriter:
@@ -126,7 +125,7 @@ class LogWriter:
             state.store(manifest.with_changes(reserved_offset=next_offset + step))
 
     def _next_step(self) -> int:
-        """How many offsets to reserve now, by how long the last ones were enough."""
+        """Return how many offsets to reserve, depending on how long the last ones have lasted."""
         now = self.state.environment.clock.monotonic_ns()
         elapsed, self._reserved_ns = now - self._reserved_ns, now
         if elapsed < _RESERVED_NS:

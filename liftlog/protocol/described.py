@@ -80,8 +80,8 @@ class StreamInfo(Described):
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     compaction: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
-    """For a stream of the configuration file, the settings that were changed on top of it: `file`
-    and `value` of each. They hold until the file says something else."""
+    """Settings that override those of the configuration file: `file` and `value` of each. They hold
+    until the value in the file changes."""
     readable_subjects: list[str] = field(default_factory=list)
     """If not empty, the caller gets only the records on these subjects. Only `describe` says so."""
 
@@ -92,7 +92,7 @@ class StreamInfo(Described):
 
     @property
     def is_compacted(self) -> bool:
-        """Whether compaction by key is on. Without it a tombstone deletes nothing."""
+        """True if compaction by key is on. Without it a tombstone deletes nothing."""
         compaction = self.settings.get("compaction")
         return isinstance(compaction, dict) and compaction.get("enabled") is True
 

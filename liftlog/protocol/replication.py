@@ -246,8 +246,8 @@ class ClusterNode(Described):
     silent_seconds: float = 0.0
     """For how long the node that answers has heard nothing of it; 0.0 while it hears it."""
     clock_ahead_seconds: float = 0.0
-    """How far its clock is ahead of that of the node that answers, or behind it if negative; 0.0
-    while they differ by a few seconds at most, or that is not known."""
+    """Its clock minus that of the node that answers; 0.0 if they differ by a few seconds at most,
+    or if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def first_value(block: bytes, name: bytes) -> bytes | None:
 
 
 def is_carried(name: bytes, value: bytes) -> bool:
-    """Whether `header_lines` gives this line back unchanged from a block."""
+    """True if `header_lines` returns this line unchanged from a block."""
     return (
         name != b""
         and b":" not in name

@@ -110,7 +110,7 @@ class Daemon:
         cluster."""
         self.settings = settings
         self.is_displaced = False
-        """Whether this life has ended because another process runs as this node."""
+        """True if this life has ended because another process runs as this node."""
         self.was_told_to_stop = False
         self._was_displaced = was_displaced
         self._load_again = load_again

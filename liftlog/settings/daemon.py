@@ -124,9 +124,9 @@ class NatsSettings(SettingsModel):
     tls: NatsTlsSettings = NatsTlsSettings()
     ack_subjects: Subjects = Field(
         default=[">"],
-        description="Subjects to which acks may be sent, and what clients of `jetstream_api` ask "
-        "for. They choose the reply subject; `_INBOX.>` keeps them from making the daemon send to "
-        "other services. Acks to any other subject are not sent, only counted.",
+        description="Subjects to which acks may be sent, and answers and records of "
+        "`jetstream_api`. Clients choose them; `_INBOX.>` keeps the daemon from sending to other "
+        "services. Acks to any other subject are not sent, only counted.",
     )
     jetstream_api: Flag = Field(
         default=False,

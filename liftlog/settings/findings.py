@@ -19,7 +19,7 @@ _SYNONYMS = {
     "max_count": "max_messages",
     "max_size": "max_bytes",
 }
-"""What other systems call a setting, where another one looks more like it."""
+"""Names that other systems use for a setting, if they look more like another setting here."""
 _SECRET_WORDS = ("password", "token", "secret", "seed")
 
 

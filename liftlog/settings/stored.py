@@ -1,8 +1,8 @@
-"""The settings of a stream as manifests and records hold them, for other versions to read.
+"""The settings of a stream as manifests and records store them, for older versions to read.
 
-A version refuses a stream with a setting that it does not know: it cannot do what was asked. So a
-setting that was added later is stored only where it asks for something. Where it has the value that
-stands for what older versions do, it is left out, and these open the stream.
+A version refuses a stream with a setting that it does not know, since it cannot do what was asked.
+So a setting that was added later is left out if its value means what older versions do anyway. Then
+they open the stream.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ ADDED_LATER: dict[str, Any] = {
     "retention.discard": "old",
     "jetstream": None,
 }
-"""Settings that the first versions do not know, with the value that says what these do."""
+"""Settings that the first versions do not know, with the value that means what these do."""
 
 
 def stored_form(settings: StreamSettings) -> dict[str, Any]:
-    """What is stored: keys and values as in the YAML file."""
+    """Return what to store: keys and values as in the YAML file."""
     content = settings.to_yaml_dict()
     for path, neutral in ADDED_LATER.items():
         *sections, key = path.split(".")

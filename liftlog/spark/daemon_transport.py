@@ -43,7 +43,7 @@ from liftlog.spark.transport import (
 logger = logging.getLogger("liftlog.spark")
 
 PLANNING_SECONDS = 10.0
-"""How long planning tries to connect at first: the address may be wrong."""
+"""How long the first planning tries to connect: the address may be wrong."""
 
 READING_SECONDS = RECONNECT_FOR_SECONDS
 """How long a task, and planning that was once connected, waits for a daemon that went away."""

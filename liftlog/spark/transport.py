@@ -85,8 +85,8 @@ OnLoss: TypeAlias = Callable[[int, int, str], None]
 
 
 class Losses:
-    """What a read does about records that it cannot get: it fails with this `hint`; or it logs a
-    warning, calls `on_loss` and continues."""
+    """Handles records that a read cannot get: fails with this `hint`, or logs a warning, calls
+    `on_loss` and continues."""
 
     def __init__(
         self,

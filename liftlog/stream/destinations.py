@@ -1,14 +1,14 @@
-"""Which subjects the daemon may publish to because a client has named them.
+"""Decides to which of the subjects that clients name the daemon may publish.
 
 A publisher names the subject of its ack, a client of JetStream's API those of its answers and of
-its deliveries. The daemon sends there with its own rights, so such a subject must reach nothing but
-that client: not JetStream's API ($JS...), not the system ($SYS...), not our own subjects, and not a
-subject that a stream records (an ack would be recorded and acked for ever). One exception: a silent
-witness (`acks: off`) that records inboxes, perhaps as part of `>`, does not take the acks away
-from everybody else.
+its deliveries. The daemon publishes there with its own rights, so such a subject must reach nothing
+but that client: not JetStream's API ($JS...), not the system ($SYS...), not our own subjects, and
+not a subject that a stream records (an ack would be recorded and acked for ever). One exception: a
+stream with `acks: off` may record inboxes, perhaps as part of `>`, and others still get their acks
+there.
 
-An ack or an answer says what the daemon chooses. A record says what its publisher chose: it goes to
-inboxes, and elsewhere only by permission.
+The daemon chooses the content of acks and answers. A publisher has chosen the content of a record,
+so a record goes to inboxes, and elsewhere only by permission.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Destinations:
         witnesses: Iterable[str] = (),
         chosen: Iterable[str] = (">",),
     ) -> None:
-        """Subjects of the streams that ack, and of those that never do; and `chosen` by the
-        operator; one of them must match."""
+        """`attached` are the subjects of streams that ack, `witnesses` those of streams with `acks:
+        off`. One of the patterns `chosen` by the operator must match."""
         self._chosen = tuple(chosen)
         attached = tuple(attached)
         self._attached = _by_token(attached)
@@ -78,7 +78,7 @@ class Destinations:
     # --- acks and answers ---
 
     def allows(self, subject: bytes) -> bool:
-        """As `why_not`, for each message that is judged by itself."""
+        """True if `why_not` has no reason. For messages that are judged one by one."""
         if self._inbox_is_ordinary and _INBOX.fullmatch(subject) is not None:
             return len(subject) <= MAX_LENGTH
         return self.why_not(subject) is None
@@ -112,8 +112,8 @@ class Destinations:
     # --- records ---
 
     def for_records(self, subject: bytes, granted: Sequence[str] | None) -> Destination | Why:
-        """Where a client asks to be sent records. `granted` are the subjects that it may name
-        beside inboxes; None: any."""
+        """Judge a subject to which a client wants records sent. `granted` are the subjects that it
+        may name in addition to inboxes; None: any."""
         found = self.why_not(subject)
         if found is not None:
             return found
@@ -126,11 +126,12 @@ class Destinations:
     def for_pushes(
         self, subject: bytes, granted: Sequence[str] | None, source: Sequence[str]
     ) -> Destination | Why:
-        """As `for_records`, for the records of a stream on the subjects `source`, which are sent
-        until the client goes away.
+        """Judge a subject to which records of a stream on the subjects `source` are pushed, until
+        the client goes away.
 
-        Not even a witness may record them: a stream that reads itself, or two that read each other,
-        grow for ever. Only a witness of `>` may, since its own records then go nowhere."""
+        Not even a stream with `acks: off` may record them: a stream that reads itself, or two that
+        read each other, would grow for ever. Only one on `>` may, since its own records are never
+        pushed."""
         found = self.for_records(subject, granted)
         if isinstance(found, Why):
             return found
@@ -142,7 +143,7 @@ class Destinations:
     # --- whole runs ---
 
     def all_allowed_or_empty(self, subjects: Sequence[bytes]) -> bool:
-        """As `all_allowed`, where b"" stands for no reply subject."""
+        """Call `all_allowed` for the subjects other than b"", which stands for no reply subject."""
         if b"" not in subjects:
             return self.all_allowed(subjects)
         given = list(filter(None, subjects))
@@ -175,7 +176,7 @@ def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
 
 
 def _behind_gateway(subject: bytes) -> bytes:
-    """Where another cluster takes it."""
+    """The subject without the prefix that gateways put before it."""
     return _OVER_GATEWAY.sub(b"", subject, count=1) if subject.startswith(b"_GR_.") else subject
 
 

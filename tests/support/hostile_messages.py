@@ -47,13 +47,13 @@ class Hostile(NamedTuple):
 
     @property
     def is_near_a_limit(self) -> bool:
-        """Whether it has no room for the headers that a copy of it gets."""
+        """True if it has no room for the headers that a copy of it gets."""
         size = len(self.block)
         return size > MAX_HEADER_BYTES - 2048 or size + len(self.value) > MAX_PAYLOAD - 2048
 
     @property
     def is_text(self) -> bool:
-        """Whether a form or a command line can hold it: its names are tokens, and its values are
+        """True if a form or a command line can hold it: its names are tokens, and its values are
         UTF-8, one line each, and not long."""
         names_and_values = [*self.lines, (b"k", self.key or b"")]
         try:

@@ -306,7 +306,7 @@ def _http_get(world: World) -> Iterable[Found]:
 
 
 def _fits_http(sent: Hostile) -> bool:
-    """Whether HTTP's header lines can hold its names, and there is room for all of them."""
+    """True if HTTP's header lines can hold its names, and there is room for all of them."""
     names = [name.decode("latin-1") for name, _ in sent.lines]
     tokens = all(name.isascii() and name.isprintable() and " " not in name for name in names)
     return tokens and len(sent.block) < 2000
@@ -615,7 +615,7 @@ def _pub(world: World) -> Iterable[Found]:
 
 
 def _is_word(sent: Hostile) -> bool:
-    """Whether a command line can hold its value, and it is not a placeholder for lines."""
+    """True if a command line can hold its value, and it is not a placeholder for lines."""
     return sent.value.isalnum() and sent.value.isascii()
 
 

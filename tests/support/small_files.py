@@ -29,9 +29,9 @@ class SmallFile:
 
     name = ""
     is_hint = False
-    """Whether an error may count as none at all."""
+    """True if an error may count as none at all."""
     can_be_made_again = False
-    """Whether it counts as none where the disk does not give its bytes."""
+    """True if it counts as none where the disk does not give its bytes."""
 
     def __init__(self) -> None:
         self.fs = SimFileSystem()

@@ -17,18 +17,17 @@ list, so the first one you look at is enough:
 
 _SURFACES = {
     "`GET /readyz`": (
-        "`conditions` has each with its severity, subject and next step, `problems` and `warnings` "
-        "have the words by name. The status is 503 while one is unready"
+        "`conditions` has each with its severity, subject and next step; `problems` and `warnings` "
+        "have the texts by name. The status is 503 while one is unready"
     ),
     "`liftlog health`, over the pull port or over HTTP": (
-        "the same words, with the next steps; exit code 11 while one is unready"
+        "the same texts, with the next steps; exit code 11 while one is unready"
     ),
     "`liftlog info`, `liftlog top`, `liftlog doctor`": (
-        "the conditions of the daemon that they ask; `doctor` counts those that are unready as "
-        "failures"
+        "the conditions of the daemon that they ask; for `doctor` an unready one is a failure"
     ),
     "`liftlog stream info`, `liftlog stream ls`": (
-        "as warnings of a stream: its own conditions, and those of the daemon that its publishers "
+        "warnings of a stream: its own conditions, and those of the daemon that its publishers "
         "notice"
     ),
     "each page of the [web page](../how-to/web-page.md), and its `.json` twin": (
@@ -36,7 +35,7 @@ _SURFACES = {
     ),
     "[metadata](protocol.md#metadata) of the pull protocol and of the clients": "`conditions`",
     "`GET /metrics`": (
-        "`liftlog_conditions{condition, severity}` counts them, 0 included; the alert "
+        "`liftlog_conditions{condition, severity}` is their number, also 0; the alert "
         "[LiftlogCondition](../how-to/operate.md#liftlogcondition) watches it"
     ),
 }

@@ -135,8 +135,8 @@ def measure_syncs(directory: Path) -> list[float]:
 
 
 def check_file_descriptors(settings: Settings) -> Iterator[Checkup]:
-    """What the bounds in the settings add up to, against what this process may open. Streams that
-    are idle need none, so they share what is left."""
+    """Compare the limits in the settings with the number of files that this process may open.
+    Streams that are idle need none, so they share the rest."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = (
         settings.log.max_open_files

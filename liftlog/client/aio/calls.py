@@ -108,8 +108,9 @@ class Calls:
         await self._call(Ping(), Pong)
 
     async def metadata(self) -> DaemonInfo:
-        """What the daemon says about itself. From then on the client also asks the other nodes of
-        its cluster when it does not answer. Raises what every call may raise."""
+        """Return what the daemon reports about itself. From then on the client also knows the
+        other nodes of its cluster, and asks them when this one does not answer. Raises what every
+        call may raise."""
         info = (await self._call(Metadata(), DaemonAnswer)).info
         self._session.learn(info.nodes)
         return info

@@ -109,8 +109,9 @@ class SyncCalls:
         self._call(Ping(), Pong)
 
     def metadata(self) -> DaemonInfo:
-        """What the daemon says about itself. From then on the client also asks the other nodes of
-        its cluster when it does not answer. Raises what every call may raise."""
+        """Return what the daemon reports about itself. From then on the client also knows the
+        other nodes of its cluster, and asks them when this one does not answer. Raises what every
+        call may raise."""
         info = (self._call(Metadata(), DaemonAnswer)).info
         self._session.learn(info.nodes)
         return info

@@ -20,7 +20,7 @@ Headers: TypeAlias = (
     | Mapping[str, str]
     | Sequence[tuple[HeaderText, HeaderText]]
 )
-"""What a publisher accepts: values by name, each one or a list of them; pairs of name and value, of
+"""Headers that a publisher accepts: values by name, or lists of them; pairs of name and value, in
 which names may repeat; or the headers of a record, all of which are published."""
 
 ONE_LINE = "one line of text without blanks at its ends"
@@ -92,7 +92,7 @@ def _does_not_fit(name: object) -> InvalidArgument:
 
 
 def fits_header(item: HeaderText) -> bool:
-    """Whether every NATS client reads it unchanged, as UTF-8: they strip blanks around a value."""
+    """True if every NATS client reads it unchanged, as UTF-8: they strip blanks around a value."""
     if isinstance(item, bytes):
         try:
             item = item.decode()

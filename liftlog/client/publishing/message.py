@@ -89,7 +89,7 @@ def _with(lines: Sequence[HeaderLine], own: list[HeaderLine]) -> Sequence[Header
 
 
 def _enveloped_headers(lines: Sequence[HeaderLine]) -> dict[str, str] | None:
-    """As an envelope holds them; None if it cannot: it has one value for each name, as text, and
+    """The headers for an envelope; None if it cannot hold them: it has one text for each name, and
     bounds."""
     try:
         found = {name.decode(): value.decode() for name, value in lines}

@@ -160,8 +160,8 @@ class PublisherLink:
         return True
 
     async def _send_whole(self, subject: str, payload: bytes, reply: str, block: bytes) -> None:
-        """As `Client.publish`, with a header block as it is: nats-py would make one of a mapping,
-        which has one value for each name, and no bytes that are not UTF-8. Nor would a subject."""
+        """Publish with this header block. `Client.publish` takes a mapping, which cannot hold a
+        repeated name or bytes that are not UTF-8, and no such subject either."""
         import nats.errors
 
         client = self._client

@@ -106,7 +106,8 @@ class Groups:
         self._go_on()  # not at once: other requests of this turn of the loop join the flight
 
     def _ask_newer(self, asked: Asked, told: Told) -> None:
-        """Only an operator may give up such a group. Raises StreamUnavailable."""
+        """Refuse requests for such a group: only an operator may delete it. Raises
+        StreamUnavailable."""
         group, stream = asked.key
         if not isinstance(asked, Remove):
             raise refusal(f"group {group} of stream {stream}")

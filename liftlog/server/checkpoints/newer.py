@@ -30,7 +30,7 @@ def kind_of(key: bytes) -> str:
 
 
 def is_newer(key: bytes, value: bytes) -> bool:
-    """Whether only a newer version can know what the record means."""
+    """True if only a newer version can read the record."""
     known = _KNOWN.get(kind_of(key))
     if known is None:
         return True
@@ -45,7 +45,7 @@ def is_newer(key: bytes, value: bytes) -> bool:
 
 
 def in_words(keys: Iterable[bytes]) -> str:
-    """How many records of which kinds there are."""
+    """The number of records of each kind, in words."""
     counts = Counter(map(kind_of, keys))
     return ", ".join(f"{count} of the kind {kind!r}" for kind, count in sorted(counts.items()))
 

@@ -92,7 +92,7 @@ class CheckpointTable:
             del self._owned[owner]
 
     def is_newer(self, key: CheckpointKey) -> bool:
-        """Whether there is a checkpoint that only a newer version understands."""
+        """True if the checkpoint exists in a form that only a newer version can read."""
         return bool(self.newer) and encode_key(key) in self.newer
 
     def is_uncertain(self, key: CheckpointKey) -> bool:
@@ -223,7 +223,7 @@ class _Rebuilding:
             self.settled.add(key)
 
     def _forget(self, raw_key: bytes) -> None:
-        """What an older record of the key says holds no longer."""
+        """Drop the state of an older record of the key."""
         self.groups.pop(raw_key, None)
         with suppress(CorruptBatch):
             key = decode_key(raw_key)

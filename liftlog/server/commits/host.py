@@ -348,8 +348,8 @@ class StreamHost:
     def metadata(
         self, settings: StreamSettings | None = None, overrides: Overrides | None = None
     ) -> dict[str, Any]:
-        """What the manifest holds beside the log's own fields; with the settings and overrides that
-        are about to hold, if they are given."""
+        """The data of this layer in the manifest; with the new settings and overrides, if they are
+        given."""
         overrides = self.overrides if overrides is None else overrides
         metadata = new_metadata(settings or self.settings, self.origin)
         metadata["possible_losses"] = self._own_losses

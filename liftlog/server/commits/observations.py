@@ -8,7 +8,7 @@ from collections import deque
 from liftlog.server.vitals.histogram import COUNT_BOUNDS, LATENCY_BOUNDS, Histogram
 
 _REFUSING_SECONDS = 5.0
-"""If no commit was tried for so long, nothing is known of the next one."""
+"""If the last failed commit is older than this, the next one may succeed."""
 
 
 class StreamObservations:
@@ -54,9 +54,9 @@ class StreamObservations:
         self.refusing = ""
         """Why the last commit failed; empty when it succeeded, or none was tried yet."""
         self.refusing_since = 0.0
-        """When it failed, by the monotonic clock."""
+        """Time of the last failed commit, by the monotonic clock."""
         self.refusing_first = 0.0
-        """When the first one of those failed between which none succeeded."""
+        """Time of the first failed commit since the last one that succeeded."""
         self._arrivals: deque[tuple[float, int]] = deque()
 
     def read(self, records: int, size_bytes: int) -> None:
@@ -105,7 +105,8 @@ class StreamObservations:
             still_waiting -= self._arrivals[-1][1]
 
     def refuses_seconds(self) -> float:
-        """For how long each commit has failed; 0.0 if the last one did not, or is long ago."""
+        """The time for which all commits have failed; 0.0 if the last one succeeded or is long
+        ago."""
         now = time.monotonic()
         if not self.refusing or now - self.refusing_since > _REFUSING_SECONDS:
             return 0.0

@@ -38,8 +38,8 @@ class Health(Protocol):
 
     def liveness(self) -> dict[str, Any]: ...
     async def readiness(self, may_read: MayRead | None = None) -> tuple[bool, dict[str, Any]]:
-        """Whether clients should be sent here, and why not, as one sees it who may read only some
-        streams."""
+        """Return whether clients should be sent here, and why not. `may_read` limits the streams
+        that are named."""
         ...
 
 

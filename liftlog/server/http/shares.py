@@ -1,4 +1,4 @@
-"""How many requests are under way at once, for all callers and for each of them."""
+"""Limits the requests that are answered at once, of all callers together and of each."""
 
 from __future__ import annotations
 

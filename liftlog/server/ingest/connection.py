@@ -40,7 +40,7 @@ _BEHIND_BYTES = 256 * 1024
 """If at least this much was unread at the end, NATS closed the connection because the daemon was
 slow."""
 _STILL_SECONDS = 1.0
-"""If the daemon did not read for so long before the end, NATS had reason to call it slow."""
+"""If the daemon did not read for this long before the connection ended, NATS took it for slow."""
 _JUST_NOW_SECONDS = 5.0
 
 
@@ -252,7 +252,7 @@ class NatsConnection:
         return Ending(Cause.OTHER, f"the connection to NATS was given up: {error!r}")
 
     def _not_read_seconds(self) -> float:
-        """For how long the daemon did not read just now."""
+        """The time for which the daemon has not read, if it did not just now."""
         now = time.monotonic()
         until, seconds = self._held
         if self._held_since:

@@ -11,8 +11,8 @@ _FAR = 2**63
 
 
 def is_empty(value: object) -> bool:
-    """Whether it says nothing: a zero value of its type, or an object of such values. Go programs
-    send them for what was not set."""
+    """True for the zero value of a type, or an object of such values. Go programs send these for
+    fields that are not set."""
     if isinstance(value, dict):
         return all(map(is_empty, value.values()))
     return value in (None, False, 0, "", [])

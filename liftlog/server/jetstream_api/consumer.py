@@ -260,7 +260,7 @@ class Consumer:
                 self._cursor.left = len(self._rows)
 
     def _within_payload(self, rows: list[Row]) -> list[Row]:
-        """Those that NATS takes. It may have had another limit when they were published."""
+        """Leave out rows that are larger than `max_payload` of NATS, which can be lowered."""
         limit = self._leaf.max_payload_bytes
         if not limit or self.spec.headers_only or self._cursor.read_bytes <= limit:
             return rows
@@ -483,8 +483,8 @@ class Consumer:
             await self._leaf.send(b"".join(commands))
 
     def _status(self, request: PullRequest, words: bytes, *, counted: bool = False) -> bytes:
-        """The command that tells a request; empty if nothing may be sent there. `counted`: with
-        what is left of the request."""
+        """The command that sends a status to a request; empty if nothing may be sent there.
+        `counted`: with what is left of the request."""
         target = self._to.statuses(request.reply)
         if target is None:
             return b""

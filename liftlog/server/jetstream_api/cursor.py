@@ -91,7 +91,7 @@ class Cursor:
         """How many wanted records there are from `next_offset` on, as far as they were counted."""
         self._selection = Selection(subjects=filters or None, readable=readable)
         self.read_bytes = 0
-        """What was read last has no more than this, with all that is around the records."""
+        """Upper bound of the bytes that were read last, with everything around the records."""
         self._is_all = not filters and readable is None
         self._keeps_tombstones = shown.history is None
         self._threads = services.scanners.of("(nats)", member)

@@ -1,7 +1,7 @@
-"""Where records may be sent because a client of JetStream's API asks for it.
+"""Decides to which subjects clients of JetStream's API may have records sent.
 
-`Destinations` decides by what the streams record, the ACL by what clients of NATS may name beside
-their inboxes. Both may change, so the answer is sought again for each delivery.
+`Destinations` knows the subjects that streams record, the ACL those that clients of NATS may name
+in addition to inboxes. Both can change, so each delivery is decided anew.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from liftlog.stream.destinations import Destination, Destinations, Why
 
 
 def record_target(broker: Broker, gate: Gate, reply: bytes) -> Destination | Why:
-    """For records that a client has asked for with this reply subject."""
+    """The subject for records that a client has requested with this reply subject."""
     return broker.destinations.for_records(reply, gate.deliverable)
 
 
 class Deliveries:
-    """Where the records of one consumer may go. Belongs to the event loop."""
+    """The subjects to which records of one consumer may go. Belongs to the event loop."""
 
     def __init__(self, broker: Broker, gate: Gate, host: StreamHost, deliver_subject: str) -> None:
         """`deliver_subject` empty: a pull consumer."""
@@ -32,7 +32,8 @@ class Deliveries:
         self._pushes: Destination | Why = Why.RESERVED
 
     def pushes(self) -> Destination | Why:
-        """Asked at each step of a consumer, and judged when streams or the ACL have changed."""
+        """The subject of a push consumer. Called at each step; decided again only when streams or
+        the ACL have changed."""
         destinations, granted = self._broker.destinations, self._gate.deliverable
         judged = self._judged
         if judged is None or destinations is not judged[0] or granted is not judged[1]:
@@ -45,7 +46,7 @@ class Deliveries:
         return record_target(self._broker, self._gate, reply)
 
     def statuses(self, reply: bytes) -> Destination | None:
-        """For what is no record."""
+        """The subject for a status, which is no record."""
         return self._broker.destinations.for_answer(reply)
 
     def check(self) -> None:

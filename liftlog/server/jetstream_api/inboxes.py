@@ -1,7 +1,7 @@
-"""Who sends a request over NATS, as far as its inbox shows.
+"""Tells clients over NATS apart by their inboxes.
 
-NATS does not tell who publishes. The clients of JetStream use one inbox for each connection, so its
-name tells the parties apart; but a client may send each request from another inbox.
+NATS does not say who publishes. JetStream's clients use one inbox for each connection, so its name
+stands for the client. But a client can use another inbox for each request.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def party_of(reply: bytes) -> bytes:
 
 
 class Inboxes:
-    """Which inboxes have been used before. One that is used once never counts as known, so any
-    number of them do not make others forgotten."""
+    """Remembers the inboxes that have been used before. One that is used once is never known, so no
+    number of new inboxes displaces known ones."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -31,7 +31,7 @@ class Inboxes:
         self._known: Bounded[bytes, None] = Bounded()
 
     def note(self, party: bytes) -> bool:
-        """A request has come; returns whether its inbox is known."""
+        """Note a request from this inbox; return True if the inbox is known."""
         if party in self._known:
             self._known.move_to_end(party)
             return True
@@ -45,5 +45,5 @@ class Inboxes:
         return True
 
     def member(self, party: bytes) -> bytes:
-        """Who takes turns in the threads of all scans: a known inbox, and all others together."""
+        """The member that takes turns in scans: a known inbox, or all others together."""
         return party if party in self._known else _NEW_ONES

@@ -61,7 +61,7 @@ class LeafLink:
         self._ready = asyncio.Event()
         self._heard = False
         self.max_payload_bytes = 0
-        """Of one message; NATS ends the connection after a longer one. 0: not known."""
+        """Limit of one message; NATS ends the connection after a longer one. 0: not known."""
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- what others use ---

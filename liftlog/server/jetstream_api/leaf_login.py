@@ -52,7 +52,7 @@ class LeafLogin:
         return self._settings.tls.hostname or host
 
     def fields(self, nonce: str, host: str = "") -> dict[str, str]:
-        """What CONNECT says at this host of who it is. Raises NatsUnavailable, OSError."""
+        """The login in the CONNECT for this host. Raises NatsUnavailable, OSError."""
         settings = self._settings
         if settings.credentials is not None:
             found = _CREDENTIALS.search(settings.credentials.read_text())
@@ -73,9 +73,8 @@ class LeafLogin:
         return fields or self._of_url(host)
 
     def _of_url(self, host: str) -> dict[str, str]:
-        """The login in the URL of the server at this host; of the first one that has a login, if
-        the listener has an address of its own. As nats-py takes it: without a password the name is
-        a token."""
+        """The login in the URL of the server at this host; if the listener has an address of its
+        own, in the first URL with a login. As in nats-py, a name without a password is a token."""
         found = [parts for parts in map(urlsplit, self._settings.servers) if parts.username]
         here = [parts for parts in found if parts.hostname == host.lower()] or found
         if not here:

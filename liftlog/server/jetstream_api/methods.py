@@ -67,9 +67,9 @@ class Parts:
     mark: str
     """Who answers: this daemon, or its cluster."""
     send: Callable[[Callable[[], bytes]], Awaitable[None]]
-    """Waits for room, and then queues the NATS commands that a function returns: it composes them
-    at that moment, since where they may go can change. Raises NatsUnavailable, and what it raises.
-    """
+    """Waits for room, then queues the NATS commands that a function returns. The function composes
+    them only then, since allowed subjects can change. Raises NatsUnavailable, and what the function
+    raises."""
     max_payload_bytes: Callable[[], int]
     """Of one message; 0 if not known."""
     consumers: Consumers
@@ -120,14 +120,14 @@ class Request:
         return self.parts.gate.may(OVER_NATS, "read", stream)
 
     def target(self) -> Destination:
-        """Where the answer goes. Raises NoDestination."""
+        """The subject for the answer. Raises NoDestination."""
         found = self.broker.destinations.for_answer(self.reply)
         if found is None:
             raise NoDestination
         return found
 
     def record_target(self) -> Destination:
-        """Where a record goes. Raises NoDestination, Forbidden."""
+        """The subject for a record. Raises NoDestination, Forbidden."""
         found = record_target(self.broker, self.parts.gate, self.reply)
         if found is Why.NOT_GRANTED:
             shown = self.reply.decode("utf-8", "replace")
@@ -189,8 +189,8 @@ def never(_: Sequence[str], __: bytes) -> bool:
 
 
 def without(*words: bytes) -> IsCheap:
-    """Whether none of these fields is in the payload, and nothing is escaped, which could be one of
-    them."""
+    """Make a check that none of these fields is in the payload. Escaped text could be one of them,
+    so it fails the check."""
 
     def is_cheap(_: Sequence[str], payload: bytes) -> bool:
         return not any(word in payload for word in (*words, b"\\"))
@@ -208,8 +208,8 @@ class Method(NamedTuple):
     at_leader: bool
     """Only the leader of the stream can answer."""
     is_cheap: IsCheap
-    """Whether a request with these arguments and this payload is answered in a moment. Those that
-    may search a log, write, or describe many streams wait apart (`waiting`)."""
+    """Returns True if a request with these arguments and this payload is answered in a moment.
+    Requests that may search a log, write, or describe many streams wait apart (`waiting`)."""
 
 
 METHODS: dict[str, Method] = {}

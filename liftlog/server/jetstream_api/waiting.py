@@ -1,9 +1,9 @@
 """Requests of JetStream's API that wait to be answered: bounded, and in turns.
 
 NATS does not tell who publishes. The clients of JetStream use one inbox for each connection, so its
-name tells the parties apart; but a client may send each request from another inbox. So inboxes that
-have been seen before and others wait apart, and so do requests that can take long and others: no
-flood from random inboxes, and none of searches, takes all turns.
+name tells the parties apart; but a client may send each request from another inbox. So requests
+from known inboxes and from new ones wait apart, and so do those that can take long. No flood from
+random inboxes, and none of searches, gets all turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ this node."""
 MAX_OF_PARTY = 64
 _MAX_WAITING = 1024
 _MAX_KNOWN_WAITING = 2048
-"""Those from inboxes that have been seen before have room when there is none for others."""
+"""Requests from known inboxes still find room when those from new ones do not."""
 _MAX_WAITING_BYTES = 8 * 2**20
 _AT_A_TIME = 4
 """Requests of one client that are answered at the same time."""
@@ -39,7 +39,7 @@ LANES = {
     Lane(False, False): 2,
     Lane(False, True): 2,
 }
-"""How many requests of each lane are answered at the same time, at least while others wait."""
+"""Requests of each lane that are answered at the same time."""
 WORKERS = sum(LANES.values())
 
 

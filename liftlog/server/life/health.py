@@ -44,7 +44,7 @@ class Check:
     ok: bool
     detail: str
     streams: Iterable[str] = ()
-    """Those that the detail leads up to."""
+    """The streams that the detail is about."""
 
 
 class Health:
@@ -194,7 +194,7 @@ class Health:
         return Check(True, "not stopping")
 
     def _newer_records(self) -> str:
-        """Of the checkpoints that this daemon serves."""
+        """Describe records of a newer version among the checkpoints that this daemon serves."""
         return self._broker.checkpoints.newer if self._broker.has_checkpoints else ""
 
     def _has_checkpoints(self) -> bool:

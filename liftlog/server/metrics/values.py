@@ -152,7 +152,7 @@ def labelled_histograms(sources: Sources) -> dict[str, dict[tuple[str, ...], His
 
 
 def condition_values(found: Iterable[Condition]) -> dict[tuple[str, ...], float]:
-    """Of every kind, also those that are not present: an alert must see them begin."""
+    """Count the conditions of every kind, also if there are 0: an alert must see them begin."""
     counts = Counter(one.kind.name for one in found)
     return {(name, kind.severity.value): counts[name] for name, kind in KINDS.items()}
 

@@ -92,7 +92,7 @@ _FIRST = object()
 
 
 class FairQueue(Generic[Item]):
-    """What waits, by party and member, which take turns."""
+    """Items that wait. Parties take turns, and so do the members of each."""
 
     def __init__(self) -> None:
         # In the order of their turns; every party and member here has an item.

@@ -121,7 +121,7 @@ _LEASE_CHANGES = (AcquireLease, RenewLease, ReleaseLease)
 
 
 def asks_only(message: Message) -> bool:
-    """Whether the request changes nothing."""
+    """True if the request changes nothing."""
     handler = HANDLERS.get(type(message))
     return (
         handler is not None

@@ -24,13 +24,13 @@ _TURN_SECONDS = 0.001
 loop."""
 
 _ENDED = object()
-"""Awaits nothing any more."""
+"""Stands for the end of a coroutine, which awaits nothing more."""
 
 Result = TypeVar("Result")
 
 
 class Asker:
-    """Who sends a request. `party` may become known while the request is carried out."""
+    """The sender of a request. `party` can become known while the request is carried out."""
 
     __slots__ = ("member", "party")
 
@@ -43,7 +43,7 @@ class Turns:
 
     def __init__(self, turn_seconds: float = _TURN_SECONDS) -> None:
         self.given = 0
-        """How often a request has got the turn, or waits for it."""
+        """Number of turns that requests have got or wait for."""
         self._turn_seconds = turn_seconds
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._is_taken = False

@@ -19,7 +19,7 @@ from liftlog.server.vitals.conditions import Condition
 _SAMPLES = 8
 _STALE_NS = 10 * 1_000_000_000
 _MEASURING_NS = 60 * 1_000_000_000
-"""Nodes of older versions tell no clock, and some may be away: a node waits for them no longer."""
+"""How long a node waits for clocks: older versions do not send theirs, and nodes can be down."""
 SHOWN_SECONDS = 5.0
 """A difference that users see. No service that sets clocks leaves so much."""
 
@@ -53,7 +53,7 @@ class NodeClocks:
     def answered(
         self, node: str, asked: tuple[int, int], their_ns: int, *, is_doubted: bool
     ) -> None:
-        """`node` was asked at `asked`, and has told its wall clock."""
+        """Note the wall clock of `node`, which was asked at `asked`."""
         wall_ns, monotonic_ns = asked
         now_ns = self._clock.monotonic_ns()
         half_ns = (now_ns - monotonic_ns) / 2
@@ -65,7 +65,7 @@ class NodeClocks:
         self.verdict()
 
     def offset(self, node: str) -> Offset | None:
-        """None if it has not answered lately, or is too old to tell its clock."""
+        """None if the node has not answered lately, or its version does not send its clock."""
         samples = self._samples.get(node)
         if not samples or self._clock.monotonic_ns() - samples[-1].at_ns > _STALE_NS:
             return None
@@ -86,14 +86,14 @@ class NodeClocks:
         return found
 
     def may_decide(self) -> bool:
-        """Whether this node's clock may decide what is too old. For a minute after the start it
-        may not before the clocks of most nodes are measured."""
+        """True if this node may delete records for their age by its clock. In the first minute
+        after the start, that requires the clocks of most nodes to be measured."""
         verdict = self.verdict()
         waited_ns = self._clock.monotonic_ns() - self._started_ns
         return not verdict.reason and (verdict.is_measured or waited_ns > _MEASURING_NS)
 
     def shown_seconds(self, node: str) -> float:
-        """How far its clock is ahead of this node's, if that is more than can be by chance."""
+        """Its clock minus this node's; 0.0 if the difference is too small to be shown."""
         offset = self.offset(node)
         if offset is None or abs(offset.seconds) <= SHOWN_SECONDS + offset.error:
             return 0.0

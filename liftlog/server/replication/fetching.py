@@ -154,7 +154,7 @@ class FollowedStream:
         self._closed = False
         self._is_deleting = False
         self.is_full = False
-        """Whether the last answer was not stored, since the disk is full."""
+        """True if the last answer was not stored because the disk is full."""
 
     @property
     def lag(self) -> int:

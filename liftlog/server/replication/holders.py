@@ -1,8 +1,8 @@
-"""The process that holds the name of a node: one at a time, whichever directory it uses.
+"""Lets one process at a time hold the name of a node, whichever directory it uses.
 
-It writes itself into `live.<node>`, which expires when it is not renewed. Another process that
-wants the name waits for that, unless it can prove that the holder has ended: it has the lock that
-the holder had, or the kernel that both run under knows the holder's process no longer.
+The holder writes itself into `live.<node>`, which expires when it is not renewed. Another process
+that wants the name waits for that, unless it can prove that the holder has ended: it holds the lock
+that the holder held, or both run under one kernel, which has no such process any more.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Holder:
 
     @classmethod
     def of(cls, entry: Entry) -> Holder | None:
-        """Who has written `live.<node>`; None for a version of liftlog that did not tell."""
+        """The process that has written `live.<node>`; None if an older version of liftlog has."""
         try:
             value = value_of(entry)
             known: Mapping[str, Any] = {one: value[one] for one in cls.__slots__ if one in value}
@@ -82,7 +82,7 @@ class Holder:
         return to_bytes(asdict(self))
 
     def has_ended(self, here: Holder) -> bool:
-        """Whether it is certain, to `here`, that this process runs no longer. Blocking."""
+        """True if `here` is certain that this process has ended. Blocking."""
         if not self.boot_id or self.boot_id != here.boot_id:
             return False
         if self.lock == here.lock != (0, 0):
@@ -106,9 +106,9 @@ def _process_space() -> int:
 
 
 def _is_gone(process: int, began: int) -> bool:
-    """Whether it is certain that this process has ended. `/proc` may hide those of other users, and
-    opening a file may fail, so only what it shows counts, and the kernel's word that there is no
-    process of that number."""
+    """True if it is certain that this process has ended: the kernel has no process of that number,
+    or `/proc` shows another one. That `/proc` shows none is no evidence, since it may hide those of
+    other users, and opening a file may fail."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -122,8 +122,7 @@ def _is_gone(process: int, began: int) -> bool:
 
 
 def _began(process: int) -> int:
-    """When a process began; _ENDED if it has ended and was not waited for, 0 if that is not
-    known."""
+    """Start time of a process; 0 if not known, _ENDED if it ended and was not waited for."""
     try:
         text = (_PROCESSES / str(process) / "stat").read_text()
         # The name of the program comes second, in parentheses, and may have any characters.
@@ -144,9 +143,9 @@ async def take_name(
 ) -> NodeSession:
     """Begin the session of `node`, which no other process has from now on.
 
-    `same_directory`: a holder of an older version, which tells nothing of itself, is taken for an
-    earlier life of this directory. Raises ConfigError when a process that runs has the name; one
-    that `was_displaced` waits until that one has ended. Raises CasUnknown, StoreUnavailable.
+    `same_directory`: a holder of an older version, which writes nothing about itself, counts as an
+    earlier process of this directory. Raises ConfigError when a running process has the name; if
+    `was_displaced`, it waits until that process has ended. Raises CasUnknown, StoreUnavailable.
     """
     key = f"live.{node}"
     seen, renewals, told_at = None, 0, float("-inf")
@@ -180,7 +179,7 @@ async def take_name(
 async def _is_free(
     entry: Entry | None, holder: Holder | None, here: Holder, *, same_directory: bool
 ) -> bool:
-    """Whether no process that may run has the name."""
+    """True if no process that may still run has the name."""
     if entry is None:
         return True
     if holder is None:

@@ -4,13 +4,13 @@ A store can be lost, or restored from an older copy, while nodes are down. So ea
 newest records that it has seen, those of the nodes with them. What a record makes of this node is
 on its disk before the node acts on it; the rest follows within a second.
 
-The file also names the streams that the directory has held a copy of: if the copy of one is
-missing, it was lost, and otherwise it never was there. That list is complete only if it was never
-lost: after damage, or of an older version, it says nothing of the streams that it does not name
-until every stream of the node was opened.
+The file also names the streams of which the directory has held a copy. If the copy of one of these
+is missing, it was lost; that of any other stream was never there. The list is complete only if it
+was never lost. After damage, or after an older version, streams that it does not name are unknown
+until all streams of the node were opened.
 
-An error of the read says nothing about the content. The file is then left as it is and read again
-before anything is written, and until it can be read this node changes no record and takes no role.
+An error of the read says nothing about the content. The file then stays as it is, and is read again
+before anything is written. Until it can be read, this node changes no record and takes no role.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Known(NamedTuple):
 
     streams: dict[str, StreamRecord]
     nodes: dict[str, bytes]
-    """What the store said of them."""
+    """The records of the nodes in the store."""
     held: dict[str, str]
-    """The incarnations of the streams that the directory has held a copy of."""
+    """The incarnations of the streams of which the directory has held a copy."""
     is_held_known: bool
-    """Whether `held` names all of them."""
+    """True if `held` names all of them."""
 
 
 _NOTHING = Known({}, {}, {}, is_held_known=False)
 
 
 def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
-    """What the node has seen in earlier starts. Blocking. Raises CorruptMetadata and
+    """Read what the node has seen in earlier starts. Blocking. Raises CorruptMetadata and
     UnsupportedFormat for what the file holds, StorageError if it cannot be read."""
     try:
         with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
@@ -160,7 +160,7 @@ class KnownRecords:
         await self.written()
 
     def has_held(self, name: str, incarnation: str) -> bool | None:
-        """Whether the directory has had a copy of that stream; None: that is not known."""
+        """True if the directory has had a copy of that stream; None: not known."""
         if self._held.get(name) == incarnation:
             return True
         return False if self._is_held_known else None

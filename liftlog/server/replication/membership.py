@@ -228,7 +228,7 @@ async def identify(
     may_create: bool = True,
     may_bring_streams: bool = False,
 ) -> NodeFile:
-    """Whom the directory belongs to: this node of the cluster of this store, or no one yet.
+    """Check that the directory belongs to this node of the cluster of this store, or to none yet.
     `may_create`: an empty store becomes that of a new cluster, if the directory belongs to none.
     `may_bring_streams`: the caller adopts the streams of a directory that belongs to none.
 

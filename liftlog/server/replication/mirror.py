@@ -149,7 +149,7 @@ class Mirror:
             await self._kept.hold(record.name, record.incarnation)
 
     def has_held(self, record: StreamRecord) -> bool | None:
-        """Whether this node has had a copy of the stream in its directory; None: unknown."""
+        """True if this node has had a copy of the stream in its directory; None: not known."""
         if self._kept is None:
             return None
         return self._kept.has_held(record.name, record.incarnation)

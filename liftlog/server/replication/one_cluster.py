@@ -1,9 +1,9 @@
-"""The metadata store as one cluster sees it: nothing is read or written while it is another's.
+"""Keeps a node from using the metadata store of another cluster.
 
 A bucket that was lost, and made again by a plain `cluster init`, belongs to another cluster. Nodes
-that went on with it would mix the two, and could not start again. To them it is out of reach, as
-the lost one was, until it has the id of their cluster: after `cluster init --again` they store what
-they know.
+that went on with it would mix the two, and could not start again. So they treat it as out of reach,
+like the lost one, until it has the id of their cluster. After `cluster init --again` they store
+what they know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Store(MetaStore, ExpiringKeys, Protocol):
-    """What both stores are."""
+    """The interface of both stores."""
 
 
 class OneClusterStore:
@@ -145,8 +145,8 @@ class OneClusterStore:
         await self._store.watch(prefix, note)
 
     async def _report_gone(self, prefix: str, known: set[str], note: OnChange) -> None:
-        """What was there before the store was another's, and is not now. The rest is reported by
-        the next watch."""
+        """Report keys that are gone since the store was another cluster's. The next watch reports
+        the rest."""
         while known:
             try:
                 there = await self.scan(prefix)

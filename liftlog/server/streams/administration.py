@@ -383,7 +383,7 @@ class Administration:
 
 
 def _overridden(host: StreamHost, found: list[Difference]) -> dict[str, list[Any]]:
-    """What the API has set on top of the file, after this change; see `Overrides`."""
+    """The overrides of the file after this change; see `Overrides`."""
     overrides = dict(host.overrides)
     for path, old, new in found:
         in_file = overrides.get(path, [old])[0]

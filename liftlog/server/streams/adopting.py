@@ -166,7 +166,7 @@ def _is_replica(data_dir: DataDir, name: str) -> bool:
 def _check_free(
     name: str, manifest: Manifest, record: StreamRecord | None, member: Member, data_dir: DataDir
 ) -> bool:
-    """Whether the stream is still to be adopted; False if it is the cluster's. Raises Conflict."""
+    """True if the stream must be adopted; False if the cluster has it already. Raises Conflict."""
     is_known = record is not None and not record.deleted
     is_same = record is not None and record.incarnation == manifest.incarnation
     if record is not None and is_known:

@@ -85,7 +85,7 @@ class Broker:
         self.settings = settings
         self.server_id = secrets.token_hex(8)
         self.max_connections = settings.pull.max_connections
-        """Of the pull socket; fewer than the setting asks for where descriptors are scarce."""
+        """Connections of the pull socket; less than the setting if descriptors are scarce."""
         self.hosts: dict[str, StreamHost] = {}
         self.clock_guard = ClockGuard(clock, boot_id=current_boot_id())
         data_dir.environment.age_clock_ns = self.clock_guard.now_ns
@@ -108,7 +108,7 @@ class Broker:
         self._data_dir = data_dir
         self.reserve = DiskReserve(data_dir.path)
         self.conditions = Conditions()
-        """What is wrong with the daemon and its streams."""
+        """The conditions of the daemon and its streams."""
         self.descriptors: Descriptors | None = None
         """Set if the process is this daemon's alone."""
         self.conditions.add(self._stream_conditions)
@@ -152,7 +152,7 @@ class Broker:
         return self.clock_guard.now_ns()
 
     def ages_are_judged(self) -> bool:
-        """Whether records are deleted for their age at present."""
+        """True if records are deleted for their age now."""
         if self.replicated is not None and not self.replicated.clocks.may_decide():
             return False
         return self.clock_guard.wall_clock_is_trusted()
@@ -713,7 +713,7 @@ class Broker:
 
 
 def _with_warnings(info: StreamInfo, warnings: Mapping[str, Sequence[str]]) -> StreamInfo:
-    """Those of its name, and where the stream is written, those of all streams."""
+    """Add the warnings of the stream and, on the node that writes it, those of all streams."""
     names = (info.name,) if info.state in ("elsewhere", "follower") else (info.name, ALL_STREAMS)
     more = [one for name in names for one in warnings.get(name, ()) if one not in info.warnings]
     return replace(info, warnings=[*info.warnings, *more]) if more else info

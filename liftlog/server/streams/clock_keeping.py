@@ -1,5 +1,5 @@
-"""Keeps the time for judging ages right: stores it for the next start, decides when a step of the
-wall clock is believed, and finds the streams whose stamps lie ahead of it."""
+"""Keeps the time for judging ages: stores it for the next start, decides when a jump of the wall
+clock is trusted, and finds streams with stamps ahead of the clock."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class ClockKeeper:
         """`checkpoint_seconds` is how long unused checkpoints are kept."""
         self.guard = guard
         self.is_confirmed: Callable[[], bool] = lambda: False
-        """Whether the other nodes of a cluster have the same time."""
+        """Returns True if the other nodes of a cluster have the same time."""
         self._checkpoint_seconds = checkpoint_seconds or math.inf
         self.at_stake: list[str] = []
-        """The streams whose records would lose more than a tenth of their time if the clock were
-        believed and wrong."""
+        """Streams whose records would lose more than a tenth of their time if the clock were
+        trusted and wrong."""
         self._hosts = hosts
         self._fs: FileSystem = data_dir.environment.fs
         self._clock = data_dir.environment.clock
@@ -103,7 +103,7 @@ class ClockKeeper:
             self.store()
 
     def store(self) -> None:
-        """For the next start. Blocking."""
+        """Store the time for the next start. Blocking."""
         if self.guard.unread:
             return
         state = self.guard.state()
@@ -115,7 +115,7 @@ class ClockKeeper:
             self._stored = state
 
     def conditions(self) -> Iterator[Condition]:
-        """What is wrong with the clock, and with stamps. For `Conditions.add`."""
+        """Yield conditions about the clock and about stamps. For `Conditions.add`."""
         if self.guard.unread:
             yield Condition.of(
                 "clock",
@@ -137,7 +137,7 @@ class ClockKeeper:
 
 
 def _shortest_life(settings: StreamSettings) -> float:
-    """How long the stream keeps what it deletes for its age, in seconds."""
+    """The shortest time, in seconds, after which the stream deletes something for its age."""
     compaction = compaction_of(settings)
     limits = [
         settings.retention.max_age_seconds,

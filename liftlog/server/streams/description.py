@@ -103,13 +103,12 @@ def stream_conditions(
     cleaning: Mapping[str, str],
     jetstream: Callable[[StreamHost], list[str]],
 ) -> Iterator[Condition]:
-    """What is wrong with single streams. `broken` says why streams could not be opened, `cleaning`
-    which jobs failed, and `jetstream` who else acks.
+    """Yield the conditions of single streams. `broken` says why streams could not be opened,
+    `cleaning` which jobs failed, and `jetstream` which streams of JetStream ack as well.
 
-    None of it makes the daemon "not ready", but for a stream that a newer version has written: a
-    roll-back that leaves streams out is not to go on. Else, sending clients to another daemon would
-    neither bring lost records back nor repair compaction, and it would cost them all other streams
-    of this one.
+    Only a stream of a newer version makes the daemon "not ready", so that a roll-back that leaves
+    streams out stops. For the others, sending clients to another daemon would neither bring lost
+    records back nor repair compaction, and would cut them off from all other streams of this one.
     """
     recently = time.monotonic() - _REFUSED_SECONDS
     for name, host in hosts.items():

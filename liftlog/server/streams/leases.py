@@ -27,22 +27,22 @@ _MAX_PARTS = 1_000_000
 _SILENT_SECONDS = 15.0
 """A reader that reports nothing for this long may be gone: Spark's report every 5 seconds."""
 _STOPPED_SECONDS = 5.0
-"""When all readers under a lease have stopped early, another one begins sooner, if at all: Spark's
-`limit` and `show` read further parts only if they need them."""
+"""If all readers under a lease have stopped early, another one begins within this time or never:
+Spark's `limit` and `show` read further parts only if they need them."""
 
 
 @dataclass(slots=True)
 class _Parts:
-    """What the readers that share a lease have reported, by the numbers of their parts."""
+    """The reports of the readers that share a lease, by the numbers of their parts."""
 
     running: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     has_stopped: bool = False
-    """Whether a part ended before its last record: then others may never begin."""
+    """True if a reader stopped before the end of its part: then others may never begin."""
     reported_at: float = 0.0
 
     def seems_left(self, now: float) -> bool:
-        """Whether no reader may come back to the lease."""
+        """True if no reader seems to use the lease any more."""
         silent = now - self.reported_at
         if self.running:
             return silent > _SILENT_SECONDS

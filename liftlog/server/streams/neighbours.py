@@ -25,7 +25,7 @@ class Neighbours:
         the cluster: an ack must not reach those either that have no host here."""
         self._chosen = tuple(chosen)
         self.destinations = Destinations(chosen=self._chosen)
-        """Where acks, answers and records may go."""
+        """The subjects to which acks, answers and records may go."""
         self._hosts = hosts
         self._elsewhere = elsewhere
         self._recorded: dict[str, StreamSettings] = {}

@@ -575,7 +575,7 @@ class ReplicatedStreams:
         return leader
 
     def is_down(self, node: str) -> bool:
-        """Whether a node has no session, and this one does not hear it."""
+        """True if a node has no session and this node does not hear from it."""
         is_live = node == self.member.name or node in self.mirror.directory.live
         return not is_live and self.silent_seconds(node) > 0
 
@@ -591,7 +591,7 @@ class ReplicatedStreams:
         return [one for one in records if one.leader not in leading]
 
     def conditions(self) -> Iterable[Condition]:
-        """What is wrong with streams of the cluster, here or elsewhere."""
+        """Yield the conditions of all streams of the cluster."""
         for record in self.without_leader():
             why, todo = cluster_view.why_without_leader(record, self.is_down)
             yield Condition.of("no_leader", f"no node leads it: {why}. {todo}", record.name)

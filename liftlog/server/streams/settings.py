@@ -29,8 +29,8 @@ SWITCHES = ("paused", "read_only")
 
 
 def is_overridable(setting: str) -> bool:
-    """Whether the API may also change this setting for a stream of the configuration file: what an
-    operator needs at once, to keep publishers out or to make room on the disk."""
+    """True if the API may change this setting of a stream of the configuration file too. These are
+    the settings with which an operator keeps publishers out or makes room on the disk."""
     return setting in SWITCHES or setting.startswith("retention.")
 
 
@@ -134,9 +134,9 @@ def check_changeable(name: str, found: Sequence[Difference]) -> None:
 def with_overrides(
     configured: StreamSettings, stored: object
 ) -> tuple[StreamSettings, dict[str, list[Any]]]:
-    """The settings of the file with what the API set on top of them, and these overrides. An
-    override that was set while the file said something else is dropped: the file was changed since.
-    `stored` comes from the manifest; anything else in there is ignored."""
+    """Return the settings of the file with the overrides of the API, and the overrides. An override
+    is dropped if the value in the file has changed since it was set. `stored` comes from the
+    manifest; anything else in it is ignored."""
     in_file = _flatten(configured.to_yaml_dict())
     kept: dict[str, list[Any]] = {}
     changes: dict[str, Any] = {}

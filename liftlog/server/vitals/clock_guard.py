@@ -1,17 +1,16 @@
 """Notices when the wall clock is suddenly ahead, so that no record is taken for older than it is.
 
 A clock that is ahead makes all records look old, and limits by age would then delete them. So ages
-are judged by a time that the wall clock cannot push forward: after an unexplained step ahead it
-stays behind by that step, and advances as the monotonic clock does. The same holds across a
-restart: the time is stored in the data directory, in the file `clock`.
+are judged by a time that does not follow a sudden jump ahead of the wall clock: it stays behind by
+the length of the jump, and advances with the monotonic clock. That time is stored in the data
+directory, in the file `clock`, so a restart changes nothing.
 
-A step is believed once it has lasted for an hour, if it is at most a tenth of the time for which
-each stream keeps its records; or when an operator confirms it (`liftlog serve --believe-clock`), or
-the other nodes of the cluster have the same time. A step back is followed at once: it makes nothing
-older.
+A jump is trusted after an hour, if it is at most a tenth of the time for which each stream keeps
+its records; or when an operator confirms it (`liftlog serve --believe-clock`), or the other nodes
+of the cluster have the same time. A jump back is followed at once: it makes nothing older.
 
-In a cluster the file also says that this clock was ahead of others when it was last measured. An
-error of the read ends none of these doubts: nothing is too old until the file can be read.
+In a cluster the file also notes that this clock was ahead of others when it was last measured. If
+the file cannot be read, none of these doubts ends: nothing is too old until it can be read.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ CLOCK_NAME = "clock"
 STEP_NS = 600 * 1_000_000_000
 _CONFIRM_NS = 3600 * 1_000_000_000
 _DOWN_NS = 3600 * 1_000_000_000
-"""A machine that was off for less than this has not surely a wrong clock: no one knows for how long
-it was off."""
+"""A smaller jump while the machine was off is trusted: it may have been off for that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +109,13 @@ class ClockGuard:
 
     @property
     def doubt_seconds(self) -> float:
-        """How far the wall clock is ahead of the time for judging ages; 0.0 if it is believed."""
+        """The wall clock minus the time for judging ages; 0.0 if the clock is trusted."""
         with self._lock:
             self._look()
             return max(self._ahead_ns, 0) / 1e9
 
     def believe(self, reason: str) -> None:
-        """The wall clock is right: judge ages by it."""
+        """Judge ages by the wall clock from now on."""
         with self._lock:
             self._look()
             if self._ahead_ns > 0:

@@ -1,4 +1,4 @@
-"""What is wrong with the daemon: one list of conditions, which every surface shows.
+"""The one list of conditions, that is of what is wrong with the daemon, for every surface.
 
 `/readyz`, `liftlog health`, `info`, `stream info`, `top` and `doctor`, every web page, the pull
 protocol and the metrics show this list. To add a condition, add its kind to `KINDS`, and yield a
@@ -24,7 +24,7 @@ MayRead = Callable[[str], bool]
 
 
 class Severity(Enum):
-    """How much a condition matters, the worst first."""
+    """The severity of a condition, the worst first."""
 
     UNREADY = "unready"
     """Clients should not be sent here: `/readyz` answers 503."""
@@ -95,8 +95,8 @@ KINDS: dict[str, Kind] = {
         Kind(
             "newer_version",
             Severity.UNREADY,
-            "A newer liftlog has written the stream with what this version does not know, so it is "
-            "not open. Its files are left as they are.",
+            "A newer liftlog has written the stream in a way that this version does not know, so "
+            "it is not open. Its files stay as they are.",
             "upgrade this daemon, or go back to the version that has run before: "
             "`liftlog docs how-to/upgrade`",
             About.STREAM,
@@ -143,8 +143,8 @@ KINDS: dict[str, Kind] = {
             Severity.ERROR,
             "The file `records` of the data directory cannot be read, so it is not known which "
             "streams the directory has had. Those that are there are served; none is created.",
-            "put the file back; if no directory of a stream is missing, take it away and restart "
-            "the daemon: `liftlog docs how-to/operate` (LiftlogStreamNotOpened)",
+            "put the file back; if no directory of a stream is missing, remove it and restart the "
+            "daemon: `liftlog docs how-to/operate` (LiftlogStreamNotOpened)",
         ),
         Kind(
             "known_records",
@@ -152,7 +152,7 @@ KINDS: dict[str, Kind] = {
             "The file `known-records` of the node's data directory cannot be read, so it is not "
             "known which streams the directory has had, and whether the metadata store was set "
             "back. The node leads and follows no stream until the file can be read.",
-            "mend what the text names. If the file is gone for good, take it away: then a copy "
+            "mend what the text names. If the file is gone for good, remove it: then a copy "
             "that is missing counts as lost",
         ),
         Kind(
@@ -165,7 +165,7 @@ KINDS: dict[str, Kind] = {
             "newer_records",
             Severity.ERROR,
             "A newer liftlog has stored checkpoints or consumer groups in a form that this version "
-            "does not know. They are kept, and can be neither read nor changed here.",
+            "does not know. They are kept, but can be neither read nor changed here.",
             "upgrade this daemon, or delete them if they are not needed (`liftlog offsets rm`, "
             "`liftlog group rm`): `liftlog docs how-to/upgrade`",
         ),
@@ -187,11 +187,11 @@ KINDS: dict[str, Kind] = {
         Kind(
             "clock",
             Severity.WARNING,
-            "The wall clock stepped, or differs from the clocks of other nodes. Nothing is deleted "
-            "for its age for an hour, or until they are measured alike; after a step ahead ages "
-            "are judged by the time before it until it is believed.",
-            "set the clock right, of nodes that differ the one that is named; confirm a right one "
-            "that stepped with `liftlog serve --believe-clock`: `liftlog docs how-to/retention`",
+            "The wall clock jumped, or differs from the clocks of other nodes. Nothing is deleted "
+            "for its age for an hour, or until they are measured alike. After a jump ahead, ages "
+            "are judged as if it had not happened, until it is confirmed.",
+            "set the clock that is wrong; if one that jumped is right, restart with "
+            "`liftlog serve --believe-clock`: `liftlog docs how-to/retention`",
         ),
         Kind(
             "clock_skew",
@@ -205,9 +205,9 @@ KINDS: dict[str, Kind] = {
         Kind(
             "stamps_ahead",
             Severity.WARNING,
-            "Records of the stream are stamped ahead of the clock, so it is wrong or was.",
-            "compare the clock with others; if it is right, nothing: `liftlog docs "
-            "how-to/retention`",
+            "Records of the stream have timestamps ahead of the clock: the clock is wrong, or was.",
+            "compare the clock with those of other machines; if it is right, nothing is to be "
+            "done: `liftlog docs how-to/retention`",
             About.STREAM,
         ),
         Kind(
@@ -300,7 +300,7 @@ class Condition:
         return f"{self.subject}: {self.words}" if self.subject else self.words
 
     def shown_to(self, may_read: MayRead) -> Condition | None:
-        """What a viewer sees of it; None for the condition of a stream that it may not read."""
+        """The condition as a viewer sees it; None for one of a stream that they may not read."""
         if self.kind.about is About.STREAM and not may_read(self.subject):
             return None
         if not self.streams:
@@ -384,11 +384,10 @@ class Conditions:
             self._refreshers.append(refresh)
 
     async def now(self, may_read: MayRead | None = None) -> list[Condition]:
-        """What is wrong, the worst first. With `may_read`, as a viewer sees it that may read only
-        some streams.
+        """Return the conditions, the worst first; with `may_read` those that a viewer may see.
 
-        With many streams it takes a while to look, and anyone may ask. So a list that took long
-        serves for ten times as long, at most for a quarter of a second.
+        With many streams it takes a while to collect them, and anyone may ask. So a list that took
+        long is used again for ten times as long, at most for a quarter of a second.
         """
         for refresh in self._refreshers:
             await refresh()

@@ -65,8 +65,8 @@ class LoopWatch:
             self._due = now + _INTERVAL_SECONDS
 
     def stood_still_seconds(self) -> float:
-        """For how long the event loop did not run just now: the process was stopped, its machine
-        stood still, or a call blocked it. 0.0 if it was less than a second, or a while ago."""
+        """The time for which the event loop did not run just now: the process or its machine was
+        stopped, or a call blocked it. 0.0 if it was less than a second, or a while ago."""
         now = time.monotonic()
         if self._due and now - self._due >= _STILL_SECONDS:  # its own turn is yet to come
             return now - self._due

@@ -1,8 +1,8 @@
-"""File descriptors: how many the process may have, who gets how many, and how many are left.
+"""Divides the file descriptors of the process at the start, and counts those that are left.
 
-The daemon raises its soft limit to the hard limit. The rest is divided at the start, so that
-neither streams nor connections can take what the other needs, and some are kept back: for NATS,
-for the files that a commit, a start or a deletion opens for a moment.
+The daemon raises its soft limit to the hard limit. Streams and connections get shares, so that
+neither takes what the other needs. Some are kept back for NATS, and for files that a commit, a
+start or a deletion opens for a moment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from liftlog.server.vitals.conditions import Condition
 logger = logging.getLogger("liftlog.server")
 
 KEPT_BACK = 64
-"""For everything that is neither a connection nor a file of a stream."""
+"""Descriptors for everything that is neither a connection nor a file of a stream."""
 LEAST = 256
 """With fewer the daemon does not start."""
 _SPARE = 16
@@ -43,7 +43,7 @@ def raise_open_file_limit() -> int:
 
 
 def for_want_of_descriptors(error: Exception) -> LimitExceeded | None:
-    """What clients are answered if `error` says that there was no descriptor; else None."""
+    """The error for clients if `error` means that no descriptor was left; else None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
@@ -57,8 +57,8 @@ def for_want_of_descriptors(error: Exception) -> LimitExceeded | None:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How many descriptors each may have: files that streams write, segments that are read, and
-    connections of the pull socket and of the HTTP port."""
+    """The descriptors for files that streams write, for segments that are read, and for connections
+    of the pull socket and of the HTTP port."""
 
     limit: int
     written_files: int
@@ -91,8 +91,8 @@ class Descriptors:
         self._good_until = float("-inf")
 
     def left(self) -> tuple[int, int]:
-        """How many are left, and how many there are; all where the system does not say how many are
-        open."""
+        """Return how many descriptors are left, and the limit. All count as left if the system does
+        not say how many are open."""
         now = time.monotonic()
         if now >= self._good_until:
             with contextlib.suppress(OSError):

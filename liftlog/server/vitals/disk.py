@@ -33,8 +33,8 @@ _WAIT_SECONDS = 0.5
 
 
 def for_failed_storage(error: Exception) -> StreamUnavailable | None:
-    """What clients are answered if `error` says that files cannot be used, which is no damage; else
-    None, also for an error that clients know by its own name, as a full disk."""
+    """The error for clients if `error` means that files cannot be used, which is no damage. None
+    for others, and for errors that have a name of their own for clients, like a full disk."""
     if not isinstance(error, StorageError) or error.code:
         return None
     cause = error.__cause__

@@ -74,7 +74,7 @@ class Asked:
 
     @property
     def party(self) -> str:
-        """Who takes turns with others."""
+        """The party that takes turns with others."""
         return self.viewer.principal or self.peer
 
     @property

@@ -39,10 +39,11 @@ from liftlog.server.web.pages.topology import topology
 from liftlog.server.web.pages.versions import versions
 
 MAX_REQUESTS, MAX_OF_VIEWER = 16, 4
-"""At once, and always of each viewer; each may hold the descriptions of all streams in memory."""
+"""Pages that are answered at once, and those of each viewer that always are. Each can hold the
+descriptions of all streams in memory."""
 MAX_READS, MAX_READS_OF_VIEWER = 8, 2
-"""Of those that read records, each of which may hold a batch and search for a while. They are
-counted apart, so that no page waits for searches."""
+"""The same for pages that read records, each of which can hold a batch and search for a while. They
+are counted apart, so that searches keep no other page out."""
 
 View = Callable[[Asked], Awaitable[Shown]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -318,7 +319,7 @@ def twin_of(request: web.Request) -> str:
 
 
 def _noticed(found: Sequence[Condition]) -> list[dict[str, Any]]:
-    """What the top of a page says of the conditions: a few of each kind, the worst kind first."""
+    """The conditions for the top of a page: a few of each kind, the worst kind first."""
     kinds = {one.kind.name: one.kind for one in found}
     return [
         {

@@ -25,7 +25,7 @@ class RunPlan:
 
     @property
     def is_key_value(self) -> bool:
-        """Whether the stream can hold a key-value bucket of JetStream's clients."""
+        """True if the stream can hold a key-value bucket of JetStream's clients."""
         jetstream = self.info.settings.get("jetstream")
         return isinstance(jetstream, dict) and jetstream.get("max_msgs_per_subject") is not None
 

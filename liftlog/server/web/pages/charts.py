@@ -23,7 +23,7 @@ from liftlog.server.web.history import DAEMON, SPANS, Points, Span, of_consumer,
 
 WIDTH, HEIGHT = 600.0, 120.0
 _LONE_WIDTH = 6.0
-"""Of a point without neighbours."""
+"""Width of a point without neighbours."""
 _TIME_LABELS = 5
 _DIGITS = 6
 

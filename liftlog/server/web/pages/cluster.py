@@ -96,8 +96,8 @@ def without_lags(row: dict[str, Any]) -> list[Any]:
 
 
 def _state(record: StreamRecord, silent: Set[str]) -> str:
-    """Of a stream with a leader. `silent` are nodes that are in sync by the record, and are not
-    heard."""
+    """The state of a stream that has a leader. `silent` are nodes that are in sync by the record,
+    but do not answer."""
     if not record.can_commit:
         return TOO_FEW
     return IN_SYNC if {*record.target} <= {*record.isr} - silent else MISSING
