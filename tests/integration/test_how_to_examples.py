@@ -196,7 +196,7 @@ def test_publish_and_read_into_arrow(servers: tuple[NatsServer, Daemon], tmp_pat
         "the last one: []",
     ]
     printed = [run(code, servers, tmp_path) for code in examples("publish.md")]
-    assert printed[0] == ["stored at offset 1", "and deleted"]
+    assert printed[0] == ["stored at offset 1", "and marked as deleted"]
     assert printed[1] == ["1000 messages stored at 1000 offsets"]
     assert printed[2][0].startswith("not stored: no one listens on invoices.new")
     assert printed[3] == ["in order: True"]
