@@ -180,12 +180,13 @@ class StreamUnavailable(LiftlogError):
     """The stream's storage failed or could not be opened, or the stream is closing. Other streams
     are not affected.
 
-    Look at `liftlog stream info` and the daemon's log. `liftlog log repair` repairs a damaged
-    stream.
+    Try again: in a cluster another node may lead soon. If it stays so, look at `liftlog stream
+    info` and the daemon's log. `liftlog log repair` repairs a damaged stream.
     """
 
     code = 14
     name = "STREAM_UNAVAILABLE"
+    retriable = True
 
 
 class CorruptRange(LiftlogError):

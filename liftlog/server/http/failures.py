@@ -90,7 +90,7 @@ def status_of(error: LiftlogError) -> int:
     if known is not None:
         return known
     if error.code:
-        return 503 if error.retriable or error.name == "STREAM_UNAVAILABLE" else 409
+        return 503 if error.retriable else 409
     return 500
 
 

@@ -1,5 +1,6 @@
 """The exit codes: one table, and every error has its place in it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from liftlog import errors
 from liftlog.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
 from liftlog.cli.root import cli
+from liftlog.server.http.failures import status_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,6 +61,23 @@ def test_retriable_errors_of_the_daemon_say_try_again() -> None:
     for kind in every_error():
         if kind.retriable and kind is not errors.ConnectionLost:
             assert exit_code_of(make(kind)) is ExitCode.TRY_AGAIN, kind
+
+
+def test_what_is_told_to_try_again_is_retriable_for_clients() -> None:
+    """The code of the process, the status over HTTP and the flag on the wire say the same."""
+    assert errors.StreamUnavailable.retriable
+    for kind in errors.WIRE_ERRORS.values():
+        if exit_code_of(make(kind)) is ExitCode.TRY_AGAIN or status_of(make(kind)) in (503, 507):
+            assert kind.retriable, kind
+
+
+def test_the_jar_tries_the_same_errors_again() -> None:
+    source = (ROOT / "spark-connector/src/liftlog/records/Failure.java").read_text()
+    constants = dict(re.findall(r'String (\w+) = "(\w+)";', source))
+    listed = source.partition("RETRIABLE = Set.of(")[2].partition(")")[0]
+    named = {constants.get(one, one.strip('"')) for one in re.findall(r'"?\w+"?', listed)}
+    wanted = {kind.name for kind in errors.WIRE_ERRORS.values() if kind.retriable}
+    assert named == wanted | {errors.ConnectionLost.name}
 
 
 @pytest.mark.parametrize(

@@ -87,21 +87,25 @@ async def test_two_of_one_name_are_noticed(client: Opened, broker: LogBroker) ->
         assert await client.of(consumer, "checkpoint") == 60
 
 
+@pytest.mark.parametrize("kind", [errors.DiskFull, errors.StreamUnavailable])
 async def test_a_checkpoint_that_fails_for_now(
-    client: Opened, broker: LogBroker, offsets_stream: LocalOffsets
+    client: Opened,
+    broker: LogBroker,
+    offsets_stream: LocalOffsets,
+    kind: type[errors.LiftlogError],
 ) -> None:
     consumer = make(client, checkpoint_every=10)
-    offsets_stream.error = errors.DiskFull("no room")
+    offsets_stream.error = kind("not now")
     assert await offsets(client, consumer, 35) == list(range(1, 36))
     assert offsets_stream.stores == 3
-    with pytest.raises(errors.DiskFull):
+    with pytest.raises(kind):
         await client.of(consumer, "checkpoint")
     offsets_stream.error = None
     assert await offsets(client, consumer, 11) == list(range(36, 47))
     assert stored(broker) == 46
-    offsets_stream.error = errors.DiskFull("no room")
+    offsets_stream.error = kind("not now")
     await offsets(client, consumer, 1)
-    with pytest.raises(errors.DiskFull):
+    with pytest.raises(kind):
         await client.of(consumer, "close")
 
 

@@ -22,7 +22,14 @@ from liftlog.client.arrived import Arrived, slots_of
 from liftlog.client.batch_reader import _Reader
 from liftlog.client.grouping import MOST_LANES, GroupReading, GroupSettings
 from liftlog.client.read_ahead import ReadAhead
-from liftlog.errors import Conflict, GroupFenced, InvalidArgument
+from liftlog.errors import (
+    Conflict,
+    DiskFull,
+    GroupFenced,
+    InvalidArgument,
+    LiftlogError,
+    StreamUnavailable,
+)
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.groups import AssignmentAnswer
 from liftlog.protocol.messages import Fetch, FetchHeader
@@ -319,6 +326,23 @@ async def test_records_do_not_wait_for_a_commit_that_is_due(
     await client.of(group, "commit")
     info = await client.call("describe_group", "billing", "orders")
     assert set(info.offsets) == {501}
+    await client.of(group, "close")
+
+
+@pytest.mark.parametrize("kind", [DiskFull, StreamUnavailable])
+async def test_records_come_although_commits_fail_for_now(
+    client: Opened, broker: LogBroker, offsets_stream: LocalOffsets, kind: type[LiftlogError]
+) -> None:
+    publish(broker, 5)
+    group = client.client.group("billing", "orders", start=101, commit_every=10)
+    await client.take(group, 1)
+    offsets_stream.error = kind("not now")
+    assert len(await client.take(group, 5 * len(KEYS) - 1)) == 5 * len(KEYS) - 1
+    with pytest.raises(kind):
+        await client.of(group, "commit")
+    offsets_stream.error = None
+    await client.of(group, "commit")
+    assert (await client.call("describe_group", "billing", "orders")).lag == 0
     await client.of(group, "close")
 
 

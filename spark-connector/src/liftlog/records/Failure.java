@@ -36,7 +36,8 @@ public class Failure extends IllegalArgumentException {
 
     private static final Set<String> RETRIABLE = Set.of(
             CONNECTION_LOST, DISK_FULL, NOT_READY, SHUTTING_DOWN, "TIMEOUT", "NATS_UNAVAILABLE",
-            NOT_LEADER, "UNKNOWN_EPOCH", "NOT_ENOUGH_REPLICAS", "METADATA_UNAVAILABLE");
+            NOT_LEADER, "UNKNOWN_EPOCH", "NOT_ENOUGH_REPLICAS", "METADATA_UNAVAILABLE",
+            "STREAM_UNAVAILABLE");
 
     private final String name;
     private final String reason;
