@@ -51,7 +51,40 @@ def _pattern(
         raise click.BadParameter(f"{error}: {value!r}", context, parameter) from None
 
 
-@click.command(cls=Command)
+_CONSUME_HELP = """Print the records of STREAM, and wait for more until Ctrl-C.
+
+STREAM can be a subject with a dot or wildcards, such as 'orders.eu.>': the stream that records
+it is read, and only these records.
+
+The daemon applies --subject, --key and --header; a record is printed if it matches all of them,
+and --grep.
+
+With `--output json` or `jsonl`, a key or value that is not UTF-8 is printed as base64, and
+`key_encoding` or `value_encoding` is set; headers that are not get `headers_base64`, the whole
+header block. A deleted key (tombstone) has the value null.
+
+With --group any number of processes share the stream: each record is printed by one of them,
+at least once, and those of one key by the same one, in order. --from says where a new group
+begins. Ctrl-C commits and leaves the group; a second one ends at once. After SIGTERM a
+--member keeps its slots for --session, so that it can be restarted without moving anything.
+
+Status 75 of an --exec COMMAND means that it can do nothing now, whatever the record: this
+worker ends, as it does if the shell cannot run the command, and the record comes again.
+
+\b
+Examples:
+  liftlog consume orders --from -10 --until-end        the last ten
+  liftlog consume orders --from @-1h:-5m -o jsonl      an hour ago to five minutes ago
+  liftlog consume orders --from end --subject 'orders.eu.>'
+  liftlog consume orders --group billing --member w1   a worker; start as many as you like
+  liftlog consume orders --group billing --exec ./bill.sh --dead-letter dead.orders
+  liftlog consume orders --grep 'customer": 17\\b' --until-end
+  liftlog consume orders --fields offset,timestamp,value.customer,headers.trace -f
+  liftlog consume orders --until-end --template '{{.key}} {{.value.total}}'
+"""
+
+
+@click.command(cls=Command, help=_CONSUME_HELP)
 @click.argument("stream", shell_complete=complete_stream)
 @click.option(
     "--from",
@@ -192,56 +225,7 @@ def consume(
     creds: Path | None,
     reconnect_for: float,
 ) -> ExitCode:
-    """Print the records of STREAM, and wait for more until Ctrl-C.
-
-    STREAM can be a subject with a dot or wildcards, such as 'orders.eu.>': the stream that records
-    it is read, and only these records.
-
-    The daemon applies --subject, --key and --header; a record is printed if it matches all of them,
-    and --grep.
-
-    With `--output json` or `jsonl`, a key or value that is not UTF-8 is printed as base64, and
-    `key_encoding` or `value_encoding` is set; headers that are not get `headers_base64`, the whole
-    header block. A deleted key (tombstone) has the value null.
-
-    With --group any number of processes share the stream: each record is printed by one of them,
-    at least once, and those of one key by the same one, in order. --from says where a new group
-    begins. Ctrl-C commits and leaves the group; a second one ends at once. After SIGTERM a
-    --member keeps its slots for --session, so that it can be restarted without moving anything.
-
-    Status 75 of an --exec COMMAND means that it can do nothing now, whatever the record: this
-    worker ends, as it does if the shell cannot run the command, and the record comes again.
-
-    \b
-    Examples:
-      liftlog consume orders --from -10 --until-end        the last ten
-      liftlog consume orders --from @-1h:-5m -o jsonl      an hour ago to five minutes ago
-      liftlog consume orders --from end --subject 'orders.eu.>'
-      liftlog consume orders --group billing --member w1   a worker; start as many as you like
-      liftlog consume orders --group billing --exec ./bill.sh --dead-letter dead.orders
-      liftlog consume orders --grep 'customer": 17\\b' --until-end
-      liftlog consume orders --fields offset,timestamp,value.customer,headers.trace -f
-      liftlog consume orders --until-end --template '{{.key}} {{.value.total}}'
-    """
-    if group is None:
-        _refuse("needs --group.", _ONLY_IN_A_GROUP)
-    else:
-        _refuse("cannot be combined with --group.", _NOT_IN_A_GROUP)
-        if wanted.stop is not None:
-            raise click.UsageError(
-                "--from cannot have an end with --group.", click.get_current_context()
-            )
-    if command is None:
-        _refuse("needs --exec.", _ONLY_WITH_EXEC)
-    if dead_letter is None:
-        _refuse("needs --dead-letter.", _ONLY_WITH_DEAD_LETTER)
-    if until_end:
-        if wanted.stop is not None:
-            raise click.UsageError(
-                "--until-end cannot be combined with a --from that has an end.",
-                click.get_current_context(),
-            )
-        wanted = Range(wanted.start, "latest")
+    wanted = _checked(wanted, until_end, group, command, dead_letter)
     style, wide = output_format(), wide_wanted()
     connected = connect_to_server(reconnect_for=reconnect_for)
     printing: AbstractContextManager[Write] = record_writer(style, wide=wide, found=grep)
@@ -275,15 +259,34 @@ def consume(
             only=_filter(subjects, keys, headers),
             grep=grep,
         )
-        try:
-            reading.run(until)
-        except CorruptRange as error:
-            error.hint = f"continue with --from {error.next_offset}, or use --skip-damaged"
-            raise
-        except ConnectionLost as error:
-            error.hint = f"continue with --from {reading.position_text}"
-            raise
+        reading.run_with_hints(until)
         return ExitCode.DAMAGED if reading.damaged else ExitCode.OK
+
+
+def _checked(
+    wanted: Range, until_end: bool, group: str | None, command: str | None, dead_letter: str | None
+) -> Range:
+    """What to read. Raises UsageError for options that exclude each other."""
+    if group is None:
+        _refuse("needs --group.", _ONLY_IN_A_GROUP)
+    else:
+        _refuse("cannot be combined with --group.", _NOT_IN_A_GROUP)
+        if wanted.stop is not None:
+            raise click.UsageError(
+                "--from cannot have an end with --group.", click.get_current_context()
+            )
+    if command is None:
+        _refuse("needs --exec.", _ONLY_WITH_EXEC)
+    if dead_letter is None:
+        _refuse("needs --dead-letter.", _ONLY_WITH_DEAD_LETTER)
+    if not until_end:
+        return wanted
+    if wanted.stop is not None:
+        raise click.UsageError(
+            "--until-end cannot be combined with a --from that has an end.",
+            click.get_current_context(),
+        )
+    return Range(wanted.start, "latest")
 
 
 def _refuse(why: str, parameters: tuple[str, ...]) -> None:
@@ -481,3 +484,14 @@ class _Reading:
             if self._left == 0:
                 batches.close()
                 return
+
+    def run_with_hints(self, until: Until) -> None:
+        """`run`, whose errors name the option that continues after what was printed."""
+        try:
+            self.run(until)
+        except CorruptRange as error:
+            error.hint = f"continue with --from {error.next_offset}, or use --skip-damaged"
+            raise
+        except ConnectionLost as error:
+            error.hint = f"continue with --from {self.position_text}"
+            raise

@@ -38,15 +38,13 @@ from liftlog.client.read_options import (
     ResetCallback,
     Start,
     Until,
-    check_on_reset,
-    check_prefer,
-    check_until,
+    check_options,
     not_selected,
     selection_fields,
     start_fields,
 )
 from liftlog.client.reconnecting import is_detour
-from liftlog.errors import CorruptRange, InvalidArgument, LiftlogError, ProtocolViolation
+from liftlog.errors import CorruptRange, LiftlogError, ProtocolViolation
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.limits import KIB, MIB
@@ -98,11 +96,7 @@ class ReadAhead:
         poll_ms: int = POLL_MS,
     ) -> None:
         """`slots` of a group with so many: the daemon may leave out the records of all others."""
-        check_until(until)
-        check_prefer(prefer, replica)
-        check_on_reset(on_reset, reset_callback)
-        if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
-            raise InvalidArgument(f"on_corrupt={on_corrupt!r} is not 'raise', 'skip' or callable")
+        check_options(until, prefer, replica, on_corrupt, on_reset, reset_callback)
         self.stream = stream
         self.on_ready: Callable[[], None] | None = None
         self.interruption: LiftlogError | None = None

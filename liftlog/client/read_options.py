@@ -166,8 +166,23 @@ class ReadOptions(TypedDict, total=False):
     prefer: Prefer
 
 
-def check_prefer(prefer: Prefer, replica: str | None) -> None:
-    """Raises InvalidArgument."""
+def check_options(
+    until: Until,
+    prefer: Prefer,
+    replica: str | None,
+    on_corrupt: OnCorrupt,
+    on_reset: OnReset,
+    reset_callback: ResetCallback | None,
+) -> None:
+    """Raises InvalidArgument. The fields of a `Fetch` are checked where they are made."""
+    _check_until(until)
+    _check_prefer(prefer, replica)
+    if on_corrupt not in ("raise", "skip") and not callable(on_corrupt):
+        raise InvalidArgument(f"on_corrupt={on_corrupt!r} is not 'raise', 'skip' or callable")
+    _check_on_reset(on_reset, reset_callback)
+
+
+def _check_prefer(prefer: Prefer, replica: str | None) -> None:
     if prefer not in get_args(Prefer):
         raise InvalidArgument(f"prefer={prefer!r} is not 'leader' or 'nearest'")
     if prefer == "nearest" and replica is not None:
@@ -188,8 +203,7 @@ def start_fields(start: Start) -> dict[str, Any]:
     )
 
 
-def check_until(until: Until) -> None:
-    """Raises InvalidArgument."""
+def _check_until(until: Until) -> None:
     if until is None or until == END or (type(until) is int and until >= 0):
         return
     raise InvalidArgument(
@@ -197,8 +211,7 @@ def check_until(until: Until) -> None:
     )
 
 
-def check_on_reset(on_reset: OnReset, callback: ResetCallback | None) -> None:
-    """Raises InvalidArgument."""
+def _check_on_reset(on_reset: OnReset, callback: ResetCallback | None) -> None:
     if on_reset not in get_args(OnReset):
         raise InvalidArgument(f"on_reset={on_reset!r} is not 'error', 'earliest' or 'latest'")
     if callback is not None and not callable(callback):

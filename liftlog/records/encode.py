@@ -81,15 +81,7 @@ def encode_batch(
     Raises ValueError when the columns do not fit together.
     """
     count = len(values)
-    if count > MAX_BATCH_RECORDS:
-        raise ValueError(f"{count} records are more than a batch can hold")
-    if (
-        len(subjects) != count
-        or (keys is not None and len(keys) != count)
-        or (headers is not None and len(headers) != count)
-        or (offsets is not None and len(offsets) != count)
-    ):
-        raise ValueError(f"a column has not one entry for each of the {count} values")
+    _check_counts(count, subjects, keys, headers, offsets)
     attributes = 0
     parts: list[bytes] = [_HEADER_PLACE]
     if offsets is not None:
@@ -133,6 +125,15 @@ def encode_batch(
         commit_group=commit_group,
     )
     return batch
+
+
+def _check_counts(count: int, *columns: Sequence[object] | None) -> None:
+    """Raises ValueError."""
+    if count > MAX_BATCH_RECORDS:
+        raise ValueError(f"{count} records are more than a batch can hold")
+    for column in columns:
+        if column is not None and len(column) != count:
+            raise ValueError(f"a column has not one entry for each of the {count} values")
 
 
 def encode_single(

@@ -168,45 +168,21 @@ class Daemon:
         async with contextlib.AsyncExitStack() as stack:
             watchdog = asyncio.create_task(self._manager.keep_watchdog(), name="watchdog")
             stack.callback(watchdog.cancel)
-            broker = Broker(self.settings, self._data_dir, self._clock)
-            broker.max_connections = self._shares.pull_connections
-            broker.descriptors = descriptors = Descriptors()
-            broker.conditions.add(descriptors.conditions)
+            broker = self._new_broker()
             stack.push_async_callback(broker.close)
             cluster = await self._join_cluster(stack, broker)
             if self._stop.is_set():
                 return _EXIT_OK
             housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
             stack.push_async_callback(housekeeping.close)
-            cleaner = Cleaner(
-                broker.hosts,
-                broker.now_ns,
-                self.settings.cleaner,
-                self._data_dir,
-                clock_is_trusted=broker.ages_are_judged,
-                seen=lambda: self._look(broker),
-            )
-            broker.compactor = cleaner
-            if broker.replicated is not None:
-                broker.mender = Mender(
-                    broker.hosts, broker.replicated.donors, self.settings.cleaner
-                )
+            cleaner = self._keep_clean(broker)
             nats_servers = await self._nats_servers(stack)
-            link = NatsLink(
-                self.settings.nats,
-                nats_servers,
-                seam,
-                on_chunk_end=broker.intake.chunk_ended,
-                wait_until_ready_to_read=broker.intake.wait_until_ready_to_read,
-                reading_is_held=broker.intake.reading_is_held,
-                stood_still_seconds=self._loop_watch.stood_still_seconds,
-            )
+            link = self._new_link(broker, nats_servers, seam)
             stack.push_async_callback(link.close)
             limits = replace(
                 limits_of(self.settings.pull), max_connections=self._shares.pull_connections
             )
             pull = PullServer(broker, limits, policy, tls, broker.intake.ingested)
-            self._links.append(link)
             self._make_reloadable(pull)
             # Opening the streams may take minutes: meanwhile the daemon is alive, but not ready.
             health, http_address = await self._serve_http(stack, broker, link, pull, cleaner)
@@ -256,6 +232,41 @@ class Daemon:
                 shares.pull_connections,
                 "raise the limit of open files (LimitNOFILE), or lower pull.max_connections",
             )
+
+    def _new_broker(self) -> Broker:
+        broker = Broker(self.settings, self._data_dir, self._clock)
+        broker.max_connections = self._shares.pull_connections
+        broker.descriptors = descriptors = Descriptors()
+        broker.conditions.add(descriptors.conditions)
+        return broker
+
+    def _keep_clean(self, broker: Broker) -> Cleaner:
+        """Give the broker what compacts and scrubs its streams, and in a cluster what repairs them
+        from other nodes."""
+        broker.compactor = cleaner = Cleaner(
+            broker.hosts,
+            broker.now_ns,
+            self.settings.cleaner,
+            self._data_dir,
+            clock_is_trusted=broker.ages_are_judged,
+            seen=lambda: self._look(broker),
+        )
+        if broker.replicated is not None:
+            broker.mender = Mender(broker.hosts, broker.replicated.donors, self.settings.cleaner)
+        return cleaner
+
+    def _new_link(self, broker: Broker, servers: list[str], seam: str) -> NatsLink:
+        link = NatsLink(
+            self.settings.nats,
+            servers,
+            seam,
+            on_chunk_end=broker.intake.chunk_ended,
+            wait_until_ready_to_read=broker.intake.wait_until_ready_to_read,
+            reading_is_held=broker.intake.reading_is_held,
+            stood_still_seconds=self._loop_watch.stood_still_seconds,
+        )
+        self._links.append(link)
+        return link
 
     async def _join_cluster(
         self, stack: contextlib.AsyncExitStack, broker: Broker

@@ -14,6 +14,7 @@ from support.raw_nats import RawNats
 from liftlog.cli.exit_codes import ExitCode
 from liftlog.client import connect_sync
 from liftlog.errors import Diverged, InvalidArgument
+from liftlog.protocol.described import StreamInfo
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -95,7 +96,12 @@ def test_an_older_copy_leads_once_an_operator_gives_up_the_others(
         with connect_sync(cluster.nodes[node].pull_address) as client:
             values = [one.value for one in client.read(STREAM, until="end", replica=node)]
         assert values == [*kept, b"new"]
-    with connect_sync(cluster.nodes[older].pull_address) as client:
+    assert_loss_is_told(cluster.nodes[older].pull_address, seen)
+
+
+def assert_loss_is_told(address: str, seen: StreamInfo) -> None:
+    """To who looks, and to a reader that has `seen` what was given up."""
+    with connect_sync(address) as client:
         [*_, loss] = client.describe_stream(STREAM).possible_losses
         assert "complete copies were given up" in loss["reason"]
         reader = client.read(

@@ -170,7 +170,7 @@ def test_hints_of_neighbours_mislead_no_one(spark: SparkSession, tmp_path: Path)
         assert python_rows(**where, **more) == rows
 
 
-def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> None:
+def test_conditions(spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(11)
     where: dict[str, Any] = {"path": str(random_log(rng, tmp_path / "orders"))}
     everything = python_rows(**where)
@@ -234,6 +234,13 @@ def test_columns_conditions_and_compact(spark: SparkSession, tmp_path: Path) -> 
         rows = [row for row in everything if holds_of(row)]
         assert rows, condition
         assert jar_rows(spark, condition, **where) == rows, condition
+
+
+def test_columns_compact_sql_and_another_file_system(spark: SparkSession, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"path": str(random_log(random.Random(11), tmp_path / "orders"))}
+    everything = python_rows(**where)
+    middle = everything[len(everything) // 2]["offset"]
+    stamp = everything[len(everything) // 2]["timestamp"]
     for options in (
         {"subject": "orders.*"},
         {"subject": "*.b.>", "columns": "offset,value"},

@@ -223,10 +223,25 @@ Requests = dict[str, list[dict[str, Any]]]
 
 def pull_requests(world: FloodWorld) -> Requests:
     """By kind, those that cost most."""
+    asked = _of_streams(world) | _of_consumers(world) | _of_nodes()
+    # Each makes what the other one deletes; a slot of a group moves back and forth.
+    asked["create"] = asked["delete"] = [
+        one
+        for made, gone in zip(_with("create", asked), _with("delete", asked), strict=True)
+        for one in (made, gone)
+    ]
+    asked["lease"] = asked["release"] = [
+        {"k": "lease", **asked["lease"][0]}, {"k": "release", **asked["release"][0]},
+    ]  # fmt: skip
+    asked["groupjoin"] = asked["groupleave"] = [
+        *_with("groupjoin", asked), *_with("groupleave", asked),
+    ]  # fmt: skip
+    return asked
+
+
+def _of_streams(world: FloodWorld) -> Requests:
     keys = [b"k%d" % (10 * n) for n in range(100)]
-    crowd = {"s": "big", "g": "crowd", "m": "m0", "j": world.joined}
-    node = {"n": "nobody"}
-    asked: Requests = {
+    return {
         "ping": [{}],
         "cancel": [{}],
         "fetch": [
@@ -255,6 +270,12 @@ def pull_requests(world: FloodWorld) -> Requests:
         "streamsfor": [{"u": "big.a"}],
         "extents": [{"s": "big", "o": 1, "z": 1, "fs": "big.of.10"}],
         "metadata": [{}],
+    }
+
+
+def _of_consumers(world: FloodWorld) -> Requests:
+    crowd = {"s": "big", "g": "crowd", "m": "m0", "j": world.joined}
+    return {
         "commit": [_without_kind(_commit(n)) for n in range(64)],
         "checkpoint": [{"s": "big", "c": "c1"}],
         "checkpoints": [{}, {"s": "spent"}],
@@ -269,6 +290,12 @@ def pull_requests(world: FloodWorld) -> Requests:
         "groups": [{}],
         "groupseek": [{"s": "big", "g": "crowd", "o": 1}],
         "groupremove": [{"s": "big", "g": "nothing"}],
+    }
+
+
+def _of_nodes() -> Requests:
+    node = {"n": "nobody"}
+    return {
         "peer": [{"n": "b", "t": 1, "c": "none"}],
         "replicate": [{"s": "big", "x": "", "e": 0, "o": 1, "l": 0, "m": 1 << 20}],
         "suspect": [node],
@@ -285,19 +312,6 @@ def pull_requests(world: FloodWorld) -> Requests:
         "ends": [{"s": ["big"]}],
         "resign": [{"s": ["big"]}],
     }
-    # Each makes what the other one deletes; a slot of a group moves back and forth.
-    asked["create"] = asked["delete"] = [
-        one
-        for made, gone in zip(_with("create", asked), _with("delete", asked), strict=True)
-        for one in (made, gone)
-    ]
-    asked["lease"] = asked["release"] = [
-        {"k": "lease", **asked["lease"][0]}, {"k": "release", **asked["release"][0]},
-    ]  # fmt: skip
-    asked["groupjoin"] = asked["groupleave"] = [
-        *_with("groupjoin", asked), *_with("groupleave", asked),
-    ]  # fmt: skip
-    return asked
 
 
 def _with(kind: str, asked: Requests) -> list[dict[str, Any]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("liftlog", "envelope", "compaction", "acl", "tools")
+_MAX_LINES = 70
 _POSSESSIVE_GROUP = re.compile(r"\)(?:[*+?]|\{[\w%,]*\})\+")
 
 
@@ -22,3 +24,26 @@ def test_no_expression_repeats_a_group_possessively() -> None:
         if "(?" in line and _POSSESSIVE_GROUP.search(line)
     ]
     assert found == []
+
+
+def test_no_function_is_long() -> None:
+    """A function that needs more does several things. Its docstring counts, decorators do not."""
+    probe = "def f():\n" + "    pass\n" * _MAX_LINES
+    assert _long_functions("probe", probe) == ["probe:1 f has 71 lines"]
+    found = [
+        one
+        for directory in (*PRODUCT, "tests")
+        for path in sorted((ROOT / directory).rglob("*.py"))
+        for one in _long_functions(str(path.relative_to(ROOT)), path.read_text())
+    ]
+    assert found == []
+
+
+def _long_functions(path: str, source: str) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > _MAX_LINES:
+                found.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
+    return found

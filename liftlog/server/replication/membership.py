@@ -298,15 +298,7 @@ async def register(
         registered = value.get("start", 0)
         if not isinstance(registered, int):
             raise CorruptMetadata(f"the record of node {node} has the start {registered!r}")
-        # A store that was set back knows of fewer starts than the directory; one that knows of more
-        # was used by another directory.
-        # One that knows of no start at all was made again; then the records of the streams tell
-        # whether the directory was set back (`Member.had`).
-        is_same = (entry is None and file.start > 0) or (
-            value.get("data_id") == file.data_id
-            and (registered in (file.start, file.claimed) or registered < file.start)
-            and not (identity is not None and identity.is_copy(registered, value.get("directory")))
-        )
+        is_same = _is_same_directory(file, None if entry is None else value, identity)
         known_start = max(file.start, file.claimed)
         start = max(registered, file.start, file.claimed) + 1
         # The claim comes first: whatever is then in the store, this directory knows of it.
@@ -315,6 +307,7 @@ async def register(
         claim = NodeFile(cluster_id, node, file.data_id, stored, start, born)
         with storage_errors("writing the node file"):
             write_node_file(fs, data_dir, claim)
+        taken = None if identity is None else identity.taken
         described = {
             **value,
             "v": _FORMAT_VERSION,
@@ -327,9 +320,7 @@ async def register(
             "features": [],
             "draining": value.get("draining", False),
             "stopping": False,
-            "directory": None
-            if identity is None or identity.taken is None
-            else identity.taken._asdict(),
+            "directory": None if taken is None else taken._asdict(),
         }
         try:
             await store.cas(
@@ -348,6 +339,26 @@ async def register(
         f"node {node} cannot register itself: the record changes all the time",
         hint="two daemons may run as the same node: give each its own cluster.node",
     )
+
+
+def _is_same_directory(
+    file: NodeFile, value: Mapping[str, Any] | None, identity: DirectoryIdentity | None
+) -> bool:
+    """Whether the directory is the one that the node has used last. `value` is what the store says
+    of the node, None for nothing.
+
+    A store that was set back knows of fewer starts than the directory; one that knows of more was
+    used by another directory. One that knows of no start at all was made again; then the records of
+    the streams tell whether the directory was set back (`Member.had`).
+    """
+    if value is None:
+        return file.start > 0
+    registered = value.get("start", 0)
+    if value.get("data_id") != file.data_id:
+        return False
+    if registered > file.start and registered != file.claimed:
+        return False
+    return identity is None or not identity.is_copy(registered, value.get("directory"))
 
 
 def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:

@@ -103,14 +103,7 @@ class ReplicatedStreams:
         self.clocks = NodeClocks(data_dir.environment.clock, self._other_nodes, clock_guard)
         self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
         self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
-        self.leadership = Leadership(
-            self.mirror,
-            self.handovers,
-            link_to,
-            lambda: self.led,
-            self._is_lead_coming,
-            self._refuses_seconds,
-        )
+        self.leadership = self._new_leadership(link_to)
         self._node = LocalNode(
             member,
             self.mirror,
@@ -132,23 +125,8 @@ class ReplicatedStreams:
         self.moves = Moves(self.mirror)
         self.new_streams = NewStreams(self.mirror)
         self.successors = Successors(self.mirror, self._spawn)
-        self.guard = Guard(
-            self.mirror,
-            member.name,
-            link_to=link_to,
-            log_end=self.log_end,
-            stand_aside=self._stand_aside,
-            give_up=self._give_up,
-        )
-        self.unclean = UncleanRecovery(
-            self.mirror,
-            member.name,
-            member.start,
-            link_to=link_to,
-            answer=self.guard.answer,
-            may_lead=self._may_recover,
-            on_recovered=self.handovers.tell,
-        )
+        self.guard = self._new_guard(link_to)
+        self.unclean = self._new_unclean_recovery(link_to)
         self._succession: Succession | None = None
         self._streams: dict[str, Replica] = {}
         self.recorded: dict[str, StreamSettings] = {}
@@ -161,6 +139,37 @@ class ReplicatedStreams:
         self._is_listed = False
         """The metadata store has been seen to know this node."""
         self._restoring: asyncio.Task[None] | None = None
+
+    def _new_leadership(self, link_to: Callable[[str], PeerLink]) -> Leadership:
+        return Leadership(
+            self.mirror,
+            self.handovers,
+            link_to,
+            lambda: self.led,
+            self._is_lead_coming,
+            self._refuses_seconds,
+        )
+
+    def _new_guard(self, link_to: Callable[[str], PeerLink]) -> Guard:
+        return Guard(
+            self.mirror,
+            self.member.name,
+            link_to=link_to,
+            log_end=self.log_end,
+            stand_aside=self._stand_aside,
+            give_up=self._give_up,
+        )
+
+    def _new_unclean_recovery(self, link_to: Callable[[str], PeerLink]) -> UncleanRecovery:
+        return UncleanRecovery(
+            self.mirror,
+            self.member.name,
+            self.member.start,
+            link_to=link_to,
+            answer=self.guard.answer,
+            may_lead=self._may_recover,
+            on_recovered=self.handovers.tell,
+        )
 
     # --- records ---
 

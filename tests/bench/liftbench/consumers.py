@@ -108,27 +108,35 @@ async def filtered(spec: dict[str, Any]) -> dict[str, Any]:
         return {"records": records, "seconds": time.monotonic() - started}
 
 
+class _Progress:
+    """How many records were read until now, and at which times."""
+
+    def __init__(self, total: int) -> None:
+        self.done = 0
+        self.seen: list[tuple[float, int]] = []
+        self.all_read = asyncio.Event()
+        self._total = total
+
+    def took(self, count: int) -> None:
+        self.done += count
+        if self.done >= self._total:
+            self.all_read.set()
+
+    async def look(self) -> None:
+        while True:
+            self.seen.append((time.monotonic(), self.done))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
 async def group(spec: dict[str, Any]) -> dict[str, Any]:
     """The members of one group read all records, or with `count` 0 a plain reader does; record by
     record, or `by_batch`: lists of records. Counts from when all have joined, which `joined`
     says, until `records` were read; `seen` is how many had been read at which times, and
     `shares` how many each member read."""
-    done, joined = 0, 0
-    seen: list[tuple[float, int]] = []
+    joined = 0
     shares = [0] * spec["count"]
-    by_batch, total = spec["by_batch"], spec["records"]
-    all_joined, all_read = asyncio.Event(), asyncio.Event()
-
-    def took(count: int) -> None:
-        nonlocal done
-        done += count
-        if done >= total:
-            all_read.set()
-
-    async def look() -> None:
-        while True:
-            seen.append((time.monotonic(), done))
-            await asyncio.sleep(_LOOK_SECONDS)
+    by_batch, progress = spec["by_batch"], _Progress(spec["records"])
+    all_joined, took = asyncio.Event(), progress.took
 
     async def work(number: int, client: Client) -> None:
         nonlocal joined
@@ -169,18 +177,18 @@ async def group(spec: dict[str, Any]) -> dict[str, Any]:
             read(clients[0])
         ]  # fmt: skip
         tasks = [asyncio.create_task(job) for job in jobs]
-        looking = asyncio.create_task(look())
+        looking = asyncio.create_task(progress.look())
         await asyncio.wait([asyncio.create_task(all_joined.wait()), *tasks],
                            return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
         began, daemon = time.process_time(), cpu_seconds(spec["daemon"])
         print("joined", flush=True)
-        await asyncio.wait([asyncio.create_task(all_read.wait()), *tasks],
+        await asyncio.wait([asyncio.create_task(progress.all_read.wait()), *tasks],
                            return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
         told = {
-            "records": done,
+            "records": progress.done,
             "cpu": (time.process_time() - began) / (spec["count"] or 1),
             "daemon_cpu": cpu_seconds(spec["daemon"]) - daemon,
-            "seen": [*seen, (time.monotonic(), done)],
+            "seen": [*progress.seen, (time.monotonic(), progress.done)],
         }
         for task in (*tasks, looking):
             task.cancel()

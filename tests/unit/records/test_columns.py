@@ -91,11 +91,8 @@ def test_every_combination_of_columns_comes_back(
         else:
             assert part.escaped_subjects() == set()
             assert found == [raw_subjects[i].decode() for i in kept]
-        assert [tuple(r)[:5] for r in part] == list(
-            zip(
-                part.offsets(), part.timestamps_ns(), found, part.keys(), part.values(), strict=True
-            )
-        )
+        columns = (part.offsets(), part.timestamps_ns(), found, part.keys(), part.values())
+        assert [tuple(r)[:5] for r in part] == list(zip(*columns, strict=True))
         assert [dict(r.headers) for r in part] == [
             dict(MessageHeaders(BLOCKS[i] if headed else b"")) for i in kept
         ]
