@@ -190,7 +190,7 @@ def test_a_narrow_terminal_shows_some_of_each_value(width: int) -> None:
 
 
 def test_no_colour_means_no_bold_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     pattern = re.compile("v")
     with_colour = RecordLines(80, found=pattern).lines([record(1, b"v")])
     monkeypatch.setenv("NO_COLOR", "1")

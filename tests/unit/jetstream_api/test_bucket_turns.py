@@ -78,7 +78,7 @@ class World:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch in each turn."""
     monkeypatch.setattr(module, "_PIECE_BYTES", 1)
-    monkeypatch.setattr(module, "_TURN_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(module, "_TURN_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -44,6 +44,9 @@ class Administration:
         self.done.append(("resume", name))
         return await self._broker.describe_stream(name)
 
+    async def update_stream(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("the test says what becomes of it")
+
     def daemon_info(self, may_read: Callable[[str], bool], *_: Any) -> DaemonInfo:
         names = self._broker.stream_names()
         return DaemonInfo(name="test", stream_count=sum(map(may_read, names)))

@@ -29,7 +29,7 @@ async def consumers(browser: Any, question: str = "") -> Any:
 async def test_the_largest_lag_first(
     site: Any, broker: Any, orders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker.checkpoints, "page", lambda *_, **__: (FOUND, None), raising=False)
+    monkeypatch.setattr(broker.checkpoints, "page", lambda *_, **__: (FOUND, None))
     async with site() as browser:
         found = await consumers(browser)
         names = [(one["consumer"], one["stream"]) for one in found["consumers"]]
@@ -54,7 +54,7 @@ async def test_the_largest_lag_first(
 async def test_only_those_of_streams_that_one_may_read(
     site: Any, broker: Any, orders: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker.checkpoints, "page", lambda *_, **__: (FOUND, None), raising=False)
+    monkeypatch.setattr(broker.checkpoints, "page", lambda *_, **__: (FOUND, None))
     async with site(policy) as browser:
         await browser.sign_in("eu")
         assert {one["stream"] for one in (await consumers(browser))["consumers"]} == {"orders"}

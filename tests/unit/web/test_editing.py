@@ -59,8 +59,8 @@ def changing(broker: Any, orders: Any, monkeypatch: pytest.MonkeyPatch) -> Chang
     settings = {"subject": "orders.>", "retention": {"max_age": "7d"}, "compaction": {}}
     found = Changing(settings)
     monkeypatch.setattr(broker, "describe_stream", found.describe)
-    monkeypatch.setattr(broker, "create_stream", found.create, raising=False)
-    monkeypatch.setattr(broker.administration, "update_stream", found.update_stream, raising=False)
+    monkeypatch.setattr(broker, "create_stream", found.create)
+    monkeypatch.setattr(broker.administration, "update_stream", found.update_stream)
     return found
 
 
