@@ -40,7 +40,7 @@ def test_no_function_is_long() -> None:
 
 
 def test_no_patch_is_for_what_is_not_there() -> None:
-    """With `raising=False` a patch of a name that was moved changes nothing, and the test goes on
+    """A patch that need not find its name changes nothing once that was moved, and the test goes on
     to pass."""
     silent = "raising=" + "False"
     paths = sorted((ROOT / "tests").rglob("*.py"))
