@@ -1,33 +1,24 @@
 """The `liftlog` command.
 
-main        the entry point                       exit_codes   one table of all exit codes
+main        the entry point
 root        the table of commands; how each ends: its exit code, Ctrl-C, a closed pipe
-                                                  problems     stderr: errors, remarks, questions
-groups      groups that import what is used       output       tables, JSON, YAML, CSV
-options     --server, --output, --set and others  shapes       fields, CSV and templates of objects
-record_lines records as lines, or as objects      text         foreign text, for a terminal
-suggestions names that the daemon knows           progress     bars for long work
+lib/        shared by all commands: options, output, problems, exit codes
 
-A module for each command, and beside it what it is made of:
+A module or a folder for each command, and beside it what it is made of:
 
 serve, config       the daemon; its configuration. daemon_signals: reload and drain
 stream              create, ls, info, update, truncate and others; lease has the leases,
-                    stream_words how a stream is described
-consume, offsets    read; where consumers continue. ranges: offsets and times as they are typed;
-                    consume_group: consume as a member of a group
-pub                 publish; pub_run does the work, nats_server finds the server
-info, top, health   the daemon as it is. top_view: what top shows, and what keys change
-cluster             its cluster: init, status; cluster_moves: move, drain, undrain, forget
-doctor/             what on this machine would keep the daemon from its work
-log_files           `log`. log_reading: the work of verify and dump, log_repair: of repair and
-                    reindex, as far as it is not in liftlog/log/offline/
-backup              create, info, verify, restore; backup_run does the work
+                    stream_words describes a stream
+consuming/          consume, offsets, group
+pub                 publish; pub_run does the work
+info, top, health   the daemon as it is. top_view: rows and keys of top
+clustering/         its cluster
+doctor/             problems of this machine that would keep the daemon from its work
+logs/               `log` and `backup`
 acl                 check, explain, hash-token, new-nkey
-errors              ls, lookup
-import_records      `import`. import_sources: JetStream, lines, rows of Parquet; import_stan and
-                    import_liftbridge: those; import_run: each message stored once
-export              a stream as a table; export_run does the work; export_job/ is for spark-submit
-context             names for daemons; contexts: the file that keeps them
+errors, docs        meanings of errors; pages of the documentation
+imports/, exports/  `import` and `export`; export_job/ is for spark-submit
+context             names for daemons
 completion          scripts for the shell
 
 `demo`, `demo-cluster` and `demo-spark` are in liftlog/demo/.

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.groups import Commands
-from liftlog.cli.options import debug_option, output_format, output_option, quiet
-from liftlog.cli.output import (
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Commands
+from liftlog.cli.lib.options import debug_option, output_format, output_option, quiet
+from liftlog.cli.lib.output import (
     print_pairs,
     print_table,
     write_lines,
     write_object,
     write_objects,
 )
-from liftlog.cli.problems import Problem, check_standard_input, note, warn
-from liftlog.cli.text import plural, printable
+from liftlog.cli.lib.problems import Problem, check_standard_input, note, warn
+from liftlog.cli.lib.text import plural, printable
 from liftlog.errors import ConfigError
 
 if TYPE_CHECKING:

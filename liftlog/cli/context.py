@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from liftlog.cli.contexts import (
+from liftlog.cli.lib.contexts import (
     FIELDS,
     PATHS,
     Contexts,
@@ -17,8 +17,8 @@ from liftlog.cli.contexts import (
     read_contexts,
     write_contexts,
 )
-from liftlog.cli.groups import Commands
-from liftlog.cli.options import (
+from liftlog.cli.lib.groups import Commands
+from liftlog.cli.lib.options import (
     DEFAULT_SERVER,
     debug_option,
     full_address,
@@ -28,7 +28,7 @@ from liftlog.cli.options import (
     quiet,
     server_options,
 )
-from liftlog.cli.output import (
+from liftlog.cli.lib.output import (
     print_pairs,
     print_table,
     say,
@@ -36,8 +36,8 @@ from liftlog.cli.output import (
     write_object,
     write_objects,
 )
-from liftlog.cli.problems import note, warn
-from liftlog.cli.text import printable
+from liftlog.cli.lib.problems import note, warn
+from liftlog.cli.lib.text import printable
 
 _HIDDEN = "(hidden)"
 
@@ -94,7 +94,7 @@ def add(name: str, nats: str | None, creds: str | None, use_it: bool) -> None:
       liftlog context add local --server localhost:9292
       liftlog context add prod --server tls://logs.example --nkey ~/ops.nk --use
     """
-    from liftlog.client.target import Address
+    from liftlog.client.connecting.target import Address
 
     check_name(name)
     given = {field: given_value(field) for field in FIELDS} | {"nats": nats, "creds": creds}

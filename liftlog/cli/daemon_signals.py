@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import click
 
 from liftlog.cli.config import settings_options
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.groups import Command
-from liftlog.cli.options import debug_option, output_format, output_option
-from liftlog.cli.output import say, write_object
-from liftlog.cli.problems import Problem, note, warn
-from liftlog.cli.text import printable
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.options import debug_option, output_format, output_option
+from liftlog.cli.lib.output import say, write_object
+from liftlog.cli.lib.problems import Problem, note, warn
+from liftlog.cli.lib.text import printable
 
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
@@ -144,7 +144,7 @@ class _Daemon:
     """The process that holds the lock of a data directory. Raises Problem if there is none."""
 
     def __init__(self, data_dir: Path) -> None:
-        from liftlog.log.lock import LOCK_NAME
+        from liftlog.log.files.lock import LOCK_NAME
 
         self._lock = data_dir / LOCK_NAME
         try:

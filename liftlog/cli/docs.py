@@ -9,12 +9,12 @@ from typing import NamedTuple
 import click
 
 import liftlog
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.groups import Command
-from liftlog.cli.options import debug_option, output_format, output_option
-from liftlog.cli.output import print_table, write_objects, write_text
-from liftlog.cli.problems import Problem
-from liftlog.cli.suggestions import closest
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.options import debug_option, output_format, output_option
+from liftlog.cli.lib.output import print_table, write_objects, write_text
+from liftlog.cli.lib.problems import Problem
+from liftlog.cli.lib.suggestions import closest
 
 _PARTS = ("tutorial", "how-to", "reference", "explanation")
 _ONE_THAT_IS_THERE = "reference/settings.md"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from liftlog.cli.conditions import conditions_of
-from liftlog.cli.groups import Command
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
-from liftlog.cli.output import print_pairs, write_object
-from liftlog.cli.text import printable, show_span, show_time
+from liftlog.cli.lib.conditions import conditions_of
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.lib.output import print_pairs, write_object
+from liftlog.cli.lib.text import printable, show_span, show_time
 
 
 @click.command(cls=Command)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from liftlog.cli.groups import Commands
-from liftlog.cli.options import (
+from liftlog.cli.lib.groups import Commands
+from liftlog.cli.lib.options import (
     connect_to_server,
     debug_option,
     duration_of,
     output_format,
     server_options,
 )
-from liftlog.cli.output import print_table, say, write_object, write_objects
-from liftlog.cli.problems import note
-from liftlog.cli.ranges import OffsetType, plain_number
-from liftlog.cli.suggestions import complete_stream
-from liftlog.cli.text import printable
+from liftlog.cli.lib.output import print_table, say, write_object, write_objects
+from liftlog.cli.lib.problems import note
+from liftlog.cli.lib.ranges import OffsetType, plain_number
+from liftlog.cli.lib.suggestions import complete_stream
+from liftlog.cli.lib.text import printable
 from liftlog.errors import InvalidArgument
 
 if TYPE_CHECKING:

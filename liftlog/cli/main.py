@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.set_threshold(_GC_THRESHOLD)
     _open_standard_streams()
     try:
-        from liftlog.cli.problems import tell_client_events
+        from liftlog.cli.lib.problems import tell_client_events
         from liftlog.cli.root import cli
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         cli.main(arguments, prog_name="liftlog", color=color)
     except OSError as error:  # of --help; the commands' own end in Root.invoke
-        from liftlog.cli.problems import report, silence_closed_output
+        from liftlog.cli.lib.problems import report, silence_closed_output
 
         code = report(error)
         silence_closed_output()

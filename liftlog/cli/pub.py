@@ -8,11 +8,11 @@ from typing import NoReturn
 
 import click
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.groups import Command
-from liftlog.cli.nats_server import nats_credentials, nats_options, nats_servers
-from liftlog.cli.options import debug_option, output_format, server_options
-from liftlog.cli.problems import check_standard_input
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.nats_server import nats_credentials, nats_options, nats_servers
+from liftlog.cli.lib.options import debug_option, output_format, server_options
+from liftlog.cli.lib.problems import check_standard_input
 
 
 @click.command(cls=Command, short_help="Publish on NATS and print the acks.")

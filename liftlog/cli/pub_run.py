@@ -16,11 +16,11 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.options import quiet
-from liftlog.cli.output import ObjectArray, object_array, write_lines
-from liftlog.cli.problems import Problem, note, warn
-from liftlog.cli.text import plural
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.options import quiet
+from liftlog.cli.lib.output import ObjectArray, object_array, write_lines
+from liftlog.cli.lib.problems import Problem, note, warn
+from liftlog.cli.lib.text import plural
 from liftlog.client.publisher import (
     Ack,
     NotPublished,
@@ -372,7 +372,7 @@ def tell_what_stays(subject: str) -> None:
     """After a tombstone on `subject`: which streams delete nothing because of it."""
     import click
 
-    from liftlog.cli.options import connect_to_server
+    from liftlog.cli.lib.options import connect_to_server
 
     unknown = (
         f"a tombstone deletes the earlier records of its key only in a compacted stream: see "

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 import liftlog
-from liftlog.cli.exit_codes import ExitCode, table_lines
-from liftlog.cli.groups import Commands, Listed
-from liftlog.cli.options import (
+from liftlog.cli.lib.exit_codes import ExitCode, table_lines
+from liftlog.cli.lib.groups import Commands, Listed
+from liftlog.cli.lib.options import (
     ERROR_STYLE,
     debug_option,
     debug_wanted,
@@ -18,8 +18,8 @@ from liftlog.cli.options import (
     error_style_of,
     server_options,
 )
-from liftlog.cli.problems import Problem, report, silence_closed_output
-from liftlog.cli.suggestions import closest, suggest_stream
+from liftlog.cli.lib.problems import Problem, report, silence_closed_output
+from liftlog.cli.lib.suggestions import closest, suggest_stream
 
 _SECTIONS = {
     "Streams and records": {
@@ -29,27 +29,30 @@ _SECTIONS = {
         ),
         "pub": ("cli.pub:pub", "Publish on NATS and print the acks."),
         "consume": (
-            "cli.consume:consume",
+            "cli.consuming.consume:consume",
             "Print the records of STREAM, and wait for more until Ctrl-C.",
         ),
-        "tail": ("cli.consume:tail", "Print the last records of STREAM."),
-        "get": ("cli.consume:get", "Print the record of STREAM at OFFSET."),
+        "tail": ("cli.consuming.consume:tail", "Print the last records of STREAM."),
+        "get": ("cli.consuming.consume:get", "Print the record of STREAM at OFFSET."),
         "import": (
-            "cli.import_records:import_commands",
+            "cli.imports.import_records:import_commands",
             "Copy messages from JetStream or elsewhere into a stream.",
         ),
-        "export": ("cli.export:export", "Export a stream as a table."),
+        "export": ("cli.exports.export:export", "Export a stream as a table."),
         "export-vacuum": (
-            "cli.export_vacuum:export_vacuum",
+            "cli.exports.export_vacuum:export_vacuum",
             "Remove old snapshots of an exported table.",
         ),
     },
     "Consumers": {
         "offsets": (
-            "cli.offsets:offsets_commands",
+            "cli.consuming.offsets:offsets_commands",
             "List, show, move and delete the checkpoints of consumers.",
         ),
-        "group": ("cli.group:group_commands", "List, show, move and delete consumer groups."),
+        "group": (
+            "cli.consuming.group:group_commands",
+            "List, show, move and delete consumer groups.",
+        ),
     },
     "Daemon": {
         "serve": ("cli.serve:serve", "Run the daemon until SIGTERM or Ctrl-C."),
@@ -65,7 +68,7 @@ _SECTIONS = {
             "Stop the daemon here, and wait until it has ended.",
         ),
         "cluster": (
-            "cli.cluster:cluster_commands",
+            "cli.clustering.cluster:cluster_commands",
             "Prepare a cluster; show and move its replicas.",
         ),
         "config": (
@@ -79,9 +82,9 @@ _SECTIONS = {
         ),
     },
     "Files of the daemon": {
-        "log": ("cli.log_files:log_commands", "Inspect the files of a log, and repair them."),
+        "log": ("cli.logs.log_files:log_commands", "Inspect the files of a log, and repair them."),
         "backup": (
-            "cli.backup:backup_commands",
+            "cli.logs.backup:backup_commands",
             "Back up a data directory, while the daemon runs.",
         ),
     },

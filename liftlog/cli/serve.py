@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from liftlog.cli.groups import Command
-from liftlog.cli.options import debug_option
-from liftlog.cli.problems import unwrapped
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.options import debug_option
+from liftlog.cli.lib.problems import unwrapped
 from liftlog.errors import LiftlogError
 
 logger = logging.getLogger("liftlog.server")

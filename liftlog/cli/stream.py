@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.groups import Commands
 from liftlog.cli.lease import lease_commands
-from liftlog.cli.options import (
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Commands
+from liftlog.cli.lib.options import (
     connect_to_server,
     debug_option,
     output_format,
@@ -19,7 +19,7 @@ from liftlog.cli.options import (
     quiet,
     server_options,
 )
-from liftlog.cli.output import (
+from liftlog.cli.lib.output import (
     print_pairs,
     print_table,
     say,
@@ -27,12 +27,12 @@ from liftlog.cli.output import (
     write_object,
     write_objects,
 )
-from liftlog.cli.problems import confirmed, note, warn
-from liftlog.cli.ranges import Position, offset_at, position_of
-from liftlog.cli.setting_options import SettingsCommand
+from liftlog.cli.lib.problems import confirmed, note, warn
+from liftlog.cli.lib.ranges import Position, offset_at, position_of
+from liftlog.cli.lib.setting_options import SettingsCommand
+from liftlog.cli.lib.suggestions import complete_stream
+from liftlog.cli.lib.text import plural, printable, show_size
 from liftlog.cli.stream_words import count_of, describe_pass, facts_of, print_streams
-from liftlog.cli.suggestions import complete_stream
-from liftlog.cli.text import plural, printable, show_size
 from liftlog.names import is_stream_name
 
 if TYPE_CHECKING:

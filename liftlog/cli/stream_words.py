@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from liftlog.cli.options import wide_wanted
-from liftlog.cli.output import print_table, terminal_width
-from liftlog.cli.text import plural, printable, show_size, show_time
+from liftlog.cli.lib.options import wide_wanted
+from liftlog.cli.lib.output import print_table, terminal_width
+from liftlog.cli.lib.text import plural, printable, show_size, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from liftlog.cli.conditions import Shown, conditions_of
-from liftlog.cli.groups import Command
-from liftlog.cli.options import connect_to_server, debug_option, output_format, server_options
-from liftlog.cli.output import colour_of, is_terminal, make_console, print_table, write_objects
-from liftlog.cli.problems import warn
-from liftlog.cli.text import printable, shorten
+from liftlog.cli.lib.conditions import Shown, conditions_of
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.lib.output import colour_of, is_terminal, make_console, print_table, write_objects
+from liftlog.cli.lib.problems import warn
+from liftlog.cli.lib.text import printable, shorten
 from liftlog.cli.top_view import COLUMNS, END, ORDERS, Row, View, spark
 from liftlog.errors import Forbidden, StreamUnavailable
 

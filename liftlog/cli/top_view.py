@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from liftlog.cli.text import plural, printable, show_size
+from liftlog.cli.lib.text import plural, printable, show_size
 
 TREND = 12
 """How many looks a trend shows."""

@@ -6,19 +6,15 @@
 
 Importing this package loads no server dependency.
 
-    connecting                 `connect` and `connect_sync`
-    aio, blocking              the two clients: thin shells over what follows
-    target, dialing            addresses and logins, connected sockets
-    reconnecting               when to connect again, and which requests to repeat
-    routes                     which node of a cluster to ask
-    requests                   arguments -> requests, answers -> results
-    read_options               the options of a read
-    read_ahead, batches, buffers, batch_reader    a read: what to ask for, checked batches
-    consuming                  what of a consumer's records counts, and when to store it
-    group_member, grouping, beating    a member of a group: its slots, its records, its beats
-    publisher, sync_publisher, publishing    publishing over NATS with acks
-    dead_letters, dead_lettering    what becomes of records whose processing fails
-    companions                 `envelope` and nkeys, in either distribution
+    opening             `connect` and `connect_sync`
+    aio, blocking       the two clients: thin shells over what follows
+    connecting/         addresses, sockets, which node to ask, when to connect again
+    requests            arguments -> requests, answers -> results
+    reading/            what to fetch next, checked batches, offsets to store
+    groups/             a member of a group: its slots, its records, its heartbeats
+    publisher, sync_publisher, publishing/    publishing over NATS with acks
+    dead_letters, dead_lettering    records whose processing fails
+    companions          `envelope` and nkeys, in either distribution
 """
 
 from __future__ import annotations
@@ -26,13 +22,13 @@ from __future__ import annotations
 from liftlog.client.aio.client import Client, RecordReader
 from liftlog.client.aio.consumer import Consumer
 from liftlog.client.aio.group import GroupConsumer
-from liftlog.client.batch_reader import BatchReader, SyncBatchReader
-from liftlog.client.batches import FetchAnswer
 from liftlog.client.blocking.client import SyncClient, SyncRecordReader
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.blocking.group import SyncGroupConsumer
-from liftlog.client.connecting import connect, connect_sync
-from liftlog.client.read_options import (
+from liftlog.client.opening import connect, connect_sync
+from liftlog.client.reading.batch_reader import BatchReader, SyncBatchReader
+from liftlog.client.reading.batches import FetchAnswer
+from liftlog.client.reading.read_options import (
     Column,
     Filter,
     OnCorrupt,

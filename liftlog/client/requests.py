@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from liftlog.client.batches import FetchAnswer
-from liftlog.client.read_options import (
+from liftlog.client.reading.batches import FetchAnswer
+from liftlog.client.reading.read_options import (
     Column,
     Filter,
     Start,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.groups import Command
-from liftlog.cli.options import debug_option
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.options import debug_option
 
 
 @click.command(cls=Command)

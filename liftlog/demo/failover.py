@@ -12,8 +12,8 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.problems import Problem
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.problems import Problem
 from liftlog.client import ClusterStream, Record, connect
 from liftlog.client.publisher import Publisher
 from liftlog.demo.running import DemoDaemon, Story, conclude, run_in_directory

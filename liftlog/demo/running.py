@@ -19,10 +19,10 @@ from pathlib import Path
 
 import click
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.output import print_table, terminal_width, write_lines
-from liftlog.cli.problems import Problem
-from liftlog.cli.text import plural
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.output import print_table, terminal_width, write_lines
+from liftlog.cli.lib.problems import Problem
+from liftlog.cli.lib.text import plural
 from liftlog.demo.publishing import summarise
 from liftlog.server.vitals.child_processes import tied_to_parent
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import nats
 from nats.aio.client import Client as NatsClient
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.text import plural
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.text import plural
 from liftlog.client import Record, connect
 from liftlog.demo.publishing import (
     MESSAGE_ID,

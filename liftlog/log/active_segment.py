@@ -14,10 +14,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from liftlog.log.environment import LogEnvironment
-from liftlog.log.filesystem import File, write_all
-from liftlog.log.index import SparseIndex, keep_index
-from liftlog.log.segment import Segment
-from liftlog.log.unreadable import is_unreadable
+from liftlog.log.files.filesystem import File, write_all
+from liftlog.log.files.unreadable import is_unreadable
+from liftlog.log.segment.index import SparseIndex, keep_index
+from liftlog.log.segment.segment import Segment
 from liftlog.records.encode import EncodedBatch
 
 logger = logging.getLogger("liftlog.log")

@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import ConfigError, CorruptMetadata
-from liftlog.log.checkpoint_file import (
+from liftlog.log.environment import LogConfig, LogEnvironment
+from liftlog.log.files.checkpoint_file import (
     TEMPORARY_SUFFIX,
     read_dispensable_file,
     write_checkpoint_file,
 )
-from liftlog.log.environment import LogConfig, LogEnvironment
-from liftlog.log.filesystem import FileSystem, storage_errors
-from liftlog.log.identity import DirectoryIdentity, Witness
-from liftlog.log.inventory import RecoveryReport
-from liftlog.log.lock import DataDirLock, take_lock
+from liftlog.log.files.filesystem import FileSystem, storage_errors
+from liftlog.log.files.identity import DirectoryIdentity, Witness
+from liftlog.log.files.lock import DataDirLock, take_lock
+from liftlog.log.files.manifest import COPY_NAME, MANIFEST_NAME, SegmentEntry
+from liftlog.log.files.unreadable import is_unreadable
 from liftlog.log.log import Log
-from liftlog.log.manifest import COPY_NAME, MANIFEST_NAME, SegmentEntry
-from liftlog.log.opening import open_log
-from liftlog.log.recovery import ActiveState
-from liftlog.log.unreadable import is_unreadable
+from liftlog.log.recovery.inventory import RecoveryReport
+from liftlog.log.recovery.opening import open_log
+from liftlog.log.segment.tail import ActiveState
 from liftlog.names import is_stream_name
 
 CLEAN_NAME = "clean"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from liftlog.log.derived import DerivedFiles, sketch_path, subject_index_path
-from liftlog.log.filesystem import File, FileSystem
-from liftlog.log.index import IndexEntry, SparseIndex, index_path, read_index, write_index
-from liftlog.log.manifest import QuarantinedRange
-from liftlog.log.segment import Segment, walk_batches
-from liftlog.log.sketched import SegmentParts, read_parts
-from liftlog.log.subject_index import SubjectIndex, read_subject_index
+from liftlog.log.files.filesystem import File, FileSystem
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.segment.derived import DerivedFiles, sketch_path, subject_index_path
+from liftlog.log.segment.index import IndexEntry, SparseIndex, index_path, read_index, write_index
+from liftlog.log.segment.segment import Segment, walk_batches
+from liftlog.log.segment.sketched import SegmentParts, read_parts
+from liftlog.log.segment.subject_index import SubjectIndex, read_subject_index
 
 logger = logging.getLogger("liftlog.log")
 

@@ -13,39 +13,40 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import StorageError
-from liftlog.log import reading, structure, truncation
+from liftlog.log import structure, truncation
 from liftlog.log.active_segment import LogEnd
-from liftlog.log.arrivals import Arrivals
-from liftlog.log.by_subject import SubjectRuns, index_at, read_by_subject
 from liftlog.log.environment import LogConfig, LogEnvironment
-from liftlog.log.filesystem import Buffer, storage_errors
-from liftlog.log.leases import Leases
-from liftlog.log.manifest import (
+from liftlog.log.files.filesystem import Buffer, storage_errors
+from liftlog.log.files.leases import Leases
+from liftlog.log.files.manifest import (
     QuarantinedRange,
     SegmentEntry,
     end_of_epoch,
     epoch_before,
 )
-from liftlog.log.measuring import Extent, RecordCounts, Wanted, find_matching, measure
-from liftlog.log.partial import PartialPiece, read_partially
-from liftlog.log.reading import Gap
-from liftlog.log.recovery import ActiveState
-from liftlog.log.segment import Segment
-from liftlog.log.sketch import Probe
-from liftlog.log.slices import LogSlice
-from liftlog.log.slot import AckedSlot
-from liftlog.log.sparse import SparsePiece, read_sparsely
+from liftlog.log.files.slot import AckedSlot
+from liftlog.log.read import reading
+from liftlog.log.read.arrivals import Arrivals
+from liftlog.log.read.by_subject import SubjectRuns, index_at, read_by_subject
+from liftlog.log.read.measuring import Extent, RecordCounts, Wanted, find_matching, measure
+from liftlog.log.read.partial import PartialPiece, read_partially
+from liftlog.log.read.reading import Gap
+from liftlog.log.read.slices import LogSlice
+from liftlog.log.read.sparse import SparsePiece, read_sparsely
+from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.sketch import Probe
+from liftlog.log.segment.subject_index import SubjectIndex
+from liftlog.log.segment.tail import ActiveState
+from liftlog.log.segment.walk import is_covered
 from liftlog.log.state import LogState, ReadView
-from liftlog.log.subject_index import SubjectIndex
-from liftlog.log.walk import is_covered
 from liftlog.log.writing import LogWriter
-from liftlog.records.heads import WantedSubjects
+from liftlog.records.columns.heads import WantedSubjects
 
 logger = logging.getLogger("liftlog.log")
 
 
 class Log:
-    """Made by `create` and by `liftlog.log.opening.open_log`.
+    """Made by `create` and by `liftlog.log.recovery.opening.open_log`.
 
     This class is what others see. What a log is made of stands in `state.py` (the view that readers
     take, and how it changes), `writing.py` (the end of the log), `structure.py`, `truncation.py`

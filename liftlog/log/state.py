@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from liftlog.errors import StorageError
 from liftlog.log.active_segment import ActiveSegment, LogEnd
-from liftlog.log.derived import files_of
 from liftlog.log.environment import IndexCache, LogConfig, LogEnvironment
-from liftlog.log.filesystem import File, storage_errors
-from liftlog.log.index import IndexEntry, SparseIndex
-from liftlog.log.manifest import (
+from liftlog.log.files.filesystem import File, storage_errors
+from liftlog.log.files.manifest import (
     LEAST_RESERVED,
     MOST_RESERVED,
     Manifest,
     QuarantinedRange,
     SegmentEntry,
 )
-from liftlog.log.segment import Segment
+from liftlog.log.segment.derived import files_of
+from liftlog.log.segment.index import IndexEntry, SparseIndex
+from liftlog.log.segment.segment import Segment
 
 if TYPE_CHECKING:
-    from liftlog.log.slices import LogSlice
+    from liftlog.log.read.slices import LogSlice
 
 logger = logging.getLogger("liftlog.log")
 

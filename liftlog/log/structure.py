@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from liftlog.errors import SegmentsChanged
-from liftlog.log.derived import files_of
-from liftlog.log.filesystem import storage_errors
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry, epochs_from
-from liftlog.log.segment import Segment
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry, epochs_from
+from liftlog.log.segment.derived import files_of
+from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.walk import is_covered
 from liftlog.log.state import LogState, lies_behind
-from liftlog.log.walk import is_covered
 
 logger = logging.getLogger("liftlog.log")
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from liftlog.errors import OffsetOutOfRange
 from liftlog.log.active_segment import LogEnd
-from liftlog.log.filesystem import storage_errors
-from liftlog.log.index import IndexEntry, write_index
-from liftlog.log.manifest import epochs_from
-from liftlog.log.segment import Segment, walk_batches
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.files.manifest import epochs_from
+from liftlog.log.segment.index import IndexEntry, write_index
+from liftlog.log.segment.segment import Segment, walk_batches
 from liftlog.log.state import LogState
 from liftlog.log.structure import remove_before
 from liftlog.log.writing import LogWriter

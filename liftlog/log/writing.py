@@ -11,8 +11,8 @@ from typing import Any
 from compaction.ages import TOLERANCE_NS
 from liftlog.errors import SyncFailed
 from liftlog.log.active_segment import LogEnd
-from liftlog.log.filesystem import Buffer, storage_error, storage_errors
-from liftlog.log.manifest import (
+from liftlog.log.files.filesystem import Buffer, storage_error, storage_errors
+from liftlog.log.files.manifest import (
     LEAST_RESERVED,
     MOST_RESERVED,
     SKIPPED,
@@ -20,10 +20,10 @@ from liftlog.log.manifest import (
     epochs_below,
     ranges_below,
 )
-from liftlog.log.segment import MAX_POSITION, Segment
-from liftlog.log.slot import AckedSlot
+from liftlog.log.files.slot import AckedSlot
+from liftlog.log.segment.segment import MAX_POSITION, Segment
 from liftlog.log.state import LogState
-from liftlog.records.columns import cut_front
+from liftlog.records.columns.batch_columns import cut_front
 from liftlog.records.decode import decode_batch
 from liftlog.records.encode import EncodedBatch
 from liftlog.records.header import parse_header, verify_body

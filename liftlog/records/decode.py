@@ -271,7 +271,7 @@ class RecordBatch:
         Keys, headers and values are not copied. `columns` chooses some of them. Needs pyarrow,
         else raises LiftlogError.
         """
-        from liftlog.records.arrow import to_arrow
+        from liftlog.records.columns.arrow import to_arrow
 
         return to_arrow(self._view, self.header, self._layout, self._lo, self._hi, columns)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
+from liftlog.records.columns.selection import HEADERS as HEADERS_COLUMN
+from liftlog.records.columns.selection import KEY, SUBJECT, TIMESTAMP, VALUE
 from liftlog.records.decode import RecordBatch
 from liftlog.records.encode import fill_header
 from liftlog.records.format import (
@@ -23,8 +25,6 @@ from liftlog.records.format import (
     padded,
 )
 from liftlog.records.layout import find_layout
-from liftlog.records.selection import HEADERS as HEADERS_COLUMN
-from liftlog.records.selection import KEY, SUBJECT, TIMESTAMP, VALUE
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
 _NO_SUBJECT = (1).to_bytes(16, "little")

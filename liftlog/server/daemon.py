@@ -21,9 +21,9 @@ from acl.policy import Policy
 from liftlog import __version__
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
-from liftlog.log.filesystem import private, storage_errors
-from liftlog.log.shared_descriptors import SharedDescriptors
-from liftlog.log.slot import BOOT_ID_UNKNOWN, SLOT_NAME, current_boot_id
+from liftlog.log.files.filesystem import private, storage_errors
+from liftlog.log.files.shared_descriptors import SharedDescriptors
+from liftlog.log.files.slot import BOOT_ID_UNKNOWN, SLOT_NAME, current_boot_id
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.cleaning.mending import Mender
@@ -40,13 +40,13 @@ from liftlog.server.life.logs import reopen_logs
 from liftlog.server.life.reloading import OUTCOME_NAME, Reloads
 from liftlog.server.life.service_manager import ServiceManager
 from liftlog.server.life.signals import Signals
+from liftlog.server.metadata.membership import refuse_node
 from liftlog.server.metrics.values import Sources
+from liftlog.server.node.clustered import ClusterNode
 from liftlog.server.pull import PullServer
 from liftlog.server.pull.certificates import load_pull_tls
 from liftlog.server.pull.limits import limits_of
-from liftlog.server.replication.membership import refuse_node
 from liftlog.server.streams.broker import Broker
-from liftlog.server.streams.clustered import ClusterNode
 from liftlog.server.streams.housekeeping import Housekeeping, keep_house
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.descriptors import Descriptors, raise_open_file_limit, shares_of

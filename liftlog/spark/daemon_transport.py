@@ -14,9 +14,9 @@ from typing import Self
 
 from envelope.format import MAX_KEY_BYTES
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
-from liftlog.client.batch_reader import together
-from liftlog.client.reconnecting import Backoff, may_pass
-from liftlog.client.target import RECONNECT_FOR_SECONDS
+from liftlog.client.connecting.reconnecting import Backoff, may_pass
+from liftlog.client.connecting.target import RECONNECT_FOR_SECONDS
+from liftlog.client.reading.batch_reader import together
 from liftlog.errors import (
     CorruptRange,
     DiskFull,
@@ -27,8 +27,8 @@ from liftlog.errors import (
     StreamNotFound,
     UnknownRequest,
 )
-from liftlog.log.measuring import Extent
-from liftlog.records.positions import Batches
+from liftlog.log.read.measuring import Extent
+from liftlog.records.columns.positions import Batches
 from liftlog.spark.leases import HOLDER, TaskLease
 from liftlog.spark.options import EARLIEST, ScanOptions
 from liftlog.spark.transport import (

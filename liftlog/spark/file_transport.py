@@ -21,12 +21,12 @@ from liftlog.errors import (
     StaleIncarnation,
     StorageError,
 )
-from liftlog.log.filesystem import OsFile, OsFileSystem, storage_errors
-from liftlog.log.index import IndexEntry, SparseIndex, read_index
-from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
-from liftlog.log.measuring import Extent, measure
-from liftlog.log.segment import Segment
-from liftlog.log.walk import Found, walk
+from liftlog.log.files.filesystem import OsFile, OsFileSystem, storage_errors
+from liftlog.log.files.manifest import MANIFEST_NAME, Manifest, SegmentEntry, read_manifest
+from liftlog.log.read.measuring import Extent, measure
+from liftlog.log.segment.index import IndexEntry, SparseIndex, read_index
+from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.walk import Found, walk
 from liftlog.records.decode import RecordBatch
 from liftlog.spark.options import ScanOptions
 from liftlog.spark.transport import (

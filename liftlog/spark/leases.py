@@ -28,7 +28,7 @@ from typing import Self
 
 from liftlog.client import SyncClient
 from liftlog.errors import LeaseGone, LiftlogError
-from liftlog.records.positions import Batches
+from liftlog.records.columns.positions import Batches
 
 logger = logging.getLogger("liftlog.spark.export")
 

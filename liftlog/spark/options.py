@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from acl import subjects as patterns
-from liftlog.client.target import DEFAULT_ADDRESS, DEFAULT_PORT, Address
+from liftlog.client.connecting.target import DEFAULT_ADDRESS, DEFAULT_PORT, Address
 from liftlog.errors import InvalidArgument
 from liftlog.names import check_stream_name
 from liftlog.spark.columns import did_you_mean, parse_columns

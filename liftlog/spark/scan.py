@@ -10,7 +10,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from liftlog.errors import InvalidArgument, OffsetOutOfRange
-from liftlog.log.measuring import Extent
+from liftlog.log.read.measuring import Extent
 from liftlog.spark.daemon_transport import PLANNING_SECONDS, READING_SECONDS, DaemonTransport
 from liftlog.spark.decoder import RowDecoder
 from liftlog.spark.file_transport import FileTransport

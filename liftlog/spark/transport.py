@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange, SegmentsChanged
-from liftlog.log.measuring import Extent
-from liftlog.records.positions import Batches
+from liftlog.log.read.measuring import Extent
+from liftlog.records.columns.positions import Batches
 
 logger = logging.getLogger("liftlog.spark")
 

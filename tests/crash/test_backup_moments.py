@@ -25,12 +25,12 @@ from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 from support.rounds import chance_of, rounds
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.log import DataDir, LogConfig, LogEnvironment
 from liftlog.log.environment import SystemClock
-from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.records import iter_batches
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]

@@ -22,7 +22,7 @@ from support.values import ZERO_TAILS
 
 from liftlog.log import DataDir, LogConfig, LogEnvironment
 from liftlog.log.environment import SystemClock
-from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.records import iter_batches
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]

@@ -20,8 +20,8 @@ from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, UnsupportedFormat
 from liftlog.log import ActiveState, EncodedBatch, Log, LogConfig, open_log
-from liftlog.log.index import index_path
-from liftlog.log.slot import SLOT_NAME
+from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.segment.index import index_path
 from liftlog.records import decode_batch, encode_batch, parse_header
 
 CONFIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)

@@ -28,7 +28,7 @@ from support.stored_logs import batch_positions
 from liftlog.client import Filter, SyncClient, connect_sync
 from liftlog.errors import CorruptRange, StreamUnavailable
 from liftlog.log import OsFileSystem
-from liftlog.log.manifest import QuarantinedRange, read_manifest
+from liftlog.log.files.manifest import QuarantinedRange, read_manifest
 from liftlog.records import encode_batch
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]

@@ -19,18 +19,18 @@ import pytest
 from support.logs import BASE_NS, create, environment
 from support.rounds import rounds
 
-from liftlog.client.batches import FetchAnswer
+from liftlog.client.reading.batches import FetchAnswer
 from liftlog.errors import CorruptRange
 from liftlog.log import ActiveState, EncodedBatch, Log, LogConfig, OsFileSystem, open_log
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.log.offline.files import find_streams
 from liftlog.log.offline.verify import DAMAGE, verify_stream
 from liftlog.log.rewrite import ScrubJob, scrub
-from liftlog.log.walk import find_new_damage
+from liftlog.log.segment.walk import find_new_damage
 from liftlog.protocol.messages import FetchHeader
 from liftlog.records import encode_batch, parse_header
-from liftlog.records.selection import parse_selection
-from liftlog.server.pull.filtering import Scan, scan_log
+from liftlog.records.columns.selection import parse_selection
+from liftlog.server.reading.filtering import Scan, scan_log
 from liftlog.server.streams.dedupe_restoring import restore_dedupe
 from liftlog.spark.file_transport import FileTransport
 from liftlog.spark.options import parse_options

@@ -25,7 +25,7 @@ from support.nats_server import NatsServer
 from support.rounds import chance_of, is_torture, rounds
 from support.twins import twin_of
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import connect_sync
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(36000)]

@@ -21,7 +21,7 @@ from support.raw_nats import RawNats
 from support.readback import read_back
 from support.rounds import rounds
 
-from liftlog.log.manifest import LEAST_RESERVED
+from liftlog.log.files.manifest import LEAST_RESERVED
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
 

@@ -19,8 +19,8 @@ from support.stored_logs import STREAM, StoredLog
 from liftlog.client import connect_sync
 from liftlog.log import DataDir, LogConfig, LogEnvironment
 from liftlog.log.environment import SystemClock
-from liftlog.log.filesystem import OsFile, OsFileSystem
-from liftlog.log.manifest import read_manifest
+from liftlog.log.files.filesystem import OsFile, OsFileSystem
+from liftlog.log.files.manifest import read_manifest
 
 MIB = 1 << 20
 SEGMENT_BYTES = 256 * MIB

@@ -26,7 +26,7 @@ from support.raw_nats import RawNats
 from support.readback import read_back
 from support.rounds import modes
 
-from liftlog.log.manifest import SKIPPED
+from liftlog.log.files.manifest import SKIPPED
 
 pytestmark = pytest.mark.integration
 

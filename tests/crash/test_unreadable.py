@@ -33,12 +33,12 @@ from support.raw_nats import RawNats
 from support.readback import read_back
 from support.rounds import modes, rounds
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange, LiftlogError
-from liftlog.log.filesystem import OsFileSystem
-from liftlog.log.manifest import read_manifest
+from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.log.files.manifest import read_manifest
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import parse_header
 

@@ -92,7 +92,7 @@ def login():
     connect_sync("tcp://127.0.0.1:1", nkey="seed").__enter__()
 
 def arrow():
-    import liftlog.records.arrow
+    import liftlog.records.columns.arrow
 
 for attempt in (lambda: asyncio.run(publish()), login, arrow):
     try:

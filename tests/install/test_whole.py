@@ -68,7 +68,12 @@ def test_only_what_extras_bring_is_missing(minimal: Environment) -> None:
     assert {name for kind, _, name in missing if kind == "RAISED"} <= {"MISSING_DEPENDENCY"}
     assert all(
         module.startswith(
-            ("liftlog.spark", "liftlog.cli.export_run", "liftlog.records.arrow", "liftlog.demo")
+            (
+                "liftlog.spark",
+                "liftlog.cli.exports.export_run",
+                "liftlog.records.columns.arrow",
+                "liftlog.demo",
+            )
         )
         for _, module, _ in missing
     ), printed

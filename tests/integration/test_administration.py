@@ -19,7 +19,7 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import connect
 

@@ -13,8 +13,8 @@ from support.raw_nats import RawNats
 
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
-from liftlog.server.replication.mirror import Mirror
-from liftlog.server.streams import adopting
+from liftlog.server.metadata.mirror import Mirror
+from liftlog.server.node import adopting
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ from support.command_line import Cli
 from support.daemon import Daemon
 from support.nats_server import NatsServer
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import SyncClient, connect_sync
 from liftlog.errors import Diverged, OffsetOutOfRange
 

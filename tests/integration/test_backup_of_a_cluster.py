@@ -20,12 +20,12 @@ from support.pages import blocks, run_shell
 from support.raw_nats import RawNats
 
 from acl.tokens import hash_token
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli as root
 from liftlog.client import connect_sync
 from liftlog.errors import Diverged
-from liftlog.log.filesystem import OsFileSystem
-from liftlog.log.manifest import read_manifest
+from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.log.files.manifest import read_manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -15,7 +15,7 @@ from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
 from acl.tokens import hash_token, new_secret
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import SyncClient, connect, connect_sync
 from liftlog.errors import (

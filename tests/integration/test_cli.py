@@ -21,7 +21,7 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 
 from acl.tokens import hash_token, new_secret
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,7 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
 from support.store_campaign import eventually
 
-from liftlog.server.replication.kv_link import KvLink
+from liftlog.server.metadata.kv_link import KvLink
 from liftlog.settings import NatsSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -22,7 +22,7 @@ from support.processes import children_of
 from support.raw_nats import RawNats
 
 from envelope import encode
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange, InvalidArgument

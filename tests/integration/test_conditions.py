@@ -16,7 +16,7 @@ from support.ill_daemon import NODE, STREAM, words_of
 from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.server.streams.description import _SHOWN_APART

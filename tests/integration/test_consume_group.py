@@ -18,8 +18,8 @@ from support.daemon import Daemon
 from support.ingesting import assert_no_traceback, until
 from support.nats_server import NatsServer
 
-from liftlog.cli import consume_exec
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.consuming import consume_exec
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import GroupInfo, connect_sync
 
 pytestmark = pytest.mark.integration

@@ -20,7 +20,7 @@ from support.ports import free_port
 from support.raw_nats import RawNats, pub_frame
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import SyncClient, connect_sync
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,7 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.server.life.reloading import OUTCOME_NAME
 

@@ -15,7 +15,7 @@ from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 from support.stored_logs import batch_positions, flip
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import connect, connect_sync
 from liftlog.errors import CorruptRange

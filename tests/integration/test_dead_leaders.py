@@ -12,7 +12,7 @@ from support.ingesting import publish, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

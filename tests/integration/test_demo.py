@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import Record
 from liftlog.demo import scenario
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.demo import failover
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -23,7 +23,7 @@ from support.ports import free_port
 from support.raw_nats import RawNats, pub_frame
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import GroupInfo, connect_sync
 

@@ -13,7 +13,7 @@ from support.handover_load import EveryWay
 from support.ingesting import until
 from support.nats_server import NatsServer
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -20,7 +20,7 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import Record, connect_sync
 
 pytestmark = pytest.mark.integration

@@ -27,7 +27,7 @@ from support.repository import REPOSITORY
 
 from envelope import protobuf
 from envelope.protobuf import BYTES, INT32, MAP, TEXT
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import Record, connect_sync
 
 pytestmark = pytest.mark.integration

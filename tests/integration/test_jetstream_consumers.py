@@ -23,9 +23,9 @@ from support.nats_server import NatsServer
 from support.raw_nats import RawMessage, RawNats
 
 from liftlog.client import connect_sync
-from liftlog.server.jetstream_api.consumer import WINDOW_BYTES
-from liftlog.server.jetstream_api.consumer_table import MAX_OF_PARTY
-from liftlog.server.jetstream_api.cursor import PIECE_BYTES
+from liftlog.server.jetstream_api.consumers.consumer import WINDOW_BYTES
+from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES
+from liftlog.server.jetstream_api.consumers.table import MAX_OF_PARTY
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from support.nats_cluster import NatsCluster
 from support.nats_server import NatsServer
 from support.store_campaign import eventually
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.server.replication.kv_link import KvLink
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.server.metadata.kv_link import KvLink
 from liftlog.settings import NatsSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ from support.ingesting import publish, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import connect_sync
 from liftlog.errors import InvalidArgument, StreamUnavailable
 

@@ -13,8 +13,8 @@ from support.command_line import COMMAND
 from support.ingesting import until
 from support.nats_server import NatsServer
 
-from liftlog.log.filesystem import OsFileSystem
-from liftlog.server.replication.known_records import read_known_records
+from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.server.metadata.known_records import read_known_records
 
 STREAMS = {"in": {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 

@@ -22,12 +22,12 @@ from support.store_campaign import eventually
 from liftlog.cluster.store import MAX_VALUE_BYTES, CasLost, Entry, MetaStore, StoreUnavailable
 from liftlog.errors import ConfigError, InvalidArgument
 from liftlog.server.ingest import servers
-from liftlog.server.replication import kv_link, kv_store
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.kv_bucket import Bucket, Notice, check_created
-from liftlog.server.replication.kv_link import KvLink
-from liftlog.server.replication.kv_store import BucketMissing, NatsKvMetaStore, make_store
-from liftlog.server.replication.kv_view import Changes
+from liftlog.server.metadata import kv_link, kv_store
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.kv_bucket import Bucket, Notice, check_created
+from liftlog.server.metadata.kv_link import KvLink
+from liftlog.server.metadata.kv_store import BucketMissing, NatsKvMetaStore, make_store
+from liftlog.server.metadata.kv_view import Changes
 from liftlog.settings import NatsSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

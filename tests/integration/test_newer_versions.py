@@ -13,10 +13,10 @@ from support.ingesting import publish, until
 from support.nats_server import NatsServer
 from support.raw_nats import RawNats
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import connect_sync
-from liftlog.log.filesystem import OsFileSystem
-from liftlog.log.manifest import read_manifest
+from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.log.files.manifest import read_manifest
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from support.raw_nats import RawNats
 from support.rounds import modes
 from support.twins import twin_of
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

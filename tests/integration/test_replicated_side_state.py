@@ -18,11 +18,11 @@ from support.stored_logs import flip
 
 from liftlog.client import connect_sync
 from liftlog.errors import LiftlogError
-from liftlog.log.checkpoint_file import read_checkpoint_file
-from liftlog.log.filesystem import OsFileSystem
-from liftlog.log.leases import KIND, LEASES_NAME
-from liftlog.log.manifest import KIND as MANIFEST
-from liftlog.log.manifest import MANIFEST_NAME
+from liftlog.log.files.checkpoint_file import read_checkpoint_file
+from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.log.files.leases import KIND, LEASES_NAME
+from liftlog.log.files.manifest import KIND as MANIFEST
+from liftlog.log.files.manifest import MANIFEST_NAME
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ from support.round_trips import COMPACTED, SOURCE, WAYS, World, round_trip
 from support.rounds import chance_of, rounds
 
 import liftlog.server.jetstream_api.service  # noqa: F401  # its methods are registered
-from liftlog.cli.options import OUTPUTS
+from liftlog.cli.lib.options import OUTPUTS
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.protocol.messages import REQUESTS

@@ -19,7 +19,7 @@ from support.raw_nats import RawNats, pub_frame
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
-from liftlog.client.read_options import Filter
+from liftlog.client.reading.read_options import Filter
 from liftlog.errors import Conflict, ConnectionLost, ProtocolViolation
 
 pytestmark = pytest.mark.integration

@@ -9,10 +9,10 @@ from support.rewriting import add, keyed, row
 from support.simfs import SimFileSystem
 
 from liftlog.log import Log
-from liftlog.records.selection import Selection
-from liftlog.server.jetstream_api.buckets import BucketIndex
-from liftlog.server.jetstream_api.newest import newest_of, partial_key
-from liftlog.server.pull.filtering import Scan, scan_log
+from liftlog.records.columns.selection import Selection
+from liftlog.server.jetstream_api.messages.buckets import BucketIndex
+from liftlog.server.jetstream_api.messages.newest import newest_of, partial_key
+from liftlog.server.reading.filtering import Scan, scan_log
 
 SUBJECTS = ["k.a", "k.b", "k.c"]
 ROLLUP = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n"

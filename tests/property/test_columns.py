@@ -15,9 +15,14 @@ from support.values import binary
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import RecordBatch, decode_batch, encode_batch
 from liftlog.records.codecs import codec_named, compress_batch
-from liftlog.records.column_set import concat
-from liftlog.records.columns import can_share_batch, cut_front, decode_columns, encode_columns
-from liftlog.records.many import can_decode_together, decode_many
+from liftlog.records.columns.batch_columns import (
+    can_share_batch,
+    cut_front,
+    decode_columns,
+    encode_columns,
+)
+from liftlog.records.columns.column_set import concat
+from liftlog.records.columns.many import can_decode_together, decode_many
 
 BASE_NS = 1_700_000_000_123_456_789
 SUBJECTS = [b"a", b"b.c", b"\xff", "ü".encode(), b"a\\x41"]

@@ -16,9 +16,9 @@ from support.rewriting import add, compact_once, keyed, row, stored
 from support.simfs import SimFileSystem
 
 from acl.subjects import matches_any
-from liftlog.server.jetstream_api import cursor as module
-from liftlog.server.jetstream_api.budget import Budget
-from liftlog.server.jetstream_api.cursor import Budgets, Cursor, Row
+from liftlog.server.jetstream_api.consumers import cursor as module
+from liftlog.server.jetstream_api.consumers.budget import Budget
+from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor, Row
 
 SUBJECTS = ["s.a", "s.b", "s.c.d", "s.c.e"]
 FILTERS = [(), ("s.a",), ("s.*",), ("s.c.>", "s.b"), ("other",)]

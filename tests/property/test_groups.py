@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 from support.group_world import SESSION, Faults, GroupWorld, Process, Violation
 
-from liftlog.client.group_member import GroupMember, Lane
+from liftlog.client.groups.group_member import GroupMember, Lane
 from liftlog.errors import LiftlogError
 from liftlog.groups import coordinator as module
 from liftlog.groups.assignment import excess, released, settled

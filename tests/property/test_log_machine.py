@@ -32,9 +32,9 @@ from support.rewriting import (
 from support.simfs import Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import OffsetOutOfRange
-from liftlog.log import unreadable
-from liftlog.log.manifest import QuarantinedRange
-from liftlog.log.segment import Segment
+from liftlog.log.files import unreadable
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.segment.segment import Segment
 from liftlog.records import iter_batches
 
 keeps: st.SearchStrategy[Keep] = st.sampled_from(["none", "all", "last", "some", "some", "some"])

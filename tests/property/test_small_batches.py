@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from liftlog.client import batches as reading
-from liftlog.client.batches import ArrivingBatches, DamagedHeader, take_records
+from liftlog.client.reading import batches as reading
+from liftlog.client.reading.batches import ArrivingBatches, DamagedHeader, take_records
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.protocol.messages import FetchHeader
-from liftlog.records import Place, RecordBatch, decode_batch, encode_batch, small_batches
-from liftlog.records.arrow import ROWS_SCHEMA, rows_of
+from liftlog.records import Place, RecordBatch, decode_batch, encode_batch
 from liftlog.records.codecs import codec_named, compress_batch
+from liftlog.records.columns import small_batches
+from liftlog.records.columns.arrow import ROWS_SCHEMA, rows_of
+from liftlog.records.columns.many import decode_many
+from liftlog.records.columns.positions import Batches
+from liftlog.records.columns.small_batches import SmallBatches, take_small_batches
 from liftlog.records.decode import iter_batches
-from liftlog.records.many import decode_many
-from liftlog.records.positions import Batches
-from liftlog.records.small_batches import SmallBatches, take_small_batches
 
 BLOCK = b"NATS/1.0\r\nTrace: 1\r\n\r\n"
 SUBJECTS = [b"a", b"orders.eu", "ü".encode(), b"\xff"]

@@ -25,7 +25,7 @@ from support.simfs import SimFileSystem
 
 from compaction.ages import TOLERANCE_NS
 from liftlog.log import Log, LogConfig, open_log
-from liftlog.log.ages import newest_times_of
+from liftlog.log.read.ages import newest_times_of
 from liftlog.server.streams.clock_keeping import ClockKeeper
 from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.server.vitals.clock_guard import STEP_NS, ClockGuard, read_clock_state

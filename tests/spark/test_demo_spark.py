@@ -13,8 +13,8 @@ from support.daemon import Daemon
 from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.export import export
+from liftlog.cli.exports.export import export
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import Record, connect_sync
 from liftlog.demo.spark import queries, scenario
 

@@ -32,7 +32,7 @@ from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.errors import LiftlogError
-from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.tls import server_context
 
 if TYPE_CHECKING:

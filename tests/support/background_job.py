@@ -15,7 +15,6 @@ from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import SegmentsChanged
 from liftlog.log import Log
-from liftlog.log.index import index_path
 from liftlog.log.rewrite import (
     CompactJob,
     CompactResult,
@@ -29,6 +28,7 @@ from liftlog.log.rewrite import (
     rebatch,
 )
 from liftlog.log.rewrite.job import Throttle, no_throttle
+from liftlog.log.segment.index import index_path
 
 
 class Killed(BaseException):

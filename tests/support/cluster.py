@@ -29,8 +29,8 @@ from support.repository import REPOSITORY
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange, OffsetOutOfRange, StreamNotFound
 from liftlog.records.decode import Record
-from liftlog.server.replication.kv_store import make_store
-from liftlog.server.replication.records_file import LOCK_SUFFIX, locked_file
+from liftlog.server.metadata.kv_store import make_store
+from liftlog.server.metadata.records_file import LOCK_SUFFIX, locked_file
 from liftlog.settings import NatsSettings
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import CorruptMetadata, DiskFull, StorageError, SyncFailed
 from liftlog.log import ActiveState, Log, LogConfig, RecoveryReport, open_log
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.log.index import SparseIndex, write_index
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.segment.index import SparseIndex, write_index
 from liftlog.records import parse_header
 
 POINTS = DIRECTORY.parent.parent / "recovery-points"

@@ -14,7 +14,7 @@ from support.ingesting import AckedPublisher, describe, until
 from support.ledger import PATIENCE, Ledger
 from support.readback import read_back
 
-from liftlog.log.manifest import SKIPPED
+from liftlog.log.files.manifest import SKIPPED
 
 IN_FLIGHT = 40
 FLUSH_MESSAGES = 200

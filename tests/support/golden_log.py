@@ -18,7 +18,7 @@ from support.simfs import SimFileSystem
 
 from liftlog.log import DataDir, Log, LogConfig
 from liftlog.log.data_dir import CLEAN_NAME, write_states
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.records import encode_batch, parse_header
 from liftlog.records.codecs import codec_named, compress_batch
 

@@ -1,8 +1,8 @@
 """One consumer group in simulated time: a stream that grows, members that come, go, hang and die, a
 network that loses and delays, and a coordinator that starts again from what was durable.
 
-`liftlog.groups` and `liftlog.client.group_member` decide. What is checked at every step is in
-`_check_returned`, `_check_stored` and, when all is calm again, in `check_settled`.
+`liftlog.groups` and `liftlog.client.groups.group_member` decide. `_check_returned` and
+`_check_stored` check every step; `check_settled` checks the end, when all is calm again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from liftlog.client.group_member import GroupMember, Lane
+from liftlog.client.groups.group_member import GroupMember, Lane
 from liftlog.errors import GroupFenced, LiftlogError, StorageError
 from liftlog.groups.coordinator import Coordinator, Flight
 from liftlog.groups.requests import Asked, Assignment, Beat, Commit, Join, Leave

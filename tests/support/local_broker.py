@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
-from liftlog.log.filesystem import OsFile
+from liftlog.log.files.filesystem import OsFile
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.streams.broker import Broker
 from liftlog.settings import Settings

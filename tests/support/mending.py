@@ -10,9 +10,9 @@ from support.rewriting import ROLL_ON_DEMAND, add, key_rows
 from support.simfs import SimFileSystem
 
 from liftlog.log import Log
-from liftlog.log.filesystem import write_all
-from liftlog.log.manifest import QuarantinedRange
-from liftlog.log.reading import Gap
+from liftlog.log.files.filesystem import write_all
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.read.reading import Gap
 from liftlog.log.rewrite import (
     MendJob,
     MendResult,

@@ -18,14 +18,14 @@ from support.rewriting import ROLL_ON_DEMAND, add, rebatch_file, row, sketch_seg
 from support.simfs import SimFileSystem
 
 from liftlog.log import Log
-from liftlog.log.manifest import read_manifest
+from liftlog.log.files.manifest import read_manifest
 from liftlog.log.rewrite import scrub
-from liftlog.log.sketch import Probe
-from liftlog.log.walk import find_new_damage
+from liftlog.log.segment.sketch import Probe
+from liftlog.log.segment.walk import find_new_damage
 from liftlog.records import iter_batches
-from liftlog.records.selection import parse_selection
+from liftlog.records.columns.selection import parse_selection
 from liftlog.server.cleaning.next_segments import job_for
-from liftlog.server.pull.filtering import Scan, scan_log
+from liftlog.server.reading.filtering import Scan, scan_log
 
 OTHER = DIRECTORY.with_name("trades")
 DERIVED = (".index", ".sketch", ".subjects")

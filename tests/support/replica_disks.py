@@ -20,7 +20,7 @@ from compaction import CompactionPolicy, plan_compaction
 from liftlog.cluster.epochs import EpochTable, begin_epoch, cut, extend
 from liftlog.errors import StorageError, SyncFailed
 from liftlog.log import EncodedBatch, Log
-from liftlog.log.reading import Gap
+from liftlog.log.read.reading import Gap
 from liftlog.log.rewrite import CompactJob, apply_compaction, compact
 from liftlog.records import encode_batch, iter_batches
 

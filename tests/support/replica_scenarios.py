@@ -17,7 +17,7 @@ from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import SyncFailed
 from liftlog.log import EncodedBatch, Log, RecoveryReport
-from liftlog.log.reading import Gap
+from liftlog.log.read.reading import Gap
 from liftlog.records import encode_batch, iter_batches
 
 REPLICA = replace(SMALL, replicated=True)

@@ -20,7 +20,7 @@ from support.replicated_readers import CampaignReader
 from support.rounds import chance_of
 
 from liftlog.client import SyncClient, SyncGroupConsumer, connect_sync
-from liftlog.client.arrived import slots_of
+from liftlog.client.groups.arrived import slots_of
 from liftlog.errors import Diverged, LiftlogError
 
 GROUP = "campaign"

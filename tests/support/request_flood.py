@@ -29,7 +29,7 @@ from support.raw_nats import RawNats, header_block, hpub_frame, pub_frame
 from support.raw_pull import BlockingPull, frame
 
 from acl.tokens import hash_token
-from liftlog.log.leases import EXPORT_LEASES, MAX_LEASES_PER_PRINCIPAL
+from liftlog.log.files.leases import EXPORT_LEASES, MAX_LEASES_PER_PRINCIPAL
 from liftlog.protocol.groups import MAX_SLOTS
 
 _SECRETS = ("the-secret-of-the-flooder", "the-secret-of-the-victim")

@@ -11,7 +11,6 @@ from support.simfs import SimFileSystem
 
 from compaction import CompactionPolicy, plan_compaction
 from liftlog.log import EncodedBatch, Log, LogConfig
-from liftlog.log.index import read_index
 from liftlog.log.rewrite import (
     CompactJob,
     CompactResult,
@@ -25,6 +24,7 @@ from liftlog.log.rewrite import (
     make_sketch,
     rebatch,
 )
+from liftlog.log.segment.index import read_index
 from liftlog.records import RecordBatch, encode_batch, iter_batches
 from liftlog.server.commits.writing import compressed
 

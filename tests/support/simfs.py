@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from liftlog.log.filesystem import read_whole
+from liftlog.log.files.filesystem import read_whole
 
 PAGE = 4096
 Keep = Literal["none", "all", "some", "last"]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from support.logs import DIRECTORY, Promises, commit, create
-from support.simfs import SimFileSystem
+from support.disks.logs import DIRECTORY, Promises, commit, create
+from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster.store import MetaStoreError
 from liftlog.errors import StorageError
 from liftlog.log import Log
 from liftlog.server.cleaning.next_segments import ScrubRound, ScrubSchedule
 from liftlog.server.commits.subjects import restore_subject_snapshot, write_subject_snapshot
-from liftlog.server.replication.known_records import KnownRecords
-from liftlog.server.replication.membership import NodeFile, read_node_file, write_node_file
-from liftlog.server.replication.records_file import Change, RecordsFile
+from liftlog.server.metadata.known_records import KnownRecords
+from liftlog.server.metadata.membership import NodeFile, read_node_file, write_node_file
+from liftlog.server.metadata.records_file import Change, RecordsFile
 from liftlog.server.streams.dedupe_restoring import begin_to_learn, write_dedupe_snapshot
 from liftlog.server.vitals.clock_guard import ClockState, read_clock_state, write_clock_state
 from liftlog.stream import DedupeWindow

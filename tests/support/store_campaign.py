@@ -29,10 +29,10 @@ from support.store_history import (
 )
 
 from liftlog.cluster.store import CasLost, CasUnknown, Entry, NodeSession, StoreUnavailable
-from liftlog.server.replication.kv_bucket import Refused
-from liftlog.server.replication.kv_link import Unanswered
-from liftlog.server.replication.kv_store import NatsKvMetaStore, make_store
-from liftlog.server.replication.sessions import RenewedKey
+from liftlog.server.metadata.kv_bucket import Refused
+from liftlog.server.metadata.kv_link import Unanswered
+from liftlog.server.metadata.kv_store import NatsKvMetaStore, make_store
+from liftlog.server.metadata.sessions import RenewedKey
 from liftlog.settings import NatsSettings
 
 KEYS = ("stream.a", "stream.b", "stream.c")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from liftlog.log import DataDir, EncodedBatch, Log, LogConfig, LogEnvironment
 from liftlog.log.environment import SystemClock
-from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.records.encode import encode_batch
 from liftlog.records.header import BatchHeader, parse_header
 from liftlog.server.commits.writing import compressed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ForwardRef, get_args
 
 from liftlog import client
-from liftlog.client import read_options
+from liftlog.client.reading import read_options
 
 _HEAD = """\
 # Client API

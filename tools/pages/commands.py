@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from liftlog.cli.exit_codes import MEANINGS
+from liftlog.cli.lib.exit_codes import MEANINGS
 from liftlog.cli.root import cli
 
 _HEAD = """\

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from liftlog import errors
 from liftlog.cli.errors import local_errors, told
-from liftlog.cli.exit_codes import exit_code_of_kind
+from liftlog.cli.lib.exit_codes import exit_code_of_kind
 from liftlog.client.publishing import results
 from liftlog.errors import LiftlogError
 

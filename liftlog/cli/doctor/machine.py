@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
-from liftlog.cli.text import show_size
+from liftlog.cli.lib.text import show_size
+from liftlog.log.files.slot import BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.log.offline.files import existing_part
-from liftlog.log.slot import BOOT_ID_UNKNOWN, current_boot_id
 from liftlog.server.vitals.descriptors import KEPT_BACK, LEAST
 from liftlog.settings import Settings
 

@@ -20,10 +20,10 @@ from nats.errors import Error
 
 from acl.subjects import overlap_any
 from liftlog import __version__
-from liftlog.cli.conditions import UNREADY, conditions_of
 from liftlog.cli.doctor import FAILED, OK, SKIPPED, WARNING, Checkup
-from liftlog.cli.options import connect_to_server
-from liftlog.cli.text import plural, show_size
+from liftlog.cli.lib.conditions import UNREADY, conditions_of
+from liftlog.cli.lib.options import connect_to_server
+from liftlog.cli.lib.text import plural, show_size
 from liftlog.client import connect_sync
 from liftlog.client.publishing.publisher_link import why_not_connected
 from liftlog.errors import LiftlogError, Unauthenticated, UnsupportedVersion

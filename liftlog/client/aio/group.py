@@ -10,13 +10,19 @@ from typing import Any, Self
 
 from liftlog.client.aio.consuming_block import Batches, ConsumingBlock
 from liftlog.client.aio.routing import Router
-from liftlog.client.batch_reader import BatchReader, first_of, together
-from liftlog.client.beating import Beating
-from liftlog.client.beside import OPENING_SECONDS, Opening, Speaking
-from liftlog.client.group_member import Lane
-from liftlog.client.grouping import LOOK_SECONDS, POLL_MS, GroupReading, GroupSettings, logger
-from liftlog.client.read_ahead import ReadAhead
-from liftlog.client.reconnecting import ReadPatience, is_interruption
+from liftlog.client.connecting.reconnecting import ReadPatience, is_interruption
+from liftlog.client.groups.beating import Beating
+from liftlog.client.groups.beside import OPENING_SECONDS, Opening, Speaking
+from liftlog.client.groups.group_member import Lane
+from liftlog.client.groups.grouping import (
+    LOOK_SECONDS,
+    POLL_MS,
+    GroupReading,
+    GroupSettings,
+    logger,
+)
+from liftlog.client.reading.batch_reader import BatchReader, first_of, together
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.client.requests import fetch_answer, fetch_request, result_of
 from liftlog.errors import GroupFenced, LiftlogError, RequestTimeout
 from liftlog.protocol.groups import AssignmentAnswer

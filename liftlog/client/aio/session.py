@@ -6,10 +6,8 @@ import asyncio
 import logging
 
 from liftlog.client.aio.link import Link
-from liftlog.client.buffers import BufferPool
-from liftlog.client.dialing import dial
-from liftlog.client.read_ahead import ReadAhead
-from liftlog.client.reconnecting import (
+from liftlog.client.connecting.dialing import dial
+from liftlog.client.connecting.reconnecting import (
     Backoff,
     ReadPatience,
     deadline_after,
@@ -21,7 +19,9 @@ from liftlog.client.reconnecting import (
     undecided,
     unreachable,
 )
-from liftlog.client.target import Target
+from liftlog.client.connecting.target import Target
+from liftlog.client.reading.buffers import BufferPool
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message

@@ -8,28 +8,32 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from liftlog.client.batch_reader import SyncBatchReader, together
-from liftlog.client.batches import FetchAnswer, take_records
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.blocking.group import SyncGroupConsumer
-from liftlog.client.consuming import CHECKPOINT_EVERY, CHECKPOINT_INTERVAL_SECONDS, ConsumerSettings
-from liftlog.client.grouping import (
+from liftlog.client.groups.grouping import (
     COMMIT_EVERY,
     COMMIT_INTERVAL_SECONDS,
     SESSION_SECONDS,
     GroupSettings,
     SlotsCallback,
 )
-from liftlog.client.read_ahead import ReadAhead
-from liftlog.client.read_options import Column, Filter, ReadOptions, Start, Until
+from liftlog.client.reading.batch_reader import SyncBatchReader, together
+from liftlog.client.reading.batches import FetchAnswer, take_records
+from liftlog.client.reading.consuming import (
+    CHECKPOINT_EVERY,
+    CHECKPOINT_INTERVAL_SECONDS,
+    ConsumerSettings,
+)
+from liftlog.client.reading.read_ahead import ReadAhead
+from liftlog.client.reading.read_options import Column, Filter, ReadOptions, Start, Until
 from liftlog.client.requests import fetch_answer, fetch_request
 from liftlog.protocol.groups import UNNAMED
 from liftlog.protocol.messages import ANY_REPLICA
 from liftlog.records.decode import Record
 
 if TYPE_CHECKING:
-    from liftlog.records.positions import Batches
+    from liftlog.records.columns.positions import Batches
 
 
 class SyncClient(SyncCalls):

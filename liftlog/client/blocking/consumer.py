@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from liftlog.client.batch_reader import SyncBatchReader
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consuming_block import Batches, ConsumingBlock
-from liftlog.client.consuming import ConsumerSettings, ConsumerState
+from liftlog.client.reading.batch_reader import SyncBatchReader
+from liftlog.client.reading.consuming import ConsumerSettings, ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch
 

@@ -6,9 +6,9 @@ import secrets
 import select
 import time
 
-from liftlog.client.buffers import BufferPool
-from liftlog.client.dialing import RECEIVE_BYTES, SOFTWARE, Channel
-from liftlog.client.reconnecting import lost, unanswered
+from liftlog.client.connecting.dialing import RECEIVE_BYTES, SOFTWARE, Channel
+from liftlog.client.connecting.reconnecting import lost, unanswered
+from liftlog.client.reading.buffers import BufferPool
 from liftlog.errors import LiftlogError
 from liftlog.protocol.client_connection import ClientConnection, Exchange
 from liftlog.protocol.handshake import Credentials, State

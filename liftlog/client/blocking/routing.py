@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from liftlog.client.blocking.link import SyncLink
 from liftlog.client.blocking.session import SyncSession
-from liftlog.client.read_ahead import ReadAhead
-from liftlog.client.reconnecting import (
+from liftlog.client.connecting.reconnecting import (
     ReadPatience,
     deadline_after,
     is_detour,
@@ -17,8 +16,9 @@ from liftlog.client.reconnecting import (
     may_repeat,
     undecided,
 )
-from liftlog.client.routes import Routes, Wandering, key_of, stream_key
-from liftlog.client.target import Target
+from liftlog.client.connecting.routes import Routes, Wandering, key_of, stream_key
+from liftlog.client.connecting.target import Target
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import (
     ConnectionLost,
     LiftlogError,

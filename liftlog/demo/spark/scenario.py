@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import nats
 from nats.aio.client import Client as NatsClient
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.text import plural, show_size
 from liftlog.cli.stream_words import describe_last_pass
-from liftlog.cli.text import plural, show_size
 from liftlog.client import connect
 from liftlog.client.publisher import Published, Publisher
 from liftlog.demo.running import DemoDaemon, Story, conclude, until_signal
@@ -284,7 +284,7 @@ class _Demo:
 
     def _export(self, lake: Path) -> Snapshot:
         """Runs the command itself, which uses the existing session."""
-        from liftlog.cli.export import export
+        from liftlog.cli.exports.export import export
         from liftlog.spark.export import newest
 
         arguments = [STREAM, "--to", str(lake), "--server", self._daemon.pull_address]

@@ -27,10 +27,10 @@ from liftlog.log.backup.files import (
 )
 from liftlog.log.backup.source import Committed, Source, look, loss_in_words, seal_active
 from liftlog.log.data_dir import STREAMS_NAME, make_durable_directory
-from liftlog.log.filesystem import FileSystem, OsFileSystem, ReadOnlyFileSystem, is_full
-from liftlog.log.index import index_path
-from liftlog.log.manifest import MANIFEST_NAME, QuarantinedRange, SegmentEntry
-from liftlog.log.walk import is_covered
+from liftlog.log.files.filesystem import FileSystem, OsFileSystem, ReadOnlyFileSystem, is_full
+from liftlog.log.files.manifest import MANIFEST_NAME, QuarantinedRange, SegmentEntry
+from liftlog.log.segment.index import index_path
+from liftlog.log.segment.walk import is_covered
 from liftlog.names import is_stream_name
 
 logger = logging.getLogger("liftlog.log.backup")

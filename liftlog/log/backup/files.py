@@ -20,13 +20,13 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from liftlog.errors import CorruptMetadata
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
 from liftlog.log.data_dir import BACKUP_NAME
-from liftlog.log.filesystem import FileSystem, write_all
-from liftlog.log.index import read_index
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry
-from liftlog.log.unreadable import add_hole, read_around, words
-from liftlog.log.walk import damage_in_walk, walk
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.files.filesystem import FileSystem, write_all
+from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.files.unreadable import add_hole, read_around, words
+from liftlog.log.segment.index import read_index
+from liftlog.log.segment.walk import damage_in_walk, walk
 from liftlog.names import is_stream_name
 
 KIND = "backup"

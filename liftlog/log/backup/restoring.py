@@ -40,11 +40,11 @@ from liftlog.log.data_dir import (
     read_states,
     write_states,
 )
-from liftlog.log.filesystem import NOT_A_FILE, FileSystem, OsFileSystem, ReadOnlyFileSystem
-from liftlog.log.lock import LOCK_NAME
-from liftlog.log.manifest import MANIFEST_NAME, Manifest, epochs_from, read_manifest
-from liftlog.log.recovery import ActiveState
-from liftlog.log.unreadable import is_unreadable
+from liftlog.log.files.filesystem import NOT_A_FILE, FileSystem, OsFileSystem, ReadOnlyFileSystem
+from liftlog.log.files.lock import LOCK_NAME
+from liftlog.log.files.manifest import MANIFEST_NAME, Manifest, epochs_from, read_manifest
+from liftlog.log.files.unreadable import is_unreadable
+from liftlog.log.segment.tail import ActiveState
 
 _HARMLESS = {LOCK_NAME, "lost+found"}
 _MAX_EPOCH = 2**32 - 1

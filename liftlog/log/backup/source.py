@@ -23,14 +23,14 @@ from pathlib import Path
 from liftlog.errors import CorruptMetadata, StreamUnavailable
 from liftlog.log.backup.files import copy_file, lost_in_holes
 from liftlog.log.data_dir import STREAMS_NAME, read_known_states
-from liftlog.log.filesystem import File, FileSystem
-from liftlog.log.index import IndexEntry, SparseIndex, index_path, write_index
-from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry, read_manifest
-from liftlog.log.recovery import find_data_end
-from liftlog.log.resync import is_whole
-from liftlog.log.segment import SteppedOver, walk_batches
-from liftlog.log.slot import SlotState, known_slot
-from liftlog.log.walk import is_covered
+from liftlog.log.files.filesystem import File, FileSystem
+from liftlog.log.files.manifest import Manifest, QuarantinedRange, SegmentEntry, read_manifest
+from liftlog.log.files.slot import SlotState, known_slot
+from liftlog.log.segment.index import IndexEntry, SparseIndex, index_path, write_index
+from liftlog.log.segment.resync import is_whole
+from liftlog.log.segment.segment import SteppedOver, walk_batches
+from liftlog.log.segment.tail import find_data_end
+from liftlog.log.segment.walk import is_covered
 from liftlog.records.place import Epochs
 
 _TRIES = 100

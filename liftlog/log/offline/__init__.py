@@ -13,5 +13,5 @@ daemon uses the log:
 
 The daemon does none of this by itself: it recovers the end of a log and quarantines what it finds,
 but it does not read everything, and it leaves a stream without a manifest alone. What it shares
-with these tools is in `log/walk.py`.
+with these tools is in `log/segment/walk.py`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from liftlog.log.manifest import SegmentEntry
+from liftlog.log.files.manifest import SegmentEntry
 from liftlog.log.offline.files import (
     StreamFiles,
     opened,
@@ -13,7 +13,7 @@ from liftlog.log.offline.files import (
     segment_bytes,
     segments_on_disk,
 )
-from liftlog.log.walk import Found, Missing
+from liftlog.log.segment.walk import Found, Missing
 from liftlog.records import format as layout
 from liftlog.records.decode import RecordBatch
 

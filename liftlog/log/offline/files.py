@@ -10,12 +10,18 @@ from pathlib import Path
 
 from liftlog.errors import CorruptMetadata, LiftlogError
 from liftlog.log.data_dir import STREAMS_NAME, read_known_states
-from liftlog.log.filesystem import OsFile, ReadOnlyFileSystem
-from liftlog.log.index import SparseIndex, read_index
-from liftlog.log.manifest import MANIFEST_NAME, Manifest, SegmentEntry, find_manifest, read_manifest
-from liftlog.log.recovery import find_data_end
-from liftlog.log.slot import SlotState, known_slot
-from liftlog.log.walk import Found, Missing, walk
+from liftlog.log.files.filesystem import OsFile, ReadOnlyFileSystem
+from liftlog.log.files.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    SegmentEntry,
+    find_manifest,
+    read_manifest,
+)
+from liftlog.log.files.slot import SlotState, known_slot
+from liftlog.log.segment.index import SparseIndex, read_index
+from liftlog.log.segment.tail import find_data_end
+from liftlog.log.segment.walk import Found, Missing, walk
 from liftlog.records.place import Epochs
 
 FILES = ReadOnlyFileSystem()

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from liftlog.log.filesystem import Buffer, File, FileSystem, write_all
-from liftlog.log.manifest import SEGMENT_SUFFIX
-from liftlog.log.unreadable import content_end, read_zeroed
+from liftlog.log.files.filesystem import Buffer, File, FileSystem, write_all
+from liftlog.log.files.manifest import SEGMENT_SUFFIX
+from liftlog.log.files.unreadable import content_end, read_zeroed
 
 
 class Cut(NamedTuple):

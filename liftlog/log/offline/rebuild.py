@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log.environment import build_index
-from liftlog.log.filesystem import File, FileSystem
-from liftlog.log.index import (
+from liftlog.log.files.filesystem import File, FileSystem
+from liftlog.log.files.manifest import MOST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.files.slot import known_slot
+from liftlog.log.segment.index import (
     INTERVAL_BYTES,
     IndexEntry,
     SparseIndex,
@@ -28,11 +30,9 @@ from liftlog.log.index import (
     read_index,
     write_index,
 )
-from liftlog.log.manifest import MOST_RESERVED, Manifest, QuarantinedRange, SegmentEntry
-from liftlog.log.recovery import ActiveState, find_data_end
-from liftlog.log.segment import Segment, walk_batches
-from liftlog.log.slot import known_slot
-from liftlog.log.walk import Missing, walk
+from liftlog.log.segment.segment import Segment, walk_batches
+from liftlog.log.segment.tail import ActiveState, find_data_end
+from liftlog.log.segment.walk import Missing, walk
 from liftlog.records.format import OFFSET_DELTAS
 
 _SEGMENT_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.log")

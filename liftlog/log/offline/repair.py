@@ -19,8 +19,8 @@ from typing import Any
 from liftlog.errors import CorruptMetadata
 from liftlog.log.data_dir import KnownStates, read_known_states
 from liftlog.log.environment import LogConfig, LogEnvironment, SystemClock
-from liftlog.log.filesystem import FileSystem, OsFileSystem
-from liftlog.log.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, find_manifest
+from liftlog.log.files.filesystem import FileSystem, OsFileSystem
+from liftlog.log.files.manifest import MANIFEST_NAME, Manifest, QuarantinedRange, find_manifest
 from liftlog.log.offline.files import StreamFiles, give_to_owner
 from liftlog.log.offline.filesystems import KeepingFileSystem, PretendingFileSystem
 from liftlog.log.offline.rebuild import Rebuilt, rebuild_manifest
@@ -34,9 +34,9 @@ from liftlog.log.offline.verify import (
     Finding,
     verify_stream,
 )
-from liftlog.log.opening import open_log
-from liftlog.log.recovery import ActiveState
-from liftlog.log.walk import judge_all, merged
+from liftlog.log.recovery.opening import open_log
+from liftlog.log.segment.tail import ActiveState
+from liftlog.log.segment.walk import judge_all, merged
 
 KEPT_NAME = "repaired"
 """Directory, in a data directory, of the copies of what repair changed."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from liftlog.log.filesystem import OsFile
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry, read_manifest
+from liftlog.log.files.filesystem import OsFile
+from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry, read_manifest
 from liftlog.log.offline.files import (
     FILES,
     StreamFacts,
@@ -22,8 +22,8 @@ from liftlog.log.offline.files import (
     segment_bytes,
     segments_on_disk,
 )
-from liftlog.log.recovery import ActiveState, Damage, judge_tail, resync_behind
-from liftlog.log.walk import Missing, is_covered, readable_again
+from liftlog.log.segment.tail import ActiveState, Damage, judge_tail, resync_behind
+from liftlog.log.segment.walk import Missing, is_covered, readable_again
 
 DAMAGE = "damage"
 KNOWN = "known"

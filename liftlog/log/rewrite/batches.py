@@ -1,100 +1,25 @@
-"""The batches of a rewrite: what is handled in one step, a large batch or as many small neighbours
-as are alike; and putting the records that stay into new batches.
-"""
+"""Puts the records that a rewrite keeps into new batches."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
-from liftlog.log.filesystem import Buffer
+from liftlog.log.files.filesystem import Buffer
 from liftlog.log.rewrite.job import TARGET_BATCH_BYTES
 from liftlog.log.rewrite.segments import MAX_RELATIVE_OFFSET, SegmentWriter
 from liftlog.records.codecs import codec_named, compress_batch
-from liftlog.records.column_set import Columns, KeyedRecords, Offsets, concat
-from liftlog.records.columns import can_share_batch, decode_columns, decode_keys, encode_columns
-from liftlog.records.decode import RecordBatch
+from liftlog.records.columns.batch_columns import (
+    can_share_batch,
+    encode_columns,
+)
+from liftlog.records.columns.chunks import Chunk, with_range
+from liftlog.records.columns.column_set import Columns, Offsets, concat
 from liftlog.records.encode import encode_batch
-from liftlog.records.format import KEYS, MAX_TIMESTAMP_DELTA_US
+from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader, parse_header
-from liftlog.records.many import can_decode_together, decode_many
-
-_SMALL_BYTES = 4096
 
 MAX_MERGED_RECORDS = 4096
 _OVERHEAD_BYTES = 256  # of a batch: header, a subject or a few, padding
-
-
-class Chunk:
-    """Batches of one epoch that follow each other; several only if all are small.
-
-    `header` is the first one's, with the range of offsets of all of them.
-    """
-
-    __slots__ = ("_columns", "batches", "header")
-
-    def __init__(self, batches: list[RecordBatch]) -> None:
-        self.batches = batches
-        self._columns: Columns | None = None
-        self.header: BatchHeader = batches[0].header
-        if len(batches) > 1:
-            self.header = with_range(
-                self.header, self.header.base_offset, batches[-1].header.last_offset
-            )
-
-    @property
-    def record_count(self) -> int:
-        return sum([batch.header.record_count for batch in self.batches])
-
-    @property
-    def is_one_batch(self) -> bool:
-        return len(self.batches) == 1
-
-    def columns(self) -> Columns:
-        """All records. Raises CorruptBatch."""
-        if self.is_one_batch:
-            return decode_columns(self.batches[0])
-        if self._columns is None:
-            self._columns = decode_many(self.batches)
-        return self._columns
-
-    def keyed(self) -> KeyedRecords | None:
-        """The keys; None if no record has one. Raises CorruptBatch."""
-        if self.is_one_batch or not self.header.attributes & KEYS:
-            return decode_keys(self.batches[0])
-        columns = self.columns()
-        assert columns.keys is not None
-        return KeyedRecords(columns.offsets, columns.keys, columns.values.valid)
-
-
-def with_range(header: BatchHeader, base_offset: int, last_offset: int) -> BatchHeader:
-    return header._replace(base_offset=base_offset, last_offset_delta=last_offset - base_offset)
-
-
-def chunks_of(window: list[RecordBatch]) -> list[Chunk]:
-    """Cut a run of batches into chunks."""
-    if not window:
-        return []
-    chunks = []
-    group = [window[0]]
-    for batch, following in pairwise(window):
-        if not _belong_together(batch, following):
-            chunks.append(Chunk(group))
-            group = []
-        group.append(following)
-    chunks.append(Chunk(group))
-    return chunks
-
-
-def _belong_together(one: RecordBatch, other: RecordBatch) -> bool:
-    return (
-        len(one.raw) <= _SMALL_BYTES
-        and len(other.raw) <= _SMALL_BYTES
-        and one.header.leader_epoch == other.header.leader_epoch
-        and other.header.record_count > 0
-        and can_decode_together(one, other)
-    )
 
 
 class BatchMerger:

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from compaction.keep import UNKNOWN, keep_mask
 from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn
-from liftlog.log.filesystem import FileSystem
-from liftlog.log.manifest import SegmentEntry
-from liftlog.log.rewrite.batches import BatchMerger, Chunk, chunks_of
+from liftlog.log.files.filesystem import FileSystem
+from liftlog.log.files.manifest import SegmentEntry
+from liftlog.log.rewrite.batches import BatchMerger
 from liftlog.log.rewrite.job import (
     CompactJob,
     CompactResult,
@@ -38,7 +38,8 @@ from liftlog.log.rewrite.job import (
     remove_files,
 )
 from liftlog.log.rewrite.segments import SegmentWriter, blaming, read_windows
-from liftlog.records.column_set import KeyedRecords, concat_binary
+from liftlog.records.columns.chunks import Chunk, chunks_of
+from liftlog.records.columns.column_set import KeyedRecords, concat_binary
 from liftlog.records.decode import RecordBatch
 
 Flags = NDArray[np.bool_]

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, Self
 from pydantic import TypeAdapter
 
 from compaction import CompactionPlan
-from liftlog.log.derived import files_of
-from liftlog.log.filesystem import FileSystem
+from liftlog.log.files.filesystem import FileSystem
+from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
 from liftlog.log.log import Log
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.segment.derived import files_of
 
 TARGET_BATCH_BYTES = 64 * 1024
 """What small batches are put together to."""

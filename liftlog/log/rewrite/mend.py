@@ -13,9 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from liftlog.errors import CorruptBatch, LiftlogError
-from liftlog.log.filesystem import File, FileSystem
-from liftlog.log.index import read_index
-from liftlog.log.manifest import epoch_before
+from liftlog.log.files.filesystem import File, FileSystem
+from liftlog.log.files.manifest import epoch_before
 from liftlog.log.rewrite.job import (
     MendJob,
     MendResult,
@@ -35,8 +34,9 @@ from liftlog.log.rewrite.segments import (
     SegmentWriter,
     blaming,
 )
-from liftlog.log.walk import Found, walk
-from liftlog.records.columns import cut_out
+from liftlog.log.segment.index import read_index
+from liftlog.log.segment.walk import Found, walk
+from liftlog.records.columns.batch_columns import cut_out
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.encode import encode_batch
 from liftlog.records.format import HEADER_SIZE

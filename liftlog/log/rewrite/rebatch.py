@@ -10,10 +10,10 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
-from liftlog.log.filesystem import FileSystem
-from liftlog.log.index import count_entries, index_path, read_index
-from liftlog.log.manifest import SegmentEntry
-from liftlog.log.rewrite.batches import BatchMerger, chunks_of
+from liftlog.log.files.filesystem import FileSystem
+from liftlog.log.files.manifest import SegmentEntry
+from liftlog.log.files.unreadable import read_zeroed
+from liftlog.log.rewrite.batches import BatchMerger
 from liftlog.log.rewrite.job import (
     OnProgress,
     Progress,
@@ -26,8 +26,9 @@ from liftlog.log.rewrite.job import (
     remove_files,
 )
 from liftlog.log.rewrite.segments import SegmentWriter, blaming, read_windows
-from liftlog.log.unreadable import read_zeroed
+from liftlog.log.segment.index import count_entries, index_path, read_index
 from liftlog.records.codecs import raw_length
+from liftlog.records.columns.chunks import chunks_of
 from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import parse_header
 

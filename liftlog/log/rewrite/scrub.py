@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from liftlog.log.filesystem import Buffer, File, FileSystem
-from liftlog.log.index import IndexEntry, SparseIndex, read_index
+from liftlog.log.files.filesystem import Buffer, File, FileSystem
 from liftlog.log.rewrite.job import (
     OnProgress,
     Progress,
@@ -22,7 +21,15 @@ from liftlog.log.rewrite.job import (
     path_of,
 )
 from liftlog.log.rewrite.segments import WINDOW_BYTES
-from liftlog.log.walk import Found, Missing, damage_in_walk, is_covered, readable_again, walk
+from liftlog.log.segment.index import IndexEntry, SparseIndex, read_index
+from liftlog.log.segment.walk import (
+    Found,
+    Missing,
+    damage_in_walk,
+    is_covered,
+    readable_again,
+    walk,
+)
 
 
 def scrub(

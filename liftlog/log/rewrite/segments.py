@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from liftlog.errors import CorruptBatch, LiftlogError, UnsupportedFormat
-from liftlog.log.filesystem import Buffer, File, FileSystem, write_all
-from liftlog.log.index import SparseIndex, write_index
-from liftlog.log.manifest import SegmentEntry
+from liftlog.log.files.filesystem import Buffer, File, FileSystem, write_all
+from liftlog.log.files.manifest import SegmentEntry
+from liftlog.log.files.unreadable import is_unreadable
 from liftlog.log.rewrite.job import Throttle, path_of
-from liftlog.log.segment import MAX_POSITION
-from liftlog.log.unreadable import is_unreadable
+from liftlog.log.segment.index import SparseIndex, write_index
+from liftlog.log.segment.segment import MAX_POSITION
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.encode import extend_batch
 from liftlog.records.format import HEADER_SIZE, LENGTH, LENGTH_POSITION

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 
-from liftlog.log.derived import sketch_path, subject_index_path, write_derived
-from liftlog.log.filesystem import FileSystem
-from liftlog.log.index import read_index
+from liftlog.log.files.filesystem import FileSystem
 from liftlog.log.rewrite.job import (
     OnProgress,
     Progress,
@@ -20,9 +18,11 @@ from liftlog.log.rewrite.job import (
 )
 from liftlog.log.rewrite.segments import WINDOW_BYTES
 from liftlog.log.rewrite.subject_indexing import SubjectIndexBuilder
-from liftlog.log.sketch import SketchBuilder, is_sketched, write_sketch
-from liftlog.log.subject_index import is_indexed
-from liftlog.log.walk import Missing, walk
+from liftlog.log.segment.derived import sketch_path, subject_index_path, write_derived
+from liftlog.log.segment.index import read_index
+from liftlog.log.segment.sketch import SketchBuilder, is_sketched, write_sketch
+from liftlog.log.segment.subject_index import is_indexed
+from liftlog.log.segment.walk import Missing, walk
 
 
 def make_sketch(

@@ -15,11 +15,11 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from liftlog.log.filesystem import Buffer
-from liftlog.log.manifest import SegmentEntry
-from liftlog.log.subject_index import NO_RUNS, RUN, RUN_BYTES, SUBJECT, index_parts
-from liftlog.records.column_set import NO_SUBJECT, BinaryColumn, Columns, concat
-from liftlog.records.columns import can_share_batch, decode_columns, encode_columns
+from liftlog.log.files.filesystem import Buffer
+from liftlog.log.files.manifest import SegmentEntry
+from liftlog.log.segment.subject_index import NO_RUNS, RUN, RUN_BYTES, SUBJECT, index_parts
+from liftlog.records.columns.batch_columns import can_share_batch, decode_columns, encode_columns
+from liftlog.records.columns.column_set import NO_SUBJECT, BinaryColumn, Columns, concat
 from liftlog.records.decode import RecordBatch
 from liftlog.records.format import (
     BODY_CRC_POSITION,

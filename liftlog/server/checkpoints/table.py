@@ -11,7 +11,7 @@ from contextlib import suppress
 from liftlog.errors import CorruptBatch, CorruptRange, OffsetOutOfRange
 from liftlog.groups.state import KEY_PREFIX
 from liftlog.log import Log
-from liftlog.log.filesystem import storage_errors
+from liftlog.log.files.filesystem import storage_errors
 from liftlog.records import Place, decode_batch, parse_header
 from liftlog.server.checkpoints.checkpoint import (
     CheckpointKey,

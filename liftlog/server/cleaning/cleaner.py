@@ -17,7 +17,7 @@ from typing import Any
 
 from liftlog.errors import InvalidArgument, LiftlogError, SegmentsChanged, StorageError
 from liftlog.log import DataDir
-from liftlog.log.segment import Segment
+from liftlog.log.segment.segment import Segment
 from liftlog.server.cleaning.compaction import (
     compaction_of,
     measure_backlog,

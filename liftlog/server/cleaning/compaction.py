@@ -16,8 +16,8 @@ from compaction.planning import (
 )
 from liftlog.errors import StorageError
 from liftlog.log import Log
-from liftlog.log.ages import first_stamp_ns, listed_times_of, newest_times_of
-from liftlog.log.segment import Segment
+from liftlog.log.read.ages import first_stamp_ns, listed_times_of, newest_times_of
+from liftlog.log.segment.segment import Segment
 from liftlog.server.commits.configs import window_ns
 from liftlog.settings import CompactionSettings, StreamSettings
 

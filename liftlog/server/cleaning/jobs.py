@@ -13,7 +13,6 @@ from typing import TypeVar
 from compaction.planning import CompactionPlan
 from liftlog.errors import LiftlogError, SegmentsChanged, StorageError
 from liftlog.log import Log
-from liftlog.log.index import index_path
 from liftlog.log.rewrite import (
     CompactJob,
     CompactResult,
@@ -29,7 +28,8 @@ from liftlog.log.rewrite import (
     apply_rebatch,
     leftover_files,
 )
-from liftlog.log.segment import Segment
+from liftlog.log.segment.index import index_path
+from liftlog.log.segment.segment import Segment
 from liftlog.server.cleaning import worker as kinds
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.cleaning.next_segments import job_for

@@ -24,10 +24,10 @@ from typing import Protocol
 
 from liftlog.errors import LiftlogError, SegmentsChanged
 from liftlog.log import Log
-from liftlog.log.filesystem import File, FileSystem, storage_errors, write_all
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.files.filesystem import File, FileSystem, storage_errors, write_all
+from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.log.rewrite import MendJob, Piece
-from liftlog.log.segment import Segment
+from liftlog.log.segment.segment import Segment
 from liftlog.log.state import lies_behind
 from liftlog.server.cleaning.jobs import JobRunner
 from liftlog.server.cleaning.process import JobFailed, Worker, WorkerDied

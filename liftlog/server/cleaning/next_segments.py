@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from liftlog.log import FileSystem, Log
-from liftlog.log.ages import newest_times_of
-from liftlog.log.checkpoint_file import read_dispensable_file, write_checkpoint_file
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.read.ages import newest_times_of
 from liftlog.log.rewrite import RebatchJob, ScrubJob, SketchJob, needs_rebatch
-from liftlog.log.segment import Segment
-from liftlog.log.sketch import is_sketched
-from liftlog.log.subject_index import is_indexed
+from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.sketch import is_sketched
+from liftlog.log.segment.subject_index import is_indexed
 from liftlog.server.cleaning.compaction import compaction_of, damaged_files
 from liftlog.settings import StreamSettings
 

@@ -31,7 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.log.rewrite import (
     CompactJob,
     MendJob,

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from liftlog.errors import DiskFull
 from liftlog.log import Log
-from liftlog.log.leases import MAX_POSSIBLE_LOSSES
+from liftlog.log.files.leases import MAX_POSSIBLE_LOSSES
 from liftlog.server.commits.committing import CommitResources, GroupCommits
 from liftlog.server.commits.configs import (
     NewestBytes,

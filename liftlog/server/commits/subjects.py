@@ -19,7 +19,7 @@ from typing import Any
 
 from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
 from liftlog.log import Log
-from liftlog.log.checkpoint_file import read_dispensable_file, write_checkpoint_file
+from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
 from liftlog.records import Place, RecordBatch, decode_batch, parse_header
 from liftlog.server.commits.damage import quarantine_damage, quarantine_found
 from liftlog.server.commits.waiting import WatermarkWaiters

@@ -16,7 +16,7 @@ from liftlog.server.access.audit import Audit
 from liftlog.server.access.authentication import Authenticator, Identity
 from liftlog.server.access.gate import Gate
 from liftlog.server.access.origins import http_peer, place_of
-from liftlog.server.pull.turns import Asker
+from liftlog.server.reading.turns import Asker
 
 _BEARER = "bearer "
 

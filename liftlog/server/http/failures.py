@@ -26,16 +26,11 @@ from liftlog.errors import (
     UnsupportedVersion,
 )
 from liftlog.protocol.messages import answer_for
+from liftlog.server.reading.one_record import NoRecord
 from liftlog.server.vitals.descriptors import for_want_of_descriptors
 from liftlog.server.vitals.disk import for_failed_storage
 
 logger = logging.getLogger("liftlog.server.http")
-
-
-class NoRecord(LiftlogError):
-    """No record has that offset: compacted away, or not written yet."""
-
-    name = "NO_RECORD"
 
 
 class BodyTooLarge(LiftlogError):

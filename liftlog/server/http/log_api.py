@@ -35,10 +35,10 @@ from liftlog.server.http.appending import Appender
 from liftlog.server.http.callers import Callers, asks, peer_of
 from liftlog.server.http.failures import BodyTooLarge, UnsupportedMedia, failure
 from liftlog.server.http.guard import identified, identifying, require_place
-from liftlog.server.http.one_record import check_readable, read_record
 from liftlog.server.http.shares import Shares
-from liftlog.server.pull.fairness import SpreadWork
-from liftlog.server.pull.requests import Caller, ask_leader
+from liftlog.server.reading.fairness import SpreadWork
+from liftlog.server.reading.one_record import check_readable, read_record
+from liftlog.server.requests.rights import Caller, ask_leader
 from liftlog.server.streams.broker import Broker
 
 _PREFIX = "/api/v1/streams/{stream}"

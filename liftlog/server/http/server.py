@@ -17,7 +17,7 @@ from liftlog.errors import ConfigError, Forbidden, StreamUnavailable
 from liftlog.server.http.callers import ASKER, HostNames
 from liftlog.server.http.failures import failure, http_failure
 from liftlog.server.http.guard import HEALTH_PATHS, ConnectionGuard
-from liftlog.server.pull.turns import Asker, Turns
+from liftlog.server.reading.turns import Asker, Turns
 from liftlog.server.vitals.conditions import MayRead
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 

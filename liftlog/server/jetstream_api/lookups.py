@@ -16,19 +16,18 @@ from acl.rules import OVER_NATS
 from acl.subjects import is_literal, matches, why_no_subject
 from liftlog.errors import CorruptRange, LimitExceeded, OffsetOutOfRange
 from liftlog.log import Log
+from liftlog.records.columns.selection import OFFSET, SUBJECT, Selection, parse_selection
 from liftlog.records.decode import Record, iter_batches
-from liftlog.records.selection import OFFSET, SUBJECT, Selection, parse_selection
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.http.failures import NoRecord
-from liftlog.server.http.one_record import read_record
 from liftlog.server.jetstream_api.answers import without_statuses
 from liftlog.server.jetstream_api.inboxes import party_of
+from liftlog.server.jetstream_api.messages.newest import Newest, newest_of
+from liftlog.server.jetstream_api.messages.shown import Shown
 from liftlog.server.jetstream_api.methods import Request
-from liftlog.server.jetstream_api.newest import Newest, newest_of
-from liftlog.server.jetstream_api.shown import Shown
-from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, scan_log
 from liftlog.server.pull.services import PullServices
-from liftlog.server.pull.walking import Backward, Damage, Span
+from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, Scan, scan_log
+from liftlog.server.reading.one_record import NoRecord, read_record
+from liftlog.server.reading.walking import Backward, Damage, Span
 from liftlog.stream.subject_sequences import deletes_subject
 
 _SEARCH_SECONDS = 4.0

@@ -12,19 +12,19 @@ from acl.rules import OVER_NATS, Operation
 from liftlog.errors import StreamNotFound
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.jetstream_api.ages import Ages
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     bad_request,
     invalid_json,
     is_utf8,
 )
-from liftlog.server.jetstream_api.buckets import Buckets
-from liftlog.server.jetstream_api.consumer_table import Consumers
-from liftlog.server.jetstream_api.deliveries import record_target
+from liftlog.server.jetstream_api.consumers.deliveries import record_target
+from liftlog.server.jetstream_api.consumers.table import Consumers
 from liftlog.server.jetstream_api.inboxes import Inboxes
-from liftlog.server.pull.requests import Caller
+from liftlog.server.jetstream_api.messages.ages import Ages
+from liftlog.server.jetstream_api.messages.buckets import Buckets
 from liftlog.server.pull.services import PullServices
+from liftlog.server.requests.rights import Caller
 from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 from liftlog.stream.destinations import Destination, Why

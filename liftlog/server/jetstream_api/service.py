@@ -20,8 +20,7 @@ from liftlog.errors import LiftlogError, NatsRefused, NatsUnavailable
 from liftlog.names import is_stream_name
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
-from liftlog.server.jetstream_api import consumers, messages, purging, streams
-from liftlog.server.jetstream_api.ages import Ages
+from liftlog.server.jetstream_api import consumer_methods, message_methods, purging, streams
 from liftlog.server.jetstream_api.answers import (
     JetStreamError,
     answer_text,
@@ -32,11 +31,12 @@ from liftlog.server.jetstream_api.answers import (
     too_large_for_nats,
     too_many_requests,
 )
-from liftlog.server.jetstream_api.buckets import Buckets
-from liftlog.server.jetstream_api.consumer_table import Consumers
+from liftlog.server.jetstream_api.consumers.leaf import LeafLink
+from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
+from liftlog.server.jetstream_api.consumers.table import Consumers
 from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
-from liftlog.server.jetstream_api.leaf import LeafLink
-from liftlog.server.jetstream_api.leaf_login import LeafLogin
+from liftlog.server.jetstream_api.messages.ages import Ages
+from liftlog.server.jetstream_api.messages.buckets import Buckets
 from liftlog.server.jetstream_api.methods import (
     ANSWERED,
     FAILED,
@@ -54,9 +54,9 @@ from liftlog.server.jetstream_api.methods import (
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.jetstream_api.waiting import MAX_OF_PARTY, WORKERS, Message, Waiting
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
-from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.stream.destinations import own_subject
 from liftlog.stream.run import MessageRun
 
@@ -74,7 +74,8 @@ _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 
 __all__ = ["JetStreamApi"]
-_REGISTERED = (consumers, messages, purging, streams)  # imported for what they register
+_REGISTERED = (consumer_methods, message_methods, purging, streams)
+"""Imported for the methods that they register."""
 
 
 class JetStreamApi:

@@ -30,7 +30,6 @@ from liftlog.protocol.messages import (
 )
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.jetstream import MARK
-from liftlog.server.jetstream_api.ages import timestamp_at
 from liftlog.server.jetstream_api.answers import (
     ZERO_TIME,
     JetStreamError,
@@ -46,6 +45,7 @@ from liftlog.server.jetstream_api.lookups import (
     TooManyResults,
     open_lookup,
 )
+from liftlog.server.jetstream_api.messages.ages import timestamp_at
 from liftlog.server.jetstream_api.methods import (
     Answer,
     Request,
@@ -62,7 +62,7 @@ from liftlog.server.jetstream_api.stream_config import (
     config_of,
     settings_from,
 )
-from liftlog.server.pull.requests import carry_out
+from liftlog.server.requests.rights import carry_out
 from liftlog.settings import StreamSettings, parse_stream_settings
 
 _NAMES_LIMIT, _LIST_LIMIT = 1024, 256

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from liftlog.errors import ConfigError, LiftlogError, NatsUnavailable
-from liftlog.log.filesystem import OsFileSystem, private
+from liftlog.log.files.filesystem import OsFileSystem, private
 from liftlog.server.vitals.child_processes import tied_to_parent
 
 logger = logging.getLogger("liftlog.server.embedded")

@@ -18,8 +18,8 @@ from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.reloading import Reloads
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.streams.broker import Broker
-from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.vitals.conditions import Condition, MayRead, by_kind, first_of_each_kind
 from liftlog.server.vitals.disk import DiskProbe
 

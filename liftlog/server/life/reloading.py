@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from liftlog.errors import LiftlogError
-from liftlog.log.filesystem import private
+from liftlog.log.files.filesystem import private
 
 logger = logging.getLogger("liftlog.server.reload")
 

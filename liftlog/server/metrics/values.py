@@ -25,9 +25,9 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.table import REPLICATION
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.broker import Broker
-from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.vitals.conditions import KINDS, Condition
 from liftlog.server.vitals.delays import LoopWatch, SyncTimes
 from liftlog.server.vitals.disk import DiskProbe

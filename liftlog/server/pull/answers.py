@@ -16,7 +16,7 @@ from liftlog.protocol.server_connection import ServerConnection
 from liftlog.server.pull.limits import ENCODED_UNSENT_BYTES
 from liftlog.server.pull.send_queue import SendQueue
 from liftlog.server.pull.services import PullServices
-from liftlog.server.pull.tailing import MAX_TAIL_BYTES
+from liftlog.server.reading.tailing import MAX_TAIL_BYTES
 from liftlog.server.vitals.descriptors import for_want_of_descriptors
 from liftlog.server.vitals.disk import for_failed_storage
 

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 # Imported for the requests that it registers.
-import liftlog.server.pull.group_handlers
-import liftlog.server.pull.handlers  # noqa: F401
+import liftlog.server.requests.group_handlers
+import liftlog.server.requests.handlers  # noqa: F401
 from acl.rules import Operation
 from liftlog.errors import Cancelled, LiftlogError
 from liftlog.protocol.administration import ListExtents
@@ -19,7 +19,9 @@ from liftlog.protocol.replication import Copies, Ends, Forward, Peer, Replicate,
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.fetches import FetchQueue
 from liftlog.server.pull.peers import PeerRequests
-from liftlog.server.pull.requests import (
+from liftlog.server.pull.services import PullServices
+from liftlog.server.reading.turns import Asker
+from liftlog.server.requests.rights import (
     STARTERS,
     Caller,
     Starter,
@@ -27,8 +29,6 @@ from liftlog.server.pull.requests import (
     perform,
     start,
 )
-from liftlog.server.pull.services import PullServices
-from liftlog.server.pull.turns import Asker
 
 _OfPeer = Replicate | Peer | Suspect | Ends | Resign | Forward | Copies
 

@@ -29,10 +29,10 @@ from liftlog.server.pull.limits import (
     LINGERING_CLOSE_BYTES,
     LINGERING_CLOSE_SECONDS,
 )
-from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.send_queue import SendQueue
 from liftlog.server.pull.services import PullServices
 from liftlog.server.pull.sockets import Transport
+from liftlog.server.requests.rights import Caller
 from liftlog.tls import problem
 
 logger = logging.getLogger("liftlog.server.pull")

@@ -26,15 +26,15 @@ from liftlog.errors import (
 )
 from liftlog.log import Log, LogSlice
 from liftlog.protocol.messages import ANY_REPLICA, EARLIEST, LATEST, Fetch, FetchHeader
-from liftlog.records.selection import Selection, parse_selection
+from liftlog.records.columns.selection import Selection, parse_selection
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.node.successors import Successors
 from liftlog.server.pull.answers import Answers
-from liftlog.server.pull.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
-from liftlog.server.pull.requests import Caller
 from liftlog.server.pull.services import PullServices
-from liftlog.server.pull.tailing import Tail
-from liftlog.server.streams.successors import Successors
+from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
+from liftlog.server.reading.tailing import Tail
+from liftlog.server.requests.rights import Caller
 
 _CATCH_UP_SECONDS = 1.0
 """For so long a fetch waits for a follower to have what the client asks for; then it is sent to the

@@ -23,9 +23,9 @@ from liftlog.protocol.replication import (
 )
 from liftlog.protocol.wire import KIND_KEY, Message
 from liftlog.server.access.gate import Gate
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.pull.answers import Answers
-from liftlog.server.pull.requests import HANDLERS, STARTERS, Caller
-from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.server.requests.rights import HANDLERS, STARTERS, Caller
 
 _SHARED_BY_ALL = "_offsets"
 """Who may copy this stream counts as a node."""

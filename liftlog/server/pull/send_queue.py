@@ -26,10 +26,10 @@ from concurrent.futures import Executor
 
 from liftlog.errors import DiskFull
 from liftlog.log import LogSlice
-from liftlog.log.unreadable import PAGE_BYTES, add_hole, is_unreadable
+from liftlog.log.files.unreadable import PAGE_BYTES, add_hole, is_unreadable
 from liftlog.server.pull.limits import TURN_BYTES
-from liftlog.server.pull.read_share import ReadShare
 from liftlog.server.pull.sockets import Transport
+from liftlog.server.reading.read_share import ReadShare
 
 logger = logging.getLogger("liftlog.server.pull")
 

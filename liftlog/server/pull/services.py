@@ -18,13 +18,13 @@ from liftlog.server.access.audit import Audit
 from liftlog.server.access.authentication import Authenticator
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.pull.fairness import FairInput, FairLock, FairThreads
 from liftlog.server.pull.limits import PullLimits
-from liftlog.server.pull.pieces import SharedPieces
-from liftlog.server.pull.read_share import ReadShare, ThreadUsage
 from liftlog.server.pull.send_queue import UnsentMemory
-from liftlog.server.pull.tailing import TailGroup
-from liftlog.server.pull.turns import Turns
+from liftlog.server.reading.fairness import FairInput, FairLock, FairThreads
+from liftlog.server.reading.pieces import SharedPieces
+from liftlog.server.reading.read_share import ReadShare, ThreadUsage
+from liftlog.server.reading.tailing import TailGroup
+from liftlog.server.reading.turns import Turns
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.intake import Ingested
 

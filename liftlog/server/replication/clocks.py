@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from liftlog.cluster.clocks import Offset, Verdict, judge_clock
 from liftlog.log import Clock
-from liftlog.log.ages import span
+from liftlog.log.read.ages import span
 from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition
 

@@ -39,7 +39,7 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log
-from liftlog.log.leases import SideState
+from liftlog.log.files.leases import SideState
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.records.header import parse_header

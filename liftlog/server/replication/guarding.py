@@ -27,10 +27,10 @@ from liftlog.cluster.guard import (
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import CorruptMetadata, LiftlogError, UnsupportedFormat
 from liftlog.protocol.replication import Copies, CopiesAnswer, RestoreAnswer
+from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.replication.asking import MAX_STREAMS_ASKED, ask_nodes, known_from
-from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
-from liftlog.server.replication.rare_warnings import RareWarnings
+from liftlog.server.vitals.rare_warnings import RareWarnings
 
 logger = logging.getLogger("liftlog.server.replication")
 

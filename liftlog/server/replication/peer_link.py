@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from liftlog.client.aio.link import Link
-from liftlog.client.buffers import BufferPool
-from liftlog.client.dialing import dial
-from liftlog.client.reconnecting import Backoff
-from liftlog.client.target import Target
+from liftlog.client.connecting.dialing import dial
+from liftlog.client.connecting.reconnecting import Backoff
+from liftlog.client.connecting.target import Target
+from liftlog.client.reading.buffers import BufferPool
 from liftlog.errors import Conflict, ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message, Ping, Pong

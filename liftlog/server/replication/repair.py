@@ -17,7 +17,7 @@ from liftlog.protocol.messages import (
     StreamAnswer,
 )
 from liftlog.records.decode import iter_batches
-from liftlog.server.replication.mirror import Mirror
+from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
 
 _FETCH_BYTES = 1024 * 1024

@@ -27,8 +27,8 @@ from liftlog.errors import (
     UnknownEpoch,
 )
 from liftlog.log import EncodedBatch, Log, LogSlice
-from liftlog.log.manifest import epoch_before
-from liftlog.log.reading import Gap
+from liftlog.log.files.manifest import epoch_before
+from liftlog.log.read.reading import Gap
 from liftlog.protocol.replication import MAX_PARKED_MS, Replica, Replicate
 from liftlog.server.commits.gate import ReplicatedGate
 

@@ -25,10 +25,10 @@ from liftlog.protocol.replication import (
     Suspect,
     SuspectAnswer,
 )
+from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.replication.hearing import Hearing
-from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
-from liftlog.server.replication.rare_warnings import RareWarnings
+from liftlog.server.vitals.rare_warnings import RareWarnings
 
 logger = logging.getLogger("liftlog.server.replication")
 

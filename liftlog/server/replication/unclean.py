@@ -16,10 +16,10 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.unclean import best_copy, has_no_complete_copy, tells_of
 from liftlog.errors import LiftlogError
 from liftlog.protocol.replication import Copies, CopiesAnswer
+from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.replication.asking import MAX_STREAMS_ASKED, ask_nodes, known_from
-from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
-from liftlog.server.replication.rare_warnings import RareWarnings
+from liftlog.server.vitals.rare_warnings import RareWarnings
 
 logger = logging.getLogger("liftlog.server.replication")
 

@@ -24,16 +24,16 @@ from liftlog.errors import (
     ShuttingDown,
     StreamUnavailable,
 )
-from liftlog.log.leases import MAX_DURATION_NS, MAX_LEASES
+from liftlog.log.files.leases import MAX_DURATION_NS, MAX_LEASES
 from liftlog.protocol.administration import StreamUpdate
 from liftlog.protocol.described import DaemonInfo, Removal, StreamInfo
 from liftlog.protocol.messages import REQUESTS
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.replication.records import StreamRecords
+from liftlog.server.metadata.records import StreamRecords
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.streams.attachments import Attachments
 from liftlog.server.streams.leases import LeaseKeeping
-from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.retention import (
     check_truncation,
     decide_retention,

@@ -29,8 +29,8 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.log import Clock, DataDir, Log
-from liftlog.log.recovery import ActiveState
-from liftlog.log.slot import current_boot_id
+from liftlog.log.files.slot import current_boot_id
+from liftlog.log.segment.tail import ActiveState
 from liftlog.names import is_stream_name
 from liftlog.protocol.described import StreamInfo
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
@@ -39,8 +39,9 @@ from liftlog.server.cleaning.mending import Mender
 from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import RunHandler
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.records import RECORDS_NAME, StreamRecords
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.records import RECORDS_NAME, StreamRecords
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
@@ -58,7 +59,6 @@ from liftlog.server.streams.description import (
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
-from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import check_same, origin_of, save_metadata, settings_of
 from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition, Conditions

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from liftlog.errors import StorageError
 from liftlog.log import FileSystem
-from liftlog.log.ages import seconds_ahead, span
 from liftlog.log.data_dir import DataDir
+from liftlog.log.read.ages import seconds_ahead, span
 from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.cleaning.compaction import compaction_of
 from liftlog.server.commits.host import StreamHost

@@ -12,8 +12,8 @@ from typing import Any
 from compaction.ages import TOLERANCE_NS
 from liftlog.errors import CorruptBatch, CorruptRange, StorageError
 from liftlog.log import Log, LogSlice
-from liftlog.log.checkpoint_file import read_dispensable_file, write_checkpoint_file
-from liftlog.log.reading import Gap
+from liftlog.log.files.checkpoint_file import read_dispensable_file, write_checkpoint_file
+from liftlog.log.read.reading import Gap
 from liftlog.records import Place, decode_batch, iter_batches, parse_header
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.stream import DedupeWindow

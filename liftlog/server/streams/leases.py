@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from liftlog.errors import InvalidArgument, LimitExceeded
-from liftlog.log.leases import Lease
+from liftlog.log.files.leases import Lease
 from liftlog.protocol.described import LeaseInfo
 from liftlog.protocol.messages import EARLIEST
 from liftlog.server.commits.host import StreamHost

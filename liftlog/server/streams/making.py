@@ -20,7 +20,7 @@ from liftlog.server.commits.configs import log_config, sequencer_config, window_
 from liftlog.server.commits.gate import CommitGate
 from liftlog.server.commits.host import SYSTEM, Committers, Overrides, StreamHost, new_metadata
 from liftlog.server.commits.subjects import new_table, restore_subjects
-from liftlog.server.replication.records import RECORDS_NAME, StreamRecords
+from liftlog.server.metadata.records import RECORDS_NAME, StreamRecords
 from liftlog.server.streams.attachments import PossibleLosses
 from liftlog.server.streams.dedupe_restoring import (
     LearnedIds,

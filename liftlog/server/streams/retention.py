@@ -13,9 +13,9 @@ import logging
 from compaction.retention import RetentionDecision, RetentionPolicy, decide
 from liftlog.errors import Conflict, OffsetOutOfRange, StorageError
 from liftlog.log import Log
-from liftlog.log.ages import newest_times_of
-from liftlog.log.leases import Lease
-from liftlog.log.segment import Segment
+from liftlog.log.files.leases import Lease
+from liftlog.log.read.ages import newest_times_of
+from liftlog.log.segment.segment import Segment
 from liftlog.server.commits.configs import window_ns
 from liftlog.settings import StreamSettings
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from liftlog.errors import CorruptMetadata, StorageError, UnsupportedFormat
 from liftlog.log import Clock, FileSystem
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.log.filesystem import storage_errors
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.files.filesystem import storage_errors
 
 logger = logging.getLogger("liftlog.server")
 

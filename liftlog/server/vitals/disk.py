@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from liftlog.errors import StorageError, StreamUnavailable
-from liftlog.log.filesystem import private
+from liftlog.log.files.filesystem import private
 
 PROBE_NAME = "probe"
 _PROBE_BYTES = 64 * 1024

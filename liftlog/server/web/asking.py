@@ -16,8 +16,8 @@ from liftlog.server.access.gate import Gate
 from liftlog.server.http.appending import Appender
 from liftlog.server.http.callers import peer_of
 from liftlog.server.http.server import Health
-from liftlog.server.pull.fairness import FairLock, FairThreads, SpreadWork
-from liftlog.server.pull.requests import Caller, carry_out
+from liftlog.server.reading.fairness import FairLock, FairThreads, SpreadWork
+from liftlog.server.requests.rights import Caller, carry_out
 from liftlog.server.streams.broker import Broker
 from liftlog.server.web.history import History
 from liftlog.server.web.pace import Pace

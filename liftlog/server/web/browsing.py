@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from liftlog.errors import Forbidden, InvalidArgument
 from liftlog.log import Log
-from liftlog.records.selection import Selection
-from liftlog.server.pull.walking import Backward, Forward, Item, Span, Walk
+from liftlog.records.columns.selection import Selection
+from liftlog.server.reading.walking import Backward, Forward, Item, Span, Walk
 from liftlog.server.web.asking import Asked
 from liftlog.server.web.pace import Pace, Paced
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from liftlog.errors import InvalidArgument
-from liftlog.records.column_set import BinaryColumn, Flags
+from liftlog.records.columns.column_set import BinaryColumn, Flags
 from liftlog.server.web.automaton import Automaton, compile_expression
 
 KINDS = ("text", "json", "regex")

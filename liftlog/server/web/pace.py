@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from liftlog.records.column_set import BinaryColumn, Flags
+from liftlog.records.columns.column_set import BinaryColumn, Flags
 from liftlog.server.web.conditions import Condition, parts_of
 
 _WORK_SECONDS = 0.004

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from liftlog.client import LeaseInfo, StreamInfo, SyncClient
 from liftlog.errors import CorruptRange, Diverged, Forbidden, OffsetOutOfRange
-from liftlog.log.measuring import Extent
+from liftlog.log.read.measuring import Extent
 from liftlog.spark.daemon_transport import measured
 from liftlog.spark.export.planning import Beginning, ExportRequest, StreamView, decide
 from liftlog.spark.export.snapshot import Lost, Snapshot, merged_losses

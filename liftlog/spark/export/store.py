@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from liftlog.errors import InvalidArgument, StorageError
-from liftlog.log.filesystem import storage_errors
+from liftlog.log.files.filesystem import storage_errors
 
 _CANNOT_LINK = {
     errno.EPERM,

@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from support.daemon import Daemon
-from support.ingesting import publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.ingesting import publish, until
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from .progress import Progress
 

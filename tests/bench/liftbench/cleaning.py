@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import SyncClient, connect_sync
 

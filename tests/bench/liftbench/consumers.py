@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import uvloop
-from support.processes import cpu_seconds
+from support.daemons.processes import cpu_seconds
 
 from liftlog.client import Client, Filter, connect
 from liftlog.client.aio.group import GroupConsumer

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
 
 from liftlog.client import connect_sync
 

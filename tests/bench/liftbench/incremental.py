@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from support.crashing_disk import disk
-from support.exporting import Export, ExportedStreams, Put
+from support.disks.crashing_disk import disk
+from support.spark.exporting import Export, ExportedStreams, Put
 
 from liftlog.spark.export import newest
 

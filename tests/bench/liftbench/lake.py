@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.processes import status_bytes
+from support.daemons.processes import status_bytes
 
 from liftlog.log import DataDir, EncodedBatch, LogConfig, LogEnvironment, OsFileSystem
 from liftlog.log.environment import SystemClock

@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from support.cluster import NODES, Cluster
-from support.nats_cluster import NatsCluster
-from support.raw_nats import RawNats, pub_frame
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.cluster import NODES, Cluster
+from support.daemons.nats_cluster import NatsCluster
 
 from liftlog.client import connect, connect_sync
 

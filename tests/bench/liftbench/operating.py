@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from support.daemon import Stopped
-from support.ingesting import AckedPublisher, number_of, until
+from support.clients.ingesting import AckedPublisher, number_of, until
+from support.daemons.daemon import Stopped
 
 from liftlog.client import SyncClient, connect_sync
 

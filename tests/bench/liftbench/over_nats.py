@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import nats
-from support.daemon import Daemon
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from support.cluster import NODES, Cluster
-from support.nats_cluster import NatsCluster
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import NODES, Cluster
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

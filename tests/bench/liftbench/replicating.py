@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from support.ingesting import until
+from support.clients.ingesting import until
 
 from .figures import Measurements, Row, Series
 from .processes import WorkerFailed, run_worker, settle_disk

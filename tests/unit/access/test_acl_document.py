@@ -12,7 +12,7 @@ from acl.tokens import hash_token, new_secret
 from liftlog.protocol.messages import REQUESTS
 from liftlog.server.access import audit
 from liftlog.server.access.guessing import PAIR, PLACE, PRINCIPAL
-from liftlog.server.pull.requests import HANDLERS, STARTERS
+from liftlog.server.requests.rights import HANDLERS, STARTERS
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/acl.md").read_text()
 

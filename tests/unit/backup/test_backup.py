@@ -29,7 +29,6 @@ from liftlog.log.backup import (
     restore_backup,
     verify_backup,
 )
-from liftlog.log.checkpoint_file import read_checkpoint_file
 from liftlog.log.data_dir import (
     CLEAN_NAME,
     RESTORING_NAME,
@@ -38,11 +37,12 @@ from liftlog.log.data_dir import (
     refuse_unfit,
     write_states,
 )
-from liftlog.log.filesystem import ReadOnlyFileSystem
-from liftlog.log.manifest import read_manifest
-from liftlog.log.opening import open_log
-from liftlog.log.recovery import ActiveState
+from liftlog.log.files.checkpoint_file import read_checkpoint_file
+from liftlog.log.files.filesystem import ReadOnlyFileSystem
+from liftlog.log.files.manifest import read_manifest
+from liftlog.log.recovery.opening import open_log
 from liftlog.log.rewrite import ScrubJob, scrub
+from liftlog.log.segment.tail import ActiveState
 
 NOW_SECONDS = 1_800_000_000
 KEEPS: list[Keep] = ["none", "some", "all", "last"]

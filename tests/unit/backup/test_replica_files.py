@@ -13,8 +13,8 @@ from liftlog.errors import InvalidArgument
 from liftlog.log import LogConfig
 from liftlog.log.backup import create_backup, restore_backup, verify_backup
 from liftlog.log.data_dir import KnownStates
-from liftlog.log.filesystem import OsFileSystem
-from liftlog.log.manifest import read_manifest
+from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.log.files.manifest import read_manifest
 from liftlog.log.offline.filesystems import KeepingFileSystem
 from liftlog.log.offline.repair import Repair
 from liftlog.spark.options import parse_options

@@ -13,7 +13,7 @@ from liftlog.errors import CorruptMetadata, CorruptRange
 from liftlog.log import Log, LogConfig
 from liftlog.log.backup import create_backup, restore_backup, verify_backup
 from liftlog.log.data_dir import CLEAN_NAME, read_states
-from liftlog.log.index import index_path
+from liftlog.log.segment.index import index_path
 
 CONFIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 BACKUP, NEW = Path("/backup"), Path("/new")

@@ -10,8 +10,8 @@ import pytest
 from support.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.errors import InvalidArgument
-from liftlog.log.derived import sketch_path
-from liftlog.log.index import index_path
+from liftlog.log.segment.derived import sketch_path
+from liftlog.log.segment.index import index_path
 from liftlog.server.cleaning import next_segments
 from liftlog.server.cleaning.pace import Rates, fixed_rate
 from liftlog.server.cleaning.process import JobFailed

@@ -14,8 +14,8 @@ from support.logs import create
 from support.rewriting import ROLL_ON_DEMAND, add, row
 
 from liftlog.log import OsFileSystem
-from liftlog.log.derived import sketch_path, subject_index_path
 from liftlog.log.rewrite import SketchJob
+from liftlog.log.segment.derived import sketch_path, subject_index_path
 from liftlog.server.cleaning.worker import SKETCH, FreeRoom, IdleGrant, RateLimit, perform
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftlog.cli.consume_exec import environment
+from liftlog.cli.consuming.consume_exec import environment
 from liftlog.client import Record
 
 

@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from liftlog.cli.contexts import Contexts, file_of, read_contexts, write_contexts
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.options import context_value, server_options, shared_value
+from liftlog.cli.lib.contexts import Contexts, file_of, read_contexts, write_contexts
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.options import context_value, server_options, shared_value
 from liftlog.cli.root import Root, cli
 from liftlog.errors import ConfigError
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from support.repository import REPOSITORY
 
 from liftlog.cli import docs
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.problems import Problem
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.problems import Problem
 from liftlog.cli.root import cli
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from acl.tokens import hash_token, new_secret
 from liftlog.cli.doctor import FAILED, OK, WARNING, Checkup, machine, network, setup
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.settings import Settings, load_settings
 
@@ -143,7 +143,7 @@ def test_file_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_boot_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert only(machine.check_boot_id()).status == OK
-    monkeypatch.setattr("liftlog.log.slot._BOOT_ID", tmp_path / "hidden")
+    monkeypatch.setattr("liftlog.log.files.slot._BOOT_ID", tmp_path / "hidden")
     found = only(machine.check_boot_id())
     assert found.status == WARNING
     assert "ProcSubset" in found.advice

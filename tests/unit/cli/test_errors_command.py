@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from liftlog.cli.errors import all_errors, all_refusals
-from liftlog.cli.exit_codes import MEANINGS, ExitCode
+from liftlog.cli.lib.exit_codes import MEANINGS, ExitCode
 from liftlog.cli.root import cli
 from liftlog.errors import WIRE_ERRORS
 from liftlog.stream import refusals

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from liftlog import errors
-from liftlog.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
+from liftlog.cli.lib.exit_codes import MEANINGS, ExitCode, exit_code_of
 from liftlog.cli.root import cli
 from liftlog.server.http.failures import status_of
 

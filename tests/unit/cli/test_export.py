@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from support.exporting import Export, ExportedStreams, Put, table
 from support.local_engine import LocalEngine
 
-from liftlog.cli import export_run
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.export_run import token_file
+from liftlog.cli.exports import export_run
+from liftlog.cli.exports.export_run import token_file
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync
 from liftlog.errors import InvalidArgument

@@ -8,9 +8,9 @@ from typing import Any
 import nats
 import pytest
 
-from liftlog.cli import import_stan, whole_headers
-from liftlog.cli.import_sources import Item
-from liftlog.cli.import_stan import NatsStreaming
+from liftlog.cli.imports import import_stan, whole_headers
+from liftlog.cli.imports.import_sources import Item
+from liftlog.cli.imports.import_stan import NatsStreaming
 
 
 class _Connection:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.stored_logs import FIRST_SEGMENT, STAMP_NS, StoredLog, flip
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.records.format import HEADER_SIZE
 

@@ -10,16 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, flip
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.cluster.transitions import create
 from liftlog.errors import CorruptRange
 from liftlog.log import OsFileSystem
-from liftlog.log.index import SparseIndex
-from liftlog.log.manifest import SegmentEntry, read_manifest
+from liftlog.log.files.manifest import SegmentEntry, read_manifest
+from liftlog.log.segment.index import SparseIndex
 from liftlog.records import iter_batches
 from liftlog.records.format import HEADER_SIZE
-from liftlog.server.replication.records_file import Change, RecordsFile
+from liftlog.server.metadata.records_file import Change, RecordsFile
 from liftlog.settings import parse_stream_settings
 
 PER_BATCH = 10

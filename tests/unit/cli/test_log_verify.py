@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, flip, make_batch
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.log.offline.files import ReadOnlyFileSystem, find_streams
 from liftlog.log.offline.verify import DAMAGE, KNOWN, NOTE, Finding, verify_stream

@@ -13,10 +13,10 @@ import yaml
 from click.testing import CliRunner
 from support.repository import REPOSITORY
 
-from liftlog.cli import consume as consume_module
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.groups import Commands
-from liftlog.cli.options import error_style_of, full_address, output_format, server_options
+from liftlog.cli.consuming import consume as consume_module
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Commands
+from liftlog.cli.lib.options import error_style_of, full_address, output_format, server_options
 from liftlog.cli.root import COMMANDS, Root, cli
 from liftlog.errors import StreamNotFound
 
@@ -380,7 +380,7 @@ def test_help_of_a_command_does_not_load_what_does_its_work(arguments: list[str]
 
 def test_consume_loads_no_server() -> None:
     loaded = modules_after(
-        "import liftlog.cli.root, liftlog.cli.output, liftlog.client.blocking.client"
+        "import liftlog.cli.root, liftlog.cli.lib.output, liftlog.client.blocking.client"
     )
     assert not loaded & HEAVY
     assert not {name for name in loaded if name.startswith("liftlog.server")}
@@ -506,7 +506,7 @@ def test_all_of_a_text_is_written_though_python_is_unbuffered() -> None:
         "_open_standard_streams()\n"
         "assert sys.stdout.fileno() == 1\n"
         "raw = sys.stdout.buffer.raw\n"
-        "from liftlog.cli.output import write_text\nwrite_text('x' * 300_000)"
+        "from liftlog.cli.lib.output import write_text\nwrite_text('x' * 300_000)"
     )
     done = subprocess.run(
         [sys.executable, "-u", "-c", code], capture_output=True, text=True, check=True, timeout=60

@@ -12,8 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.cli import offsets, output, ranges, stream_words
-from liftlog.cli.output import (
+from liftlog.cli import stream_words
+from liftlog.cli.consuming import offsets
+from liftlog.cli.lib import output, ranges
+from liftlog.cli.lib.output import (
     JsonArray,
     object_array,
     print_pairs,
@@ -23,7 +25,7 @@ from liftlog.cli.output import (
     write_object,
     write_objects,
 )
-from liftlog.cli.record_lines import RecordLines, record_writer
+from liftlog.cli.lib.record_lines import RecordLines, record_writer
 from liftlog.client import Checkpoint, StreamInfo
 from liftlog.records.decode import Record
 from liftlog.records.json_form import record_object

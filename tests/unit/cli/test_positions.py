@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from liftlog.cli.ranges import Position, Relative, parse_position
+from liftlog.cli.lib.ranges import Position, Relative, parse_position
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.problems import ClientEvents, Problem, report, warn
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.problems import ClientEvents, Problem, report, warn
 from liftlog.errors import (
     ConfigError,
     Conflict,
@@ -113,8 +113,8 @@ def test_a_loss_is_told_once_unless_it_is_made_good_at_once(
 
     waiting: list[Timer] = []
     now = [100.0]
-    monkeypatch.setattr("liftlog.cli.problems.threading.Timer", Timer)
-    monkeypatch.setattr("liftlog.cli.problems.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("liftlog.cli.lib.problems.threading.Timer", Timer)
+    monkeypatch.setattr("liftlog.cli.lib.problems.time.monotonic", lambda: now[0])
     logger = logging.Logger("client")
     logger.addHandler(ClientEvents())
     lost = partial(logger.warning, "connection-lost address=%s reason=%s")

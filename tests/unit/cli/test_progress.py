@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from liftlog.cli.progress import byte_progress
+from liftlog.cli.lib.progress import byte_progress
 
 
 def test_no_terminal_no_bar(capsys: pytest.CaptureFixture[str]) -> None:

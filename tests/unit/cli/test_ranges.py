@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from liftlog.cli.ranges import Range, Relative, parse_range, resolve
+from liftlog.cli.lib.ranges import Range, Relative, parse_range, resolve
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.options import output_format, output_option
-from liftlog.cli.output import object_array, write_object, write_objects
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.options import output_format, output_option
+from liftlog.cli.lib.output import object_array, write_object, write_objects
+from liftlog.cli.lib.shapes import csv_text, parse_fields, parse_path, parse_template, text_of
 from liftlog.cli.root import Root
-from liftlog.cli.shapes import csv_text, parse_fields, parse_path, parse_template, text_of
 from liftlog.errors import InvalidArgument
 
 ORDER = {

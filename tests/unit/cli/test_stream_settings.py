@@ -3,9 +3,9 @@
 import pytest
 from click.testing import CliRunner
 
-from liftlog.cli import setting_options
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.options import parse_assignments
+from liftlog.cli.lib import setting_options
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.options import parse_assignments
 from liftlog.cli.root import cli
 from liftlog.errors import InvalidArgument
 

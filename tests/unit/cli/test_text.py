@@ -2,7 +2,7 @@
 
 import pytest
 
-from liftlog.cli.text import plural, printable, shorten, show_bytes, show_size, show_time
+from liftlog.cli.lib.text import plural, printable, shorten, show_bytes, show_size, show_time
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_a_table_fits_its_terminal(width: int, wrong: str) -> None:
 
 
 def test_what_is_wrong_stands_above_the_table() -> None:
-    from liftlog.cli.conditions import Shown
+    from liftlog.cli.lib.conditions import Shown
     from liftlog.cli.top import headline
 
     disk = Shown("disk", "unready", "the data directory cannot be written", "make room")

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from liftlog.client.beside import SyncOpening, SyncSpeaking
+from liftlog.client.groups.beside import SyncOpening, SyncSpeaking
 from liftlog.protocol.messages import ListStreams
 
 
@@ -54,7 +54,7 @@ def test_what_is_no_answer_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> NoReturn:
         raise MemoryError("no room for a connection")
 
-    monkeypatch.setattr("liftlog.client.beside.SyncRouter", refuse)
+    monkeypatch.setattr("liftlog.client.groups.beside.SyncRouter", refuse)
     session: Any = None
     speaking = SyncSpeaking(session, [])
     speaking.begin([ListStreams()])

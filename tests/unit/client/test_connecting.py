@@ -11,8 +11,9 @@ import pytest
 from support.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
-from liftlog.client import connect, connect_sync, dialing
-from liftlog.client.target import Address
+from liftlog.client import connect, connect_sync
+from liftlog.client.connecting import dialing
+from liftlog.client.connecting.target import Address
 from liftlog.protocol.frames import encode_frame
 
 Opener = Callable[..., Awaitable[Any]]

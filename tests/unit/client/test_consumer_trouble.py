@@ -14,7 +14,7 @@ from support.opened_client import Opened, until
 from support.pull_broker import LogBroker
 
 from liftlog import errors
-from liftlog.client import reconnecting
+from liftlog.client.connecting import reconnecting
 from liftlog.server.checkpoints.table import CheckpointTable
 
 pytestmark = pytest.mark.filterwarnings("error")

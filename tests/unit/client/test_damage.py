@@ -11,10 +11,10 @@ import pytest
 from support.logs import set_manifest
 from support.pull_broker import LogBroker
 
-from liftlog.client.batches import FetchAnswer, find_good_batch
-from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.reading.batches import FetchAnswer, find_good_batch
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import CorruptRange, InvalidArgument
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records import encode_batch, parse_header

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from support.local_checkpoints import LocalOffsets
-from support.opened_client import Opened
-from support.pull_broker import LogBroker
+from support.clients.opened_client import Opened
+from support.daemons.local_checkpoints import LocalOffsets
+from support.daemons.pull_broker import LogBroker
 
 from liftlog.client import connect
-from liftlog.client.arrived import Arrived, slots_of
-from liftlog.client.batch_reader import _Reader
-from liftlog.client.grouping import MOST_LANES, GroupReading, GroupSettings
-from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.groups.arrived import Arrived, slots_of
+from liftlog.client.groups.grouping import MOST_LANES, GroupReading, GroupSettings
+from liftlog.client.reading.batch_reader import _Reader
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import (
     Conflict,
     DiskFull,

@@ -16,9 +16,10 @@ from support.pull_broker import LogBroker, pull_server
 from acl.policy import Policy
 from acl.tokens import hash_token, new_secret
 from liftlog import errors
-from liftlog.client import connect, connect_sync, reconnecting
+from liftlog.client import connect, connect_sync
 from liftlog.client.aio import link
-from liftlog.client.reconnecting import Backoff
+from liftlog.client.connecting import reconnecting
+from liftlog.client.connecting.reconnecting import Backoff
 
 Connect = Callable[..., Any]
 

@@ -9,8 +9,8 @@ import pytest
 
 from liftlog.client.aio.routing import Router
 from liftlog.client.blocking.routing import SyncRouter
-from liftlog.client.routes import Routes, Wandering, key_of, stream_key
-from liftlog.client.target import Target
+from liftlog.client.connecting.routes import Routes, Wandering, key_of, stream_key
+from liftlog.client.connecting.target import Target
 from liftlog.errors import InvalidArgument, NotLeader, NotReady
 from liftlog.protocol.checkpoints import FetchCheckpoint
 from liftlog.protocol.client_connection import Exchange

@@ -9,7 +9,7 @@ import pytest
 from support.pull_broker import LogBroker
 
 from liftlog.client import Filter, connect
-from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import InvalidArgument, UnsupportedVersion
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Fetch, FetchHeader

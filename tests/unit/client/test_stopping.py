@@ -15,7 +15,7 @@ from support.pull_broker import LogBroker
 
 from liftlog import errors
 from liftlog.client import Filter, connect
-from liftlog.client.read_ahead import ReadAhead
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.format import HEADER_SIZE

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from liftlog.client.target import Address, credentials_of
+from liftlog.client.connecting.target import Address, credentials_of
 
 SECRET = "billing.a-secret-that-is-long-enough"
 

@@ -14,7 +14,7 @@ from support.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
 from liftlog.client import connect, connect_sync
-from liftlog.client.target import Address
+from liftlog.client.connecting.target import Address
 from liftlog.server.pull import PullServer
 from liftlog.tls import client_context, server_context
 

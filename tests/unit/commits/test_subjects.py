@@ -17,7 +17,7 @@ from liftlog.cluster import transitions
 from liftlog.cluster.leading import FetchRequest, Leader
 from liftlog.errors import CorruptRange, StorageError, SyncFailed
 from liftlog.log import LogSlice, OsFileSystem
-from liftlog.log.checkpoint_file import write_checkpoint_file
+from liftlog.log.files.checkpoint_file import write_checkpoint_file
 from liftlog.records import parse_header
 from liftlog.server.commits import subjects as subjects_module
 from liftlog.server.commits.configs import log_config

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from liftlog.cli.exit_codes import ExitCode
-from liftlog.cli.problems import Problem
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.problems import Problem
 from liftlog.demo.publishing import (
     Expected,
     find_disorder,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.repository import REPOSITORY
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.settings import Settings
 
 UNIT = REPOSITORY / "config" / "systemd" / "liftlog.service"

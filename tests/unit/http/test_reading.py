@@ -18,12 +18,12 @@ from liftlog.errors import (
     StreamUnavailable,
     UnsupportedFormat,
 )
-from liftlog.log.filesystem import OsFile
-from liftlog.log.slices import LogSlice
+from liftlog.log.files.filesystem import OsFile
+from liftlog.log.read.slices import LogSlice
 from liftlog.records.encode import encode_batch
-from liftlog.server.http import one_record
-from liftlog.server.http.failures import NoRecord, failure
-from liftlog.server.http.one_record import read_record
+from liftlog.server.http.failures import failure
+from liftlog.server.reading import one_record
+from liftlog.server.reading.one_record import NoRecord, read_record
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from support.rewriting import add, keyed, row
 from support.simfs import SimFileSystem
 
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.jetstream_api import consumer_table
 from liftlog.server.jetstream_api.answers import JetStreamError
-from liftlog.server.jetstream_api.budget import Budget
-from liftlog.server.jetstream_api.consumer_table import IDLE_SECONDS, MAX_CONSUMERS, Consumers
-from liftlog.server.jetstream_api.newest import NewestOf
+from liftlog.server.jetstream_api.consumers import table as consumer_table
+from liftlog.server.jetstream_api.consumers.budget import Budget
+from liftlog.server.jetstream_api.consumers.table import IDLE_SECONDS, MAX_CONSUMERS, Consumers
+from liftlog.server.jetstream_api.messages.newest import NewestOf
 
 ROLLUP = b"NATS/1.0\r\nNats-Rollup: sub\r\n\r\n"
 

@@ -13,10 +13,10 @@ from support.simfs import SimFileSystem
 
 from liftlog.log import Log
 from liftlog.server.commits.configs import NewestBytes
-from liftlog.server.jetstream_api import buckets as module
-from liftlog.server.jetstream_api.ages import Ages
-from liftlog.server.jetstream_api.buckets import BucketIndex, Buckets
-from liftlog.server.pull.fairness import FairThreads
+from liftlog.server.jetstream_api.messages import buckets as module
+from liftlog.server.jetstream_api.messages.ages import Ages
+from liftlog.server.jetstream_api.messages.buckets import BucketIndex, Buckets
+from liftlog.server.reading.fairness import FairThreads
 from liftlog.settings import parse_stream_settings
 
 BUCKET = {

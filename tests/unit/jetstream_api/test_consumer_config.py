@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.server.jetstream_api.answers import JetStreamError
-from liftlog.server.jetstream_api.consumer_config import parse_consumer, parse_time
+from liftlog.server.jetstream_api.consumers.config import parse_consumer, parse_time
 
 SECOND = 10**9
 

@@ -11,7 +11,7 @@ from support.nkey_seeds import seed_of
 
 from acl.nkeys import SigningKey, is_signed
 from liftlog.errors import NatsUnavailable
-from liftlog.server.jetstream_api.leaf_login import LeafLogin
+from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
 from liftlog.settings import NatsSettings
 
 CREDENTIALS = """-----BEGIN NATS USER JWT-----

@@ -12,10 +12,10 @@ import pytest
 from support.page_cache import need_nowait
 from support.stored_logs import StoredLog
 
-from liftlog.server.jetstream_api.budget import Budget
-from liftlog.server.jetstream_api.cursor import PIECE_BYTES, Budgets, Cursor
-from liftlog.server.pull.read_share import ReadShare, ThreadUsage
-from liftlog.server.pull.tailing import TailGroup
+from liftlog.server.jetstream_api.consumers.budget import Budget
+from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Budgets, Cursor
+from liftlog.server.reading.read_share import ReadShare, ThreadUsage
+from liftlog.server.reading.tailing import TailGroup
 from liftlog.server.streams.intake import Ingested
 
 SUBJECT = "orders.new"

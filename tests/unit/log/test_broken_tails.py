@@ -9,7 +9,7 @@ from support.logs import DIRECTORY, Promises, check, commit, create, reopen
 from support.simfs import SimFileSystem
 
 from liftlog.log import LogConfig
-from liftlog.log import inventory as inventory_module
+from liftlog.log.recovery import inventory as inventory_module
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 

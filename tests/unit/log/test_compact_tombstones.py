@@ -22,7 +22,7 @@ from support.simfs import SimFileSystem
 
 from compaction import CompactionPolicy
 from liftlog.log import Log
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.log.rewrite import (
     apply_compaction,
     compact,

@@ -24,7 +24,7 @@ from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log
-from liftlog.log.measuring import RecordCounts
+from liftlog.log.read.measuring import RecordCounts
 from liftlog.log.rewrite import ScrubJob, needs_rebatch, scrub
 from liftlog.log.rewrite.rebatch import SMALL_BATCH_BYTES
 from liftlog.records import codecs, iter_batches

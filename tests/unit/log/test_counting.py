@@ -10,8 +10,9 @@ from support.rewriting import add, compact_once, keyed, row, stored
 from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import StorageError
-from liftlog.log import Log, measuring
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log import Log
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.read import measuring
 
 
 def with_holes(fs: SimFileSystem, *, size: int = 20) -> Log:

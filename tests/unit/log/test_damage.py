@@ -24,11 +24,11 @@ from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptMetadata, CorruptRange, UnsupportedFormat
 from liftlog.log import Log, LogConfig, open_log
-from liftlog.log.index import index_path
-from liftlog.log.manifest import QuarantinedRange
-from liftlog.log.resync import find_resync
-from liftlog.log.segment import walk_batches
-from liftlog.log.slot import SLOT_NAME
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.segment.index import index_path
+from liftlog.log.segment.resync import find_resync
+from liftlog.log.segment.segment import walk_batches
 from liftlog.records import BatchHeader, encode_batch, parse_header
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)

@@ -17,14 +17,14 @@ from support.small_disks import small_disk
 
 from liftlog.errors import CorruptMetadata, DataDirLocked
 from liftlog.log import DataDir, Log, LogConfig, OsFileSystem
-from liftlog.log.checkpoint_file import write_checkpoint_file
 from liftlog.log.data_dir import (
     CLEAN_NAME,
     make_durable_directory,
     read_states,
     write_states,
 )
-from liftlog.log.lock import exclusive
+from liftlog.log.files.checkpoint_file import write_checkpoint_file
+from liftlog.log.files.lock import exclusive
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.stored_logs import StoredLog, batch_positions
 
-from liftlog.log.index import index_path
-from liftlog.log.measuring import MAX_EXTENTS, Extent
+from liftlog.log.read.measuring import MAX_EXTENTS, Extent
+from liftlog.log.segment.index import index_path
 
 KIB = 1024
 

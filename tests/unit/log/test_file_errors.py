@@ -34,9 +34,9 @@ from liftlog.log.data_dir import (
     read_states,
     write_states,
 )
-from liftlog.log.filesystem import storage_errors
-from liftlog.log.manifest import LEAST_RESERVED
-from liftlog.log.sketch import Probe
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.files.manifest import LEAST_RESERVED
+from liftlog.log.segment.sketch import Probe
 
 DATA_DIR = POINTS.parent
 STOPS = ["killed", "power cut", "clean stop"]

@@ -8,9 +8,9 @@ from pathlib import Path
 from support.golden_log import BATCHES
 from support.logs import BASE_NS
 
-from liftlog.log.leases import Lease
-from liftlog.log.manifest import Manifest, QuarantinedRange, SegmentEntry
-from liftlog.log.recovery import ActiveState
+from liftlog.log.files.leases import Lease
+from liftlog.log.files.manifest import Manifest, QuarantinedRange, SegmentEntry
+from liftlog.log.segment.tail import ActiveState
 from liftlog.records import encode_batch
 from liftlog.records import format as batch_format
 from liftlog.records.header import BatchHeader

@@ -19,10 +19,10 @@ from support.logs import BASE_NS, read_all, reopen
 from support.simfs import SimFileSystem
 
 from liftlog.log import ActiveState
-from liftlog.log.checkpoint_file import read_checkpoint_file
-from liftlog.log.index import SparseIndex
-from liftlog.log.manifest import COPY_NAME, read_manifest
-from liftlog.log.slot import AckedSlot
+from liftlog.log.files.checkpoint_file import read_checkpoint_file
+from liftlog.log.files.manifest import COPY_NAME, read_manifest
+from liftlog.log.files.slot import AckedSlot
+from liftlog.log.segment.index import SparseIndex
 from liftlog.records import decode_batch, encode_batch, iter_batches
 from liftlog.records.format import unescape_subject
 

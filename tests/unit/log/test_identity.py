@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
-from liftlog.log.identity import DirectoryIdentity, Witness
+from liftlog.log.files.identity import DirectoryIdentity, Witness
 
 LAST_START = 7
 

@@ -20,7 +20,7 @@ from liftlog.errors import (
     LimitExceeded,
     StorageError,
 )
-from liftlog.log.leases import (
+from liftlog.log.files.leases import (
     EXPORT_LEASES,
     LEASES_NAME,
     MAX_DURATION_NS,

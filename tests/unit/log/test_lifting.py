@@ -20,7 +20,7 @@ from support.simfs import MachineStopped, SimFileSystem
 
 from liftlog.log import Log
 from liftlog.log.data_dir import KnownStates
-from liftlog.log.manifest import NOT_SYNCED, QuarantinedRange
+from liftlog.log.files.manifest import NOT_SYNCED, QuarantinedRange
 from liftlog.log.offline.filesystems import KeepingFileSystem
 from liftlog.log.offline.repair import Repair
 from liftlog.log.rewrite import scrub

@@ -35,9 +35,9 @@ from liftlog.errors import (
     CorruptRange,
 )
 from liftlog.log import Log
-from liftlog.log.index import index_path
-from liftlog.log.slot import SLOT_NAME
-from liftlog.log.walk import is_covered
+from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.segment.index import index_path
+from liftlog.log.segment.walk import is_covered
 from liftlog.records import iter_batches, parse_header
 from liftlog.records.header import verify_body
 

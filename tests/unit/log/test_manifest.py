@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftlog.log import OsFileSystem
-from liftlog.log.manifest import (
+from liftlog.log.files.manifest import (
     MANIFEST_NAME,
     Manifest,
     QuarantinedRange,

@@ -12,8 +12,8 @@ from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptMetadata, CorruptRange
 from liftlog.log import Log
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.log.manifest import COPY_NAME, MANIFEST_NAME, read_manifest
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.files.manifest import COPY_NAME, MANIFEST_NAME, read_manifest
 
 MAIN, COPY = DIRECTORY / MANIFEST_NAME, DIRECTORY / COPY_NAME
 

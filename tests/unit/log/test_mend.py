@@ -37,7 +37,7 @@ from support.simfs import PAGE, Fault, Keep, MachineStopped, SimFileSystem
 from compaction import CompactionPolicy
 from liftlog.errors import CorruptRange, SegmentsChanged
 from liftlog.log import Log
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log.files.manifest import QuarantinedRange
 from liftlog.log.rewrite import PatchDamaged, SourceDamaged, apply_mending, mend
 from liftlog.records import iter_batches
 

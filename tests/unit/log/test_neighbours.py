@@ -14,10 +14,10 @@ from support.neighbours import OTHER, Neighbours, check_all_readers, neighbours,
 from support.rewriting import ROLL_ON_DEMAND
 from support.rounds import one_in
 
-from liftlog.log import by_subject
+from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.read import by_subject
 from liftlog.log.rewrite import subject_indexing
-from liftlog.log.slot import SLOT_NAME
-from liftlog.server.pull import filtering
+from liftlog.server.reading import filtering
 
 
 @pytest.fixture(autouse=True)

@@ -29,8 +29,8 @@ from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log import EncodedBatch, Log, LogConfig, OsFileSystem, open_log
-from liftlog.log.index import INTERVAL_BYTES, SparseIndex
-from liftlog.log.manifest import SKIPPED, SegmentEntry
+from liftlog.log.files.manifest import SKIPPED, SegmentEntry
+from liftlog.log.segment.index import INTERVAL_BYTES, SparseIndex
 from liftlog.log.writing import MAX_NOTED_ENDS
 from liftlog.records import encode_batch, iter_batches
 

@@ -13,8 +13,8 @@ from support.simfs import SimFileSystem
 
 from liftlog.log import Log
 from liftlog.log.active_segment import LogEnd
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry
-from liftlog.log.segment import Segment
+from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.segment.segment import Segment
 from liftlog.log.state import ReadView
 
 

@@ -14,7 +14,7 @@ from support.simfs import MachineStopped, SimFileSystem
 from liftlog.errors import CorruptMetadata
 from liftlog.log import ActiveState, Log
 from liftlog.log.data_dir import KnownStates
-from liftlog.log.manifest import read_manifest
+from liftlog.log.files.manifest import read_manifest
 from liftlog.log.offline.filesystems import KeepingFileSystem
 from liftlog.log.offline.rebuild import rebuild_manifest
 from liftlog.log.offline.repair import Repair

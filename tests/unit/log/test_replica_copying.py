@@ -26,8 +26,8 @@ from support.simfs import Fault, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange, StorageError
 from liftlog.log import EncodedBatch, Log, LogConfig, LogSlice, OsFileSystem
-from liftlog.log.manifest import NOT_SYNCED, SKIPPED, QuarantinedRange
-from liftlog.log.reading import Gap
+from liftlog.log.files.manifest import NOT_SYNCED, SKIPPED, QuarantinedRange
+from liftlog.log.read.reading import Gap
 from liftlog.records import encode_batch, iter_batches
 
 REPLICA = replace(SMALL, replicated=True)

@@ -11,8 +11,8 @@ from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import StorageError
 from liftlog.log import ActiveState, Log, LogConfig, RecoveryReport
-from liftlog.log.manifest import read_manifest
-from liftlog.log.slices import LogSlice
+from liftlog.log.files.manifest import read_manifest
+from liftlog.log.read.slices import LogSlice
 from liftlog.records import iter_batches
 
 REPLICA = replace(SMALL, replicated=True)

@@ -22,7 +22,7 @@ from support.simfs import SimFileSystem
 
 from compaction import CompactionPolicy
 from liftlog.log import Log
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
 from liftlog.records import iter_batches
 
 POLICY = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=8 * MINUTE_NS)

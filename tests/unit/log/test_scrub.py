@@ -10,8 +10,8 @@ from support.rewriting import ROLL_ON_DEMAND, add, row
 from support.simfs import Fault, SimFileSystem
 
 from liftlog.log import Log
-from liftlog.log.index import SparseIndex, index_path
 from liftlog.log.rewrite import Progress, ScrubJob, ScrubResult, scrub
+from liftlog.log.segment.index import SparseIndex, index_path
 from liftlog.records.header import parse_header
 
 BATCHES = 12

@@ -6,9 +6,9 @@ import pytest
 from support.logs import DIRECTORY
 from support.simfs import SimFileSystem
 
-from liftlog.log.index import read_index
 from liftlog.log.rewrite.job import no_throttle
 from liftlog.log.rewrite.segments import SegmentWriter
+from liftlog.log.segment.index import read_index
 from liftlog.records import decode_batch, encode_batch, iter_batches, parse_header
 
 PAYLOAD = bytes(5000)  # each batch gets an index entry of its own

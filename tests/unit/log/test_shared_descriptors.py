@@ -15,9 +15,9 @@ from support.simfs import SimFile
 from unit.log import test_crash_points as crash_points
 
 from liftlog.log import LogEnvironment
-from liftlog.log.filesystem import File, OsFile, OsFileSystem
-from liftlog.log.shared_descriptors import SharedDescriptors
-from liftlog.log.slot import SLOT_NAME
+from liftlog.log.files.filesystem import File, OsFile, OsFileSystem
+from liftlog.log.files.shared_descriptors import SharedDescriptors
+from liftlog.log.files.slot import SLOT_NAME
 
 
 @pytest.fixture

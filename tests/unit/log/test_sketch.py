@@ -16,10 +16,10 @@ from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import SyncFailed
 from liftlog.log import Log
-from liftlog.log.derived import sketch_path
-from liftlog.log.parts import NO_CHECKS
 from liftlog.log.rewrite import make_sketch
-from liftlog.log.sketch import (
+from liftlog.log.segment.derived import sketch_path
+from liftlog.log.segment.parts import NO_CHECKS
+from liftlog.log.segment.sketch import (
     Probe,
     is_sketched,
     read_sketch,

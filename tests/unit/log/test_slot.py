@@ -10,7 +10,7 @@ from support.simfs import Fault, SimFileSystem
 
 from liftlog.errors import DiskFull, StorageError
 from liftlog.log import Log, LogConfig
-from liftlog.log.slot import SLOT_NAME, AckedSlot, SlotState, read_slot
+from liftlog.log.files.slot import SLOT_NAME, AckedSlot, SlotState, read_slot
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 BOOT = "boot-1"

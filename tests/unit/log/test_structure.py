@@ -28,9 +28,9 @@ from liftlog.errors import (
     SyncFailed,
 )
 from liftlog.log import Log, LogConfig
-from liftlog.log.checkpoint_file import read_checkpoint_file, write_checkpoint_file
-from liftlog.log.manifest import QuarantinedRange, SegmentEntry
-from liftlog.log.slot import read_slot
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.files.manifest import QuarantinedRange, SegmentEntry
+from liftlog.log.files.slot import read_slot
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 

@@ -26,9 +26,9 @@ from liftlog.errors import (
     UnsupportedFormat,
 )
 from liftlog.log import Log, LogConfig
-from liftlog.log.index import index_path, read_index
-from liftlog.log.manifest import read_manifest
-from liftlog.log.slot import AckedSlot, SlotState
+from liftlog.log.files.manifest import read_manifest
+from liftlog.log.files.slot import AckedSlot, SlotState
+from liftlog.log.segment.index import index_path, read_index
 from liftlog.records import encode_batch, iter_batches
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)

@@ -19,11 +19,12 @@ from support.rounds import one_in
 from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
-from liftlog.log import ActiveState, Log, LogConfig, unreadable
-from liftlog.log.filesystem import read_whole
-from liftlog.log.index import index_path
-from liftlog.log.unreadable import content_end, read_around, readable_end
-from liftlog.log.walk import find_new_damage
+from liftlog.log import ActiveState, Log, LogConfig
+from liftlog.log.files import unreadable
+from liftlog.log.files.filesystem import read_whole
+from liftlog.log.files.unreadable import content_end, read_around, readable_end
+from liftlog.log.segment.index import index_path
+from liftlog.log.segment.walk import find_new_damage
 from liftlog.records import decode_batch, parse_header
 
 PAGE = 256

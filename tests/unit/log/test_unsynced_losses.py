@@ -22,7 +22,7 @@ from support.simfs import Keep, SimFileSystem
 from liftlog.errors import CorruptRange
 from liftlog.log import Log, LogConfig
 from liftlog.log.data_dir import KnownStates
-from liftlog.log.manifest import LEAST_RESERVED, NOT_SYNCED
+from liftlog.log.files.manifest import LEAST_RESERVED, NOT_SYNCED
 from liftlog.log.offline.filesystems import KeepingFileSystem
 from liftlog.log.offline.repair import Repair
 

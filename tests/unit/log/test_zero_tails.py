@@ -17,7 +17,7 @@ from support.values import ZERO_TAILS, zero_tailed
 from liftlog.log import OsFileSystem
 from liftlog.log.backup import create_backup, restore_backup
 from liftlog.log.data_dir import read_known_states
-from liftlog.log.manifest import read_manifest
+from liftlog.log.files.manifest import read_manifest
 from liftlog.log.offline.dump import DumpedBatch, dump_stream
 from liftlog.log.offline.files import StreamFiles, find_streams
 from liftlog.log.offline.rebuild import find_stale_indexes, rebuild_index

@@ -26,17 +26,18 @@ from support.rewriting import (
 from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptRange
-from liftlog.log import EncodedBatch, Log, by_subject
-from liftlog.log.derived import files_of, subject_index_path, write_derived
-from liftlog.log.manifest import QuarantinedRange
+from liftlog.log import EncodedBatch, Log
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.read import by_subject
 from liftlog.log.rewrite import subject_indexing
 from liftlog.log.rewrite.subject_indexing import SubjectIndexBuilder
-from liftlog.log.subject_index import is_indexed, read_subject_index
+from liftlog.log.segment.derived import files_of, subject_index_path, write_derived
+from liftlog.log.segment.subject_index import is_indexed, read_subject_index
 from liftlog.records import Record, decode_batch, encode_batch, iter_batches
-from liftlog.records.heads import WantedSubjects
-from liftlog.records.selection import parse_selection
-from liftlog.server.pull import filtering
-from liftlog.server.pull.filtering import Scan, scan_log
+from liftlog.records.columns.heads import WantedSubjects
+from liftlog.records.columns.selection import parse_selection
+from liftlog.server.reading import filtering
+from liftlog.server.reading.filtering import Scan, scan_log
 
 KEEPS: list[Keep] = ["none", "some", "all", "last"]
 NAMES = [f"orders.{number}.größe" for number in range(12)]

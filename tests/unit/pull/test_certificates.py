@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from support.certificates import Authority, Pair
 
 from liftlog.cli.doctor import FAILED, OK, WARNING, setup
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.server.pull.certificates import check_pull_tls, load_pull_tls
 from liftlog.settings import Settings, load_settings

@@ -14,16 +14,16 @@ from support.pull_broker import LogBroker, LoggedStream, pull_server
 from support.raw_pull import RawPull
 
 from compaction import CompactionPolicy, plan_compaction
-from liftlog.client.arrived import slots_of
+from liftlog.client.groups.arrived import slots_of
 from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log import LogSlice
-from liftlog.log.filesystem import OsFileSystem
+from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.log.rewrite import CompactJob, apply_compaction, compact
+from liftlog.records.columns.selection import parse_selection
 from liftlog.records.decode import Record, iter_batches
-from liftlog.records.selection import parse_selection
-from liftlog.server.pull import filtering, pieces
-from liftlog.server.pull.filtering import Scan, scan_log
-from liftlog.server.pull.pieces import SharedPieces
+from liftlog.server.reading import filtering, pieces
+from liftlog.server.reading.filtering import Scan, scan_log
+from liftlog.server.reading.pieces import SharedPieces
 
 SLOTS = 16
 

@@ -25,7 +25,7 @@ from liftlog.protocol.described import DaemonInfo
 from liftlog.protocol.messages import REQUESTS, StreamInfo
 from liftlog.protocol.replication import ClusterInfo
 from liftlog.server.http.server import HttpServer
-from liftlog.server.pull.requests import HANDLERS, STARTERS
+from liftlog.server.requests.rights import HANDLERS, STARTERS
 
 NOBODY_MAY_ANYTHING = "principals: {anonymous: {}}\nroles: {}\nbindings: {}\n"
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from liftlog.server.pull.fairness import FairInput
+from liftlog.server.reading.fairness import FairInput
 
 
 def spend(seconds: float) -> None:

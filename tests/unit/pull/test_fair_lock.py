@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from liftlog.server.pull.fairness import FairLock
+from liftlog.server.reading.fairness import FairLock
 
 
 async def test_parties_and_members_take_turns() -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from liftlog.server.pull.fairness import FairThreads
+from liftlog.server.reading.fairness import FairThreads
 
 
 class Bench:

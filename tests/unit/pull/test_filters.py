@@ -15,11 +15,12 @@ from support.raw_pull import RawPull
 
 from liftlog.errors import CorruptRange, UnsupportedFormat
 from liftlog.log import Log
-from liftlog.log.filesystem import OsFile
+from liftlog.log.files.filesystem import OsFile
 from liftlog.records.decode import RecordBatch, iter_batches
 from liftlog.records.encode import EncodedBatch, encode_batch
 from liftlog.records.header import parse_header
-from liftlog.server.pull import filtering, limits, pieces
+from liftlog.server.pull import limits
+from liftlog.server.reading import filtering, pieces
 
 STAMP = 1_900_000_000_000_000_000
 BLOCK = b"NATS/1.0\r\nKind: %b\r\n\r\n"

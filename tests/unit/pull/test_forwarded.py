@@ -18,14 +18,14 @@ from support.raw_pull import AUTH, HELLO, RawPull
 from acl.policy import Policy
 from acl.tokens import hash_token
 from liftlog.client import connect
-from liftlog.client.target import Target
+from liftlog.client.connecting.target import Target
 from liftlog.errors import Forbidden, NotLeader, NotReady, StreamNotFound
 from liftlog.protocol.frames import encode_map
 from liftlog.protocol.replication import Peer
 from liftlog.server.http import log_api
+from liftlog.server.metadata.membership import Member
 from liftlog.server.replication.forwarding import Forwarding
 from liftlog.server.replication.hearing import Hearing
-from liftlog.server.replication.membership import Member
 from liftlog.server.replication.peer_link import PeerLink
 
 PATIENCE_SECONDS = 30.0

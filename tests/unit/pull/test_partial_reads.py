@@ -16,16 +16,18 @@ from support.rewriting import Row, add, compact_fully, keyed, row, sketch_segmen
 from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange
-from liftlog.log import Log, LogSlice, partial, sketched, sparse
-from liftlog.log.derived import sketch_path
-from liftlog.log.filesystem import OsFileSystem
-from liftlog.log.partial import PartialPiece
-from liftlog.log.segment import Segment
-from liftlog.log.sketch import Probe, read_sketch, read_value_checks, write_sketch
+from liftlog.log import Log, LogSlice
+from liftlog.log.files.filesystem import OsFileSystem
+from liftlog.log.read import partial, sparse
+from liftlog.log.read.partial import PartialPiece
+from liftlog.log.segment import sketched
+from liftlog.log.segment.derived import sketch_path
+from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.sketch import Probe, read_sketch, read_value_checks, write_sketch
 from liftlog.records import Record, iter_batches
-from liftlog.records.selection import Selection, parse_selection
-from liftlog.server.pull import filtering
-from liftlog.server.pull.filtering import Scan, scan_log
+from liftlog.records.columns.selection import Selection, parse_selection
+from liftlog.server.reading import filtering
+from liftlog.server.reading.filtering import Scan, scan_log
 
 SELECTIONS: list[dict[str, Any]] = [
     {"columns": ["offset"]},

@@ -11,8 +11,8 @@ from support.raw_pull import RawPull
 
 from acl.policy import Policy
 from liftlog.protocol.replication import Peer, PeerAnswer, SuspectAnswer
+from liftlog.server.metadata.membership import Member
 from liftlog.server.replication.hearing import Hearing
-from liftlog.server.replication.membership import Member
 
 PEER = {"k": "peer", "i": 1, "n": "b", "t": 1, "c": "c0ffee"}
 SUSPECT = {"k": "suspect", "i": 3, "n": "c"}

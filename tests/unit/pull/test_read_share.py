@@ -13,8 +13,8 @@ import pytest
 from support.pull_broker import LogBroker, pull_server
 from support.raw_pull import RawPull
 
-from liftlog.server.pull import read_share
-from liftlog.server.pull.read_share import ReadShare, ThreadUsage, Usage
+from liftlog.server.reading import read_share
+from liftlog.server.reading.read_share import ReadShare, ThreadUsage, Usage
 from liftlog.server.streams.intake import Ingested
 
 TICK = 0.01

@@ -15,7 +15,7 @@ from support.raw_pull import RawPull
 
 from acl.policy import Policy
 from liftlog.client import connect_sync
-from liftlog.client.read_options import Filter
+from liftlog.client.reading.read_options import Filter
 from liftlog.errors import Forbidden
 
 COUNT = 100

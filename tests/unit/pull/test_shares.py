@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from liftlog.records import decode_batch, encode_batch
-from liftlog.records.slots import WantedSlots, flags_of
-from liftlog.server.pull import shares as module
-from liftlog.server.pull.pieces import SharedPieces, _parts_of
-from liftlog.server.pull.shares import Division, Shares
+from liftlog.records.columns.slots import WantedSlots, flags_of
+from liftlog.server.reading import shares as module
+from liftlog.server.reading.pieces import SharedPieces, _parts_of
+from liftlog.server.reading.shares import Division, Shares
 
 SLOTS = 1024
 

@@ -16,9 +16,10 @@ from support.raw_pull import RawPull
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.state import ReadView
 from liftlog.records.decode import iter_batches
-from liftlog.server.pull import PullLimits, tailing
-from liftlog.server.pull.read_share import ReadShare, ThreadUsage
-from liftlog.server.pull.tailing import Tail, TailGroup
+from liftlog.server.pull import PullLimits
+from liftlog.server.reading import tailing
+from liftlog.server.reading.read_share import ReadShare, ThreadUsage
+from liftlog.server.reading.tailing import Tail, TailGroup
 from liftlog.server.streams.intake import Ingested
 
 LINGER = 0.05

@@ -15,8 +15,8 @@ from support.request_examples import example_of
 
 from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.replication import Copies, Ends, Forward, Peer, Replicate, Resign, Suspect
-from liftlog.server.pull.requests import HANDLERS, STARTERS
-from liftlog.server.pull.turns import Asker, Turns
+from liftlog.server.reading.turns import Asker, Turns
+from liftlog.server.requests.rights import HANDLERS, STARTERS
 
 COSTLY_SECONDS = 0.0012
 """More than all together may take in one turn of the loop."""

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from liftlog.errors import CorruptRange
-from liftlog.records.selection import parse_selection
-from liftlog.server.pull import walking
-from liftlog.server.pull.walking import Backward, Damage, Forward, Span
+from liftlog.records.columns.selection import parse_selection
+from liftlog.server.reading import walking
+from liftlog.server.reading.walking import Backward, Damage, Forward, Span
 
 EVERYTHING = parse_selection()
 

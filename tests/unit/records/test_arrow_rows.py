@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.values import binary
 
 from liftlog.errors import CorruptBatch, InvalidArgument
-from liftlog.records import RecordBatch, decode_batch, encode_batch, positions
-from liftlog.records.arrow import ROWS_SCHEMA, rows_of
+from liftlog.records import RecordBatch, decode_batch, encode_batch
+from liftlog.records.columns import positions
+from liftlog.records.columns.arrow import ROWS_SCHEMA, rows_of
 from liftlog.records.encode import fill_header
 from liftlog.records.format import HEADER_SIZE
 

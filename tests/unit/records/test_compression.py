@@ -25,10 +25,10 @@ from liftlog.records import (
     parse_header,
 )
 from liftlog.records.codecs import codec_named, compress_batch
-from liftlog.records.columns import decode_columns, encode_columns
+from liftlog.records.columns.batch_columns import decode_columns, encode_columns
+from liftlog.records.columns.many import can_decode_together, decode_many
 from liftlog.records.format import CODEC_MASK, HEADER_SIZE, MAX_RAW_BODY_BYTES
 from liftlog.records.header import verify_body
-from liftlog.records.many import can_decode_together, decode_many
 
 NAMES = ("lz4", "zstd")
 COMPRESSED = from_json(json.loads((GOLDEN / "compressed.json").read_text()))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from liftlog.errors import CorruptBatch
 from liftlog.records.codecs import codec_named, compress_batch
-from liftlog.records.columns import decode_columns, encode_columns
+from liftlog.records.columns.batch_columns import decode_columns, encode_columns
+from liftlog.records.columns.selection import ALL_COLUMNS, Selection
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.encode import encode_batch
 from liftlog.records.layout import find_layout
 from liftlog.records.projection import project_batch
-from liftlog.records.selection import ALL_COLUMNS, Selection
 
 BASE_NS = 1_700_000_000_000_000_000
 BLOCK = b"NATS/1.0\r\nA: 1\r\n\r\n"

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from acl.subjects import is_valid_pattern, matches
 from liftlog.errors import InvalidArgument
-from liftlog.records.column_set import Columns
-from liftlog.records.columns import decode_columns, encode_columns
+from liftlog.records.columns.batch_columns import decode_columns, encode_columns
+from liftlog.records.columns.column_set import Columns
+from liftlog.records.columns.selection import parse_selection
 from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.encode import encode_batch
 from liftlog.records.message_headers import header_lines
-from liftlog.records.selection import parse_selection
 
 STAMP = 1_700_000_000_000_000_000
 

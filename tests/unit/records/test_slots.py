@@ -9,9 +9,9 @@ import pytest
 from crc32c import crc32c
 
 from liftlog.records import decode_batch, encode_batch
-from liftlog.records.columns import decode_columns
-from liftlog.records.many import scatter
-from liftlog.records.slots import slots_of, sums_of
+from liftlog.records.columns.batch_columns import decode_columns
+from liftlog.records.columns.many import scatter
+from liftlog.records.columns.slots import slots_of, sums_of
 
 SUBJECTS = [b"a", b"orders.eu", "\u00fc".encode(), b"\xff"]
 

@@ -18,7 +18,7 @@ from support.rounds import rounds
 from support.simfs import Fault, SimFileSystem
 
 from liftlog.cluster.store import CasUnknown, StoreUnavailable
-from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.metadata.file_store import FileMetaStore
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ _WRITER = """
 import asyncio, json, random, sys, time
 from pathlib import Path
 from liftlog.cluster.store import CasLost, StoreUnavailable
-from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.metadata.file_store import FileMetaStore
 
 async def main(path, name, seed):
     rng = random.Random(seed)

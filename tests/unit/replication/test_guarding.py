@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simfs import Fault, SimFileSystem
+from support.disks.simfs import Fault, SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import LogEnd
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.server.replication.file_store import FileMetaStore
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.known_records import KNOWN_RECORDS_NAME, KnownRecords
+from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.replication.guarding import Guard
-from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME, KnownRecords
-from liftlog.server.replication.mirror import Mirror
 
 STORE = Path("/meta")
 NAMES = ("a-damaged", "b-newer", "c", "d")

@@ -17,10 +17,10 @@ from support.simfs import SimFileSystem
 
 from liftlog.cluster.store import Entry
 from liftlog.errors import ConfigError
-from liftlog.log.lock import LockFile
-from liftlog.server.replication import holders
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.holders import Holder, take_name
+from liftlog.log.files.lock import LockFile
+from liftlog.server.metadata import holders
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.holders import Holder, take_name
 
 LOCK, OTHER = LockFile(1, 2, 4), LockFile(1, 5, 6)
 TTL = 1

@@ -7,17 +7,17 @@ import errno
 from pathlib import Path
 
 import pytest
-from support.file_errors import LOOKS, OTHER_ERRORS, SECTOR_ERRORS, Failure, failures
-from support.simfs import SimFileSystem
+from support.disks.file_errors import LOOKS, OTHER_ERRORS, SECTOR_ERRORS, Failure, failures
+from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import StorageError
 from liftlog.log import OsFileSystem
-from liftlog.log.checkpoint_file import write_checkpoint_file
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.server.replication import known_records as module
-from liftlog.server.replication.known_records import KNOWN_RECORDS_NAME, KnownRecords
+from liftlog.log.files.checkpoint_file import write_checkpoint_file
+from liftlog.server.metadata import known_records as module
+from liftlog.server.metadata.known_records import KNOWN_RECORDS_NAME, KnownRecords
 
 DATA_DIR = Path("/data")
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.cluster.store import Entry, StoreUnavailable
-from liftlog.server.replication.kv_bucket import (
+from liftlog.server.metadata.kv_bucket import (
     ABSENT,
     Bucket,
     Found,
@@ -20,7 +20,7 @@ from liftlog.server.replication.kv_bucket import (
     Refused,
     found_message,
 )
-from liftlog.server.replication.kv_view import BucketView
+from liftlog.server.metadata.kv_view import BucketView
 
 BUCKET = Bucket("prod")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from liftlog.server.replication import kv_link
-from liftlog.server.replication.kv_link import KvLink
+from liftlog.server.metadata import kv_link
+from liftlog.server.metadata.kv_link import KvLink
 from liftlog.settings import NatsSettings
 from liftlog.stream.run import MessageRun
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from liftlog.cluster.store import CasLost, CasUnknown, StoreUnavailable
-from liftlog.server.replication import kv_store
-from liftlog.server.replication.kv_bucket import Refused
-from liftlog.server.replication.kv_link import NobodyAnswers, Unanswered
-from liftlog.server.replication.kv_store import NatsKvMetaStore
+from liftlog.server.metadata import kv_store
+from liftlog.server.metadata.kv_bucket import Refused
+from liftlog.server.metadata.kv_link import NobodyAnswers, Unanswered
+from liftlog.server.metadata.kv_store import NatsKvMetaStore
 from liftlog.settings import NatsSettings
 
 

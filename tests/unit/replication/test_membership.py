@@ -9,11 +9,11 @@ from support.simfs import MachineStopped, SimFileSystem
 
 from liftlog.cluster.store import Entry
 from liftlog.errors import ConfigError, CorruptMetadata
-from liftlog.log.checkpoint_file import write_checkpoint_text
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.log.identity import DirectoryIdentity, Witness
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.membership import (
+from liftlog.log.files.checkpoint_file import write_checkpoint_text
+from liftlog.log.files.identity import DirectoryIdentity, Witness
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.membership import (
     Directory,
     Member,
     create_cluster,
@@ -22,7 +22,7 @@ from liftlog.server.replication.membership import (
     to_bytes,
     value_of,
 )
-from liftlog.server.replication.mirror import Mirror
+from liftlog.server.metadata.mirror import Mirror
 
 STORE, DATA = Path("/meta"), Path("/data")
 ADDRESS = "tcp://127.0.0.1:9292"

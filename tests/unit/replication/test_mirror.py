@@ -18,9 +18,9 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MAX_VALUE_BYTES, Entry
 from liftlog.errors import Conflict, CorruptMetadata, InvalidArgument, MetadataUnavailable
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.server.replication import mirror
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.mirror import Mirror, record_of
+from liftlog.server.metadata import mirror
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.mirror import Mirror, record_of
 
 STORE = Path("/meta")
 

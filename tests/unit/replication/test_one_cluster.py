@@ -12,15 +12,15 @@ from support.simfs import SimFileSystem
 from liftlog.cluster.store import CLUSTER_KEY, Entry, StoreUnavailable
 from liftlog.errors import ConfigError
 from liftlog.log.data_dir import make_durable_directory
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.membership import (
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.membership import (
     create_cluster,
     join,
     take_back,
     to_bytes,
     value_of,
 )
-from liftlog.server.replication.one_cluster import OneClusterStore
+from liftlog.server.metadata.one_cluster import OneClusterStore
 
 STORE, DATA = Path("/meta"), Path("/data")
 

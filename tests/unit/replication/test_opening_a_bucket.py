@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from liftlog.cluster.store import CasUnknown
-from liftlog.server.replication import kv_store
-from liftlog.server.replication.kv_store import NatsKvMetaStore
+from liftlog.server.metadata import kv_store
+from liftlog.server.metadata.kv_store import NatsKvMetaStore
 from liftlog.settings import NatsSettings
 
 

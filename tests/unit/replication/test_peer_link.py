@@ -13,15 +13,15 @@ import pytest
 from support.certificates import Authority
 from support.pull_broker import LogBroker, pull_server
 
-from liftlog.client.target import Target
+from liftlog.client.connecting.target import Target
 from liftlog.log import SystemClock
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Ping, Pong
 from liftlog.protocol.replication import Peer, Replicate
+from liftlog.server.metadata.membership import Member
 from liftlog.server.replication import peer_link
 from liftlog.server.replication.clocks import NodeClocks
 from liftlog.server.replication.hearing import Hearing
-from liftlog.server.replication.membership import Member
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.tls import server_context
 
@@ -226,7 +226,7 @@ async def test_a_node_that_is_known_to_be_back_is_connected_to_without_a_pause(
 ) -> None:
     """It has connected by itself: without a link to it nothing that it leads could be followed."""
     monkeypatch.setattr(peer_link, "_LONGEST_PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr("liftlog.client.reconnecting.FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("liftlog.client.connecting.reconnecting.FIRST_PAUSE_SECONDS", 3600.0)
     async with pair(tmp_path) as nodes:
         await wait(lambda: nodes.ups == 1)
         address = nodes.ways._server.sockets[0].getsockname()

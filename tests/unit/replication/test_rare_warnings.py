@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from liftlog.server.replication import rare_warnings
-from liftlog.server.replication.rare_warnings import RareWarnings
+from liftlog.server.vitals import rare_warnings
+from liftlog.server.vitals.rare_warnings import RareWarnings
 
 
 def test_each_line_is_told_once_a_minute(

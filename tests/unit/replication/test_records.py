@@ -19,10 +19,10 @@ from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.transitions import delete
 from liftlog.errors import Conflict, StorageError
 from liftlog.log import OsFileSystem
-from liftlog.log.filesystem import OsFile
-from liftlog.log.manifest import Manifest, read_manifest
-from liftlog.server.replication.records import LOCAL, ManifestFacts, following
-from liftlog.server.replication.records_file import parse_records
+from liftlog.log.files.filesystem import OsFile
+from liftlog.log.files.manifest import Manifest, read_manifest
+from liftlog.server.metadata.records import LOCAL, ManifestFacts, following
+from liftlog.server.metadata.records_file import parse_records
 from liftlog.settings import parse_stream_settings
 
 SETTINGS = {"subject": "in"}

@@ -14,7 +14,7 @@ from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.cluster.store import CasLost, CasUnknown, StoreUnavailable
 from liftlog.log import OsFileSystem
-from liftlog.server.replication.records_file import Change, RecordsFile, locked_file
+from liftlog.server.metadata.records_file import Change, RecordsFile, locked_file
 
 PATH = Path("/data/records")
 KEEPS: list[Keep] = ["none", "some", "all", "last"]

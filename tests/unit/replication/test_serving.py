@@ -17,7 +17,7 @@ from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import NotLeader
 from liftlog.log import EncodedBatch, Log, LogSlice
-from liftlog.log.leases import Lease, SideState
+from liftlog.log.files.leases import Lease, SideState
 from liftlog.protocol.replication import Replica, Replicate
 from liftlog.server.replication.serving import MAX_KEPT_BYTES, CatchUpPace, ServedStream
 

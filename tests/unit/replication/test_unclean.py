@@ -14,10 +14,10 @@ from liftlog.cluster.election import LogEnd
 from liftlog.cluster.record import StreamRecord
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.protocol.replication import CopiesAnswer
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.replication import unclean
-from liftlog.server.replication.file_store import FileMetaStore
 from liftlog.server.replication.guarding import Guard
-from liftlog.server.replication.mirror import Mirror
 from liftlog.server.replication.unclean import UncleanRecovery
 
 STORE = Path("/meta")

@@ -31,7 +31,7 @@ from liftlog.protocol.replication import (
     Resign,
     Suspect,
 )
-from liftlog.server.pull.requests import HANDLERS
+from liftlog.server.requests.rights import HANDLERS
 
 
 @pytest.fixture

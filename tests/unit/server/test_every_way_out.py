@@ -30,8 +30,8 @@ OWN = "the daemon chooses the subject"
 WAYS_OUT = {
     "liftlog/server/jetstream_api/answers.py: command: PUB": TYPED,
     "liftlog/server/jetstream_api/answers.py: command: HPUB": TYPED,
-    "liftlog/server/jetstream_api/leaf.py: leaf_message: LMSG": TYPED,
-    "liftlog/server/jetstream_api/leaf.py: leaf_message: HMSG": TYPED,
+    "liftlog/server/jetstream_api/consumers/leaf.py: leaf_message: LMSG": TYPED,
+    "liftlog/server/jetstream_api/consumers/leaf.py: leaf_message: HMSG": TYPED,
     "liftlog/server/jetstream_api/presence.py: Presence.rival: own_subject": OWN,
     "liftlog/server/jetstream_api/service.py: JetStreamApi._pass_on: own_subject": (
         "a node of the cluster, which asks again before it answers"
@@ -53,8 +53,8 @@ WAYS_OUT = {
     "liftlog/stream/tail.py: Tail._refuse: publish_commands": CHECKED,
     "liftlog/stream/tail.py: Tail.failed: publish_commands": CHECKED,
     "liftlog/server/ingest/handover.py: Handover._send_mark: publish_commands": OWN,
-    "liftlog/server/replication/kv_link.py: _frame: PUB": OWN,
-    "liftlog/server/replication/kv_link.py: _frame: HPUB": OWN,
+    "liftlog/server/metadata/kv_link.py: _frame: PUB": OWN,
+    "liftlog/server/metadata/kv_link.py: _frame: HPUB": OWN,
     "liftlog/server/http/appending.py: Appender.append: publish": (
         "`subject_of`, within a stream that acks, so it is no address of a service; `recording`"
     ),

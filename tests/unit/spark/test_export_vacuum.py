@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from support.crashing_disk import Stopped, disk
 from support.exporting import Export, ExportedStreams, Put, table
 
-from liftlog.cli.exit_codes import ExitCode
+from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli
 from liftlog.errors import InvalidArgument, StreamNotFound
 from liftlog.spark.export import newest, vacuum

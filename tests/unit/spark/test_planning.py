@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.log.measuring import Extent
+from liftlog.log.read.measuring import Extent
 from liftlog.spark.scan import limit_bytes, split
 from liftlog.spark.transport import StreamState
 

@@ -30,8 +30,8 @@ from liftlog.errors import (
     Unauthenticated,
 )
 from liftlog.log import LogConfig
-from liftlog.log.manifest import SKIPPED, QuarantinedRange
-from liftlog.records.positions import Batches
+from liftlog.log.files.manifest import SKIPPED, QuarantinedRange
+from liftlog.records.columns.positions import Batches
 from liftlog.spark import daemon_transport
 from liftlog.spark.options import ScanOptions, parse_options
 from liftlog.spark.scan import limit_bytes, open_transport, plan, read, step_of

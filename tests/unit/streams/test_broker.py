@@ -23,7 +23,7 @@ from liftlog.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from liftlog.log.manifest import COPY_NAME, MANIFEST_NAME
+from liftlog.log.files.manifest import COPY_NAME, MANIFEST_NAME
 from liftlog.protocol.described import StreamInfo
 from liftlog.records import codecs
 from liftlog.server.commits.host import StreamHost

@@ -32,14 +32,14 @@ from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints.opening import offsets_settings, open_checkpoints
 from liftlog.server.checkpoints.service import complete
 from liftlog.server.commits.host import SYSTEM
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.membership import Member, to_bytes
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.membership import Member, to_bytes
+from liftlog.server.node import offsets as cluster_offsets
+from liftlog.server.node import own_offsets
+from liftlog.server.node.offsets import ReplicatedOffsets
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.peer_link import PeerLink
-from liftlog.server.streams import offsets as cluster_offsets
-from liftlog.server.streams import own_offsets
 from liftlog.server.streams.housekeeping import expire_checkpoints
-from liftlog.server.streams.offsets import ReplicatedOffsets
-from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.streams.settings import record_settings
 
 PATIENCE_SECONDS = 30.0

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from liftlog.server.streams import clustered
-from liftlog.server.streams.clustered import kept_up
+from liftlog.server.node import clustered
+from liftlog.server.node.clustered import kept_up
 
 
 async def test_a_task_with_a_defect_is_logged_and_begun_again(

@@ -13,8 +13,8 @@ from support.local_broker import Running
 
 from liftlog.errors import CorruptRange, StorageError
 from liftlog.log import LogSlice
-from liftlog.log.arrivals import Arrivals
-from liftlog.log.checkpoint_file import checkpoint_bytes
+from liftlog.log.files.checkpoint_file import checkpoint_bytes
+from liftlog.log.read.arrivals import Arrivals
 from liftlog.server.streams.dedupe_restoring import (
     last_message_id,
     restore_dedupe,

@@ -14,9 +14,9 @@ from liftlog.errors import Conflict
 from liftlog.protocol.replication import HandOver
 from liftlog.server.ingest.relay import Relay
 from liftlog.server.ingest.subscriptions import LinkSubscription
-from liftlog.server.streams import handing_over
+from liftlog.server.node import handing_over
+from liftlog.server.node.handing_over import Handovers
 from liftlog.server.streams.attachments import Attachments
-from liftlog.server.streams.handing_over import Handovers
 from liftlog.settings import StreamSettings
 
 TOKEN = b"t" * 16

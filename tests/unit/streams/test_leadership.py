@@ -12,9 +12,9 @@ import pytest
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import StreamUnavailable
-from liftlog.server.replication.membership import Directory, NodeInfo
-from liftlog.server.streams import leadership
-from liftlog.server.streams.leadership import Leadership
+from liftlog.server.metadata.membership import Directory, NodeInfo
+from liftlog.server.node import leadership
+from liftlog.server.node.leadership import Leadership
 
 
 def led_by(leader: str, name: str, *replicas: str) -> StreamRecord:

@@ -13,10 +13,10 @@ from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import CasUnknown
 from liftlog.errors import Conflict, InvalidArgument, MetadataUnavailable, StreamNotFound
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.membership import to_bytes
-from liftlog.server.replication.mirror import Mirror
-from liftlog.server.streams.moves import Moves
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.membership import to_bytes
+from liftlog.server.metadata.mirror import Mirror
+from liftlog.server.node.moves import Moves
 
 
 class Store(FileMetaStore):

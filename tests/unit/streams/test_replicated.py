@@ -18,7 +18,7 @@ import pytest
 from support.ingesting import until
 from support.local_broker import Running
 
-from liftlog.cli.cluster import _state
+from liftlog.cli.clustering.cluster import _state
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience
 from liftlog.cluster.leading import FetchRequest, Kind
@@ -35,7 +35,7 @@ from liftlog.errors import (
     UnknownEpoch,
 )
 from liftlog.log import DataDir, FileSystem, Log
-from liftlog.log.manifest import Manifest
+from liftlog.log.files.manifest import Manifest
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import DescribeStream, Message, StreamAnswer
@@ -43,13 +43,13 @@ from liftlog.protocol.replication import Peer, Replicate
 from liftlog.records.header import parse_header
 from liftlog.server.access.gate import Gate
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.pull.requests import Caller, perform
-from liftlog.server.replication.file_store import FileMetaStore
-from liftlog.server.replication.membership import Member, to_bytes, value_of
-from liftlog.server.replication.mirror import Mirror
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.membership import Member, to_bytes, value_of
+from liftlog.server.metadata.mirror import Mirror
+from liftlog.server.node import copies
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.peer_link import PeerLink
-from liftlog.server.streams import copies
-from liftlog.server.streams.replicated import ReplicatedStreams
+from liftlog.server.requests.rights import Caller, perform
 from liftlog.settings import parse_stream_settings
 from liftlog.stream import MessageRun
 

@@ -13,8 +13,8 @@ import pytest
 from acl.policy import Policy
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
-from liftlog.server.replication.membership import NodeInfo
-from liftlog.server.streams.cluster_view import leader_of
+from liftlog.server.metadata.membership import NodeInfo
+from liftlog.server.node.cluster_view import leader_of
 from liftlog.server.web.pages import cluster as cluster_page
 
 STARTS = {"a": 1, "b": 1, "c": 1}

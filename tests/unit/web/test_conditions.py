@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftlog.errors import InvalidArgument
-from liftlog.records.column_set import BinaryColumn
+from liftlog.records.columns.column_set import BinaryColumn
 from liftlog.server.web import conditions
 from liftlog.server.web.conditions import parse_condition
 

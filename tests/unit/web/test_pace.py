@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from liftlog.records.column_set import BinaryColumn
+from liftlog.records.columns.column_set import BinaryColumn
 from liftlog.server.web import pace
 from liftlog.server.web.conditions import parse_condition
 from liftlog.server.web.pace import Pace, Paced

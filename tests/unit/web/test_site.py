@@ -182,7 +182,7 @@ async def test_a_search_that_finds_nothing_ends(
     site: Any, broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And says where it can go on."""
-    from liftlog.server.pull import filtering, walking
+    from liftlog.server.reading import filtering, walking
     from liftlog.server.web import browsing
 
     stream = broker.add("orders", subject="orders.>")

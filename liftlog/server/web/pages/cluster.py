@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from liftlog.cluster.record import StreamRecord
-from liftlog.server.replication.membership import NodeInfo
+from liftlog.server.metadata.membership import NodeInfo
+from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.serving import ServedStream
-from liftlog.server.streams.replicated import ReplicatedStreams
 from liftlog.server.web.asking import Asked, Shown
 
 MAX_STREAMS = 200

@@ -12,7 +12,7 @@ from liftlog.errors import Forbidden, InvalidArgument, LiftlogError
 from liftlog.protocol.administration import StreamUpdate, Updated, UpdateStream
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import ANONYMOUS, CreateStream
-from liftlog.server.pull.requests import subjects_of
+from liftlog.server.requests.rights import subjects_of
 from liftlog.server.web.actions import check_changeable
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.entering import check_form, read_form

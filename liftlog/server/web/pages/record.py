@@ -16,7 +16,7 @@ from liftlog.records.json_form import (
 )
 from liftlog.records.message_headers import count_lines, header_lines
 from liftlog.server.http.bodies import parse_offset
-from liftlog.server.http.one_record import check_readable, read_record
+from liftlog.server.reading.one_record import check_readable, read_record
 from liftlog.server.web import answers, content
 from liftlog.server.web.asking import MAX_TEXT, Asked, Shown
 from liftlog.server.web.browsing import bounds

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from liftlog.errors import InvalidArgument
+from liftlog.records.columns.selection import Selection, parse_selection
 from liftlog.records.message_headers import count_lines, header_lines
-from liftlog.records.selection import Selection, parse_selection
-from liftlog.server.pull.walking import Damage, Item
+from liftlog.server.reading.walking import Damage, Item
 from liftlog.server.web import conditions, content
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.browsing import Found, Wanted, bounds, browse, parse_key

@@ -14,7 +14,7 @@ from liftlog.errors import (
     StreamUnavailable,
 )
 from liftlog.log import Log
-from liftlog.log.segment import Segment
+from liftlog.log.segment.segment import Segment
 from liftlog.protocol.administration import LeasesAnswer, ListLeases
 from liftlog.protocol.checkpoints import CheckpointsAnswer, ListCheckpoints
 from liftlog.server.web.actions import DONE

@@ -6,10 +6,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from liftlog.errors import InvalidArgument, OffsetOutOfRange
+from liftlog.records.columns.selection import Selection
 from liftlog.records.decode import Record
-from liftlog.records.selection import Selection
-from liftlog.server.http.failures import NoRecord
-from liftlog.server.pull.walking import Damage, Item
+from liftlog.server.reading.one_record import NoRecord
+from liftlog.server.reading.walking import Damage, Item
 from liftlog.server.web import content
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.browsing import Wanted, browse, parse_key

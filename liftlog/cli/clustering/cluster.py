@@ -1,0 +1,336 @@
+"""`liftlog cluster`: its metadata store, its nodes, and where the replicas of its streams stand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from liftlog.cli.config import settings_options
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Commands, Listed
+from liftlog.cli.lib.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    server_options,
+    split_nodes,
+)
+from liftlog.cli.lib.output import print_table, write_object
+from liftlog.cli.lib.problems import confirmed, note
+from liftlog.cli.lib.suggestions import complete_stream
+from liftlog.cli.lib.text import plural, printable
+from liftlog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from liftlog.client import ClusterInfo, ClusterNode, ClusterStream
+    from liftlog.settings import Settings
+
+
+_MOVES = {
+    "move": "Move STREAM to other nodes, or change how many hold it.",
+    "drain": "Move all replicas of NODE to other nodes.",
+    "undrain": "Place replicas on NODE again.",
+    "forget": "Remove NODE, which is down and empty, from the cluster.",
+    "restore-metadata": "Store again what the metadata store has forgotten.",
+}
+
+
+@click.group(
+    cls=Commands,
+    name="cluster",
+    listed={
+        name: Listed(f"liftlog.cli.clustering.cluster_moves:{name.replace('-', '_')}", text)
+        for name, text in _MOVES.items()
+    }
+    | {
+        "adopt": Listed(
+            "liftlog.cli.clustering.cluster_adopt:adopt",
+            "Make restored streams of a stopped node the cluster's.",
+        )
+    },
+)
+@server_options
+@debug_option
+def cluster_commands() -> None:
+    """Prepare a cluster; show and move its replicas."""
+
+
+@cluster_commands.command()
+@settings_options
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 5),
+    default=3,
+    show_default=True,
+    help="Number of NATS servers that keep the metadata. 1 is for tests: its loss is the loss of "
+    "the cluster's metadata.",
+)
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Make the data directory of a daemon that has run on its own, and is stopped now, that of "
+    "the first node, with its streams, checkpoints and leases.",
+)
+@click.option(
+    "--again",
+    is_flag=True,
+    help="The metadata store of an existing cluster was lost: make an empty one for the cluster "
+    "that the data directory belongs to.",
+)
+@debug_option
+def init(
+    config: Path | None, overrides: tuple[str, ...], replicas: int, adopt: bool, again: bool
+) -> ExitCode:
+    """Prepare the metadata store of a new cluster.
+
+    With `cluster.store: nats` it is a key-value bucket in JetStream.
+
+    FILE is the configuration of any of the nodes. Run this once, before the first node starts. What
+    exists is left as it is, so it can be run again. A daemon never makes the store by itself: an
+    empty one in the place of one that was lost would make it forget the streams. This command
+    refuses that as well, if the data directory of the node is in a cluster.
+
+    If the store was lost, and there is no backup of it, run it with --again on the machine of a
+    node, and start all nodes: they store again what they have seen. That also makes a store that
+    was founded by mistake, in the place of the lost one, the cluster's again. If some nodes are
+    lost as well, `liftlog cluster restore-metadata` does without these.
+
+    \b
+    Examples:
+      liftlog cluster init -c /etc/liftlog/liftlog.yaml
+      liftlog cluster init -c test.yaml --replicas 1
+      liftlog cluster init -c /etc/liftlog/liftlog.yaml --adopt
+      liftlog cluster init -c /etc/liftlog/liftlog.yaml --again
+    """
+    from liftlog.settings import load_settings
+
+    if again and adopt:
+        raise click.UsageError("--again is for a cluster that exists, --adopt for a new one")
+
+    settings = load_settings(config, dict(os.environ), overrides)
+    if settings.cluster is None:
+        raise ConfigError(
+            "the configuration has no section cluster", hint="name the file of a node with -c FILE"
+        )
+    if again:
+        _make_again(settings, replicas)
+    elif settings.cluster.store != "nats":
+        if not adopt:
+            store = settings.cluster.store
+            note(f"{store} needs no preparation: the first node that starts makes it.")
+    else:
+        _make_bucket(settings, replicas)
+    if adopt:
+        _adopt(settings)
+    return ExitCode.OK
+
+
+def _make_again(settings: Settings, replicas: int) -> None:
+    from liftlog.server.node.clustered import make_again
+
+    assert settings.cluster is not None
+    made = asyncio.run(make_again(settings, settings.cluster, replicas))
+    note(
+        "The metadata store is ready for the nodes: start all of them."
+        if made
+        else "The metadata store of the cluster exists, and is left as it is."
+    )
+
+
+def _adopt(settings: Settings) -> None:
+    from liftlog.cli.clustering.cluster_adopt import show
+    from liftlog.server.node.adopting import adopt
+
+    assert settings.cluster is not None
+    found = asyncio.run(adopt(settings, settings.cluster))
+    if show(found):
+        return
+    if not found:
+        note(f"Node {settings.cluster.node} has no streams to adopt: it starts as any other node.")
+        return
+    note(
+        f"Node {settings.cluster.node} has {plural(len(found), 'stream')}, each with one replica. "
+        "Start it, and the other nodes; then `liftlog cluster move STREAM --replicas a,b,c`."
+    )
+
+
+def _make_bucket(settings: Settings, replicas: int) -> None:
+    from liftlog.server.node.clustered import make_bucket
+
+    assert settings.cluster is not None
+    made = asyncio.run(make_bucket(settings, settings.cluster, replicas))
+    bucket = f"the bucket liftlog_{settings.cluster.name}"
+    note(f"{bucket} is ready for the nodes." if made else f"{bucket} exists, and is left as it is.")
+    if replicas < 3:
+        note("It is on fewer than three NATS servers: use it for tests only.")
+
+
+@cluster_commands.command()
+@server_options
+@debug_option
+def status() -> ExitCode:
+    """Show the nodes, and the leader and replicas of each stream.
+
+    Exits with 1 when a stream has no leader, has a replica that is not in sync, or is being moved,
+    and when the metadata store is out of reach.
+
+    \b
+    Examples:
+      liftlog cluster status
+      liftlog cluster status --output json
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.cluster()
+    behind = [one.name for one in found.replicated if one.is_under_replicated]
+    moving = [one.name for one in found.replicated if one.is_moving]
+    set_back = [one.name for one in found.replicated if one.is_set_back]
+    if style != "table":
+        write_object(found.to_wire(), style)
+    elif not found.cluster_id:
+        note("This daemon belongs to no cluster.")
+    else:
+        _show(found)
+        if found.is_store_lost:
+            note(
+                "The metadata store is out of this node's reach: this may be old, and nothing can "
+                "change. Restart no node."
+            )
+        if behind:
+            note(f"{plural(len(behind), 'stream')} under-replicated: {', '.join(behind)}")
+        for one in found.replicated:
+            down = _missed(found, one)
+            if down:
+                names = ", ".join(down)
+                note(
+                    f"No node leads {one.name}: all that was acked is only on nodes that are down: "
+                    f"{names}. Start {'it' if len(down) == 1 else 'one of them'}."
+                )
+        lost = [one.name for one in found.replicated if not one.has_whole_copy]
+        if lost:
+            note(
+                f"No complete copy is left of {plural(len(lost), 'stream')}: {', '.join(lost)}. No "
+                "node takes the lead by itself, unless `cluster.unclean` is balanced and all "
+                "replicas are up: see `liftlog cluster elect --help`."
+            )
+        if set_back:
+            note(
+                f"The metadata store has forgotten what the nodes have seen of "
+                f"{plural(len(set_back), 'stream')}: {', '.join(set_back)}. They restore it when "
+                "they hear each other; else see `liftlog cluster restore-metadata --dry-run`."
+            )
+        if moving:
+            note(f"{plural(len(moving), 'stream')} moving: {', '.join(moving)}")
+    is_bad = behind or moving or set_back or found.is_store_lost
+    return ExitCode.FAILED if is_bad else ExitCode.OK
+
+
+def _missed(found: ClusterInfo, stream: ClusterStream) -> list[str]:
+    """The nodes that are down and have the complete copies of a stream without a leader; empty
+    if one of them runs."""
+    whole = [*stream.isr, *stream.eligible] if stream.leader is None else []
+    live = {one.node for one in found.members if one.live}
+    return [] if live & {*whole} else whole
+
+
+@cluster_commands.command()
+@click.argument("stream", shell_complete=complete_stream)
+@click.option(
+    "--node", metavar="NODE", help="The node that is to lead. Default: the first replica."
+)
+@click.option(
+    "--lost",
+    metavar="NODES",
+    callback=split_nodes,
+    help="Nodes whose copies are gone for good, such as a,c: NODE leads although its copy may lack "
+    "messages that were acked.",
+)
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask before a loss.")
+@server_options
+@debug_option
+def elect(stream: str, node: str | None, lost: list[str], assume_yes: bool) -> ExitCode:
+    """Hand the lead of STREAM over to another node.
+
+    The node must be in sync. No message is lost, stored twice or refused meanwhile. If the handover
+    fails, the stream is led as before. Leaders hand streams back to the first replica by
+    themselves, after `cluster.balance_interval`.
+
+    If the disks of all nodes that had a complete copy are lost, no node takes over by itself,
+    unless `cluster.unclean` is balanced and all replicas are up and can be read. Name them with
+    --lost, and the node with the best copy that is left. It is refused while a node leads or a
+    complete copy is left on another one.
+
+    \b
+    Examples:
+      liftlog cluster elect orders --node b
+      liftlog cluster elect orders
+      liftlog cluster elect orders --node b --lost a,c
+    """
+    if lost and node is None:
+        raise click.UsageError(
+            "Name the node that is to lead with --node.", click.get_current_context()
+        )
+    if lost and not assume_yes and not confirmed(f"Give up what only {', '.join(lost)} had?"):
+        return ExitCode.FAILED
+    with connect_to_server() as client:
+        leader = client.elect_leader(stream, node, lost=lost)
+    note(f"Stream {printable(stream)} is led by node {printable(leader)}.")
+    return ExitCode.OK
+
+
+def _show(found: ClusterInfo) -> None:
+    print_table(
+        ("NODE", "STATE", "ZONE", "REPLICAS", "ADDRESS", "VERSION"),
+        [
+            (
+                printable(one.node),
+                _state(one),
+                printable(one.zone or "-"),
+                str(one.replicas),
+                printable(one.address),
+                one.version,
+            )
+            for one in found.members
+        ],
+        right=(3,),
+    )
+    if found.streams:
+        click.echo()
+        print_table(
+            ("STREAM", "LEADER", "EPOCH", "REPLICAS", "IN SYNC", "COMMITTED", "END"),
+            [_row(one) for one in found.replicated],
+            right=(2, 5, 6),
+        )
+
+
+def _state(node: ClusterNode) -> str:
+    state = "down" if not node.live else "stopping" if node.stopping else "live"
+    if node.draining:
+        state = f"{state}, {'draining' if node.replicas else 'drained'}"
+    if node.live and node.silent_seconds:
+        state = f"{state}, not heard for {node.silent_seconds:.0f} s"
+    if ahead := node.clock_ahead_seconds:
+        which = "ahead" if ahead > 0 else "behind"
+        state = f"{state}, clock {abs(ahead):,.0f} s {which}"
+    return state
+
+
+def _row(one: ClusterStream) -> tuple[str, ...]:
+    ends = (one.high_watermark, one.log_end_offset)
+    return (
+        printable(one.name),
+        printable(one.leader or "-"),
+        str(one.leader_epoch),
+        printable(",".join(_marked(one, node) for node in one.replicas)),
+        printable(",".join(one.isr) or "-"),
+        *("-" if end is None else f"{end:,}" for end in ends),
+    )
+
+
+def _marked(stream: ClusterStream, node: str) -> str:
+    """A node that a move brings, or takes."""
+    return ("+" if node in stream.adding else "-" if node in stream.removing else "") + node

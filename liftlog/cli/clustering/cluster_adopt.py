@@ -1,0 +1,86 @@
+"""`liftlog cluster adopt`: streams that were restored from a backup get into a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from liftlog.cli.config import settings_options
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.options import debug_option, output_format
+from liftlog.cli.lib.output import print_table, write_object
+from liftlog.cli.lib.problems import note
+from liftlog.cli.lib.text import plural, printable
+from liftlog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from liftlog.server.node.adopting import Adopted
+
+
+@click.command()
+@click.argument("streams", nargs=-1)
+@settings_options
+@debug_option
+def adopt(streams: tuple[str, ...], config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
+    """Make restored streams of a stopped node the cluster's.
+
+    These are streams in the data directory of the node that belong to no cluster, since
+    `liftlog backup restore --add` has restored them. Without STREAMS it adopts all of them. FILE is
+    the configuration of the node, which has been in the cluster before. Each stream has one replica
+    then; start the node, and `liftlog cluster move` gives it more.
+
+    A stream of the same name must be deleted in the cluster before. If it is the same stream, which
+    was deleted by mistake, consumers continue where they were, up to the end of the backup.
+
+    \b
+    Examples:
+      liftlog cluster adopt -c /etc/liftlog/liftlog.yaml
+      liftlog cluster adopt -c /etc/liftlog/liftlog.yaml orders
+    """
+    from liftlog.server.node.adopting import adopt_more
+    from liftlog.settings import load_settings
+
+    settings = load_settings(config, dict(os.environ), overrides)
+    if settings.cluster is None:
+        raise ConfigError(
+            "the configuration has no section cluster", hint="name the file of a node with -c FILE"
+        )
+    found = asyncio.run(adopt_more(settings, settings.cluster, streams))
+    if show(found):
+        return ExitCode.OK
+    if not found:
+        note(f"Node {settings.cluster.node} has no stream that belongs to no cluster.")
+        return ExitCode.OK
+    note(
+        f"Node {settings.cluster.node} has {plural(len(found), 'stream')}, each with one replica. "
+        "Start it, then `liftlog cluster move STREAM --replicas a,b,c`."
+    )
+    return ExitCode.OK
+
+
+def show(found: Sequence[Adopted]) -> bool:
+    """Print what was adopted; whether that is all that is to be printed."""
+    if output_format() != "table":
+        write_object({"streams": [asdict(one) for one in found]}, output_format())
+        return True
+    if found:
+        print_table(
+            ("STREAM", "FIRST", "END", ""),
+            [
+                (
+                    printable(one.stream),
+                    f"{one.log_start_offset:,}",
+                    f"{one.log_end_offset:,}",
+                    "adopted" if one.is_new else "belonged to it already",
+                )
+                for one in found
+            ],
+            right=(1, 2),
+        )
+    return False

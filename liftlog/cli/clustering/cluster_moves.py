@@ -1,0 +1,284 @@
+"""`liftlog cluster move|drain|undrain|forget|restore-metadata`: which nodes hold the replicas, and
+the records that say so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    server_options,
+    split_nodes,
+)
+from liftlog.cli.lib.output import print_table, write_object
+from liftlog.cli.lib.problems import Problem, confirmed, note, warn
+from liftlog.cli.lib.text import plural, printable
+
+if TYPE_CHECKING:
+    from liftlog.client import ClusterInfo, ClusterNode, ClusterStream, SyncClient
+
+_LOOK_SECONDS = 0.5
+_MAX_NAMED = 5
+
+_no_wait = click.option(
+    "--no-wait", is_flag=True, help="Return once it has begun: the nodes go on by themselves."
+)
+
+
+@click.command(cls=Command)
+@click.argument("stream")
+@click.option(
+    "--replicas",
+    metavar="NODES",
+    callback=split_nodes,
+    help="The nodes that are to hold the stream, such as a,b,d; the first is preferred as leader.",
+)
+@click.option(
+    "--cancel", is_flag=True, help="End a move under way with the replicas from before it."
+)
+@_no_wait
+@server_options
+@debug_option
+def move(stream: str, replicas: list[str], cancel: bool, no_wait: bool) -> ExitCode:
+    """Move STREAM to other nodes, or change how many hold it.
+
+    New replicas copy the stream while it is in use, and no ack waits for them. The old ones are
+    removed when all new ones are in sync, and the leader's last. The move is written down in the
+    cluster's metadata, so it goes on whatever becomes of this command or of any node; run it again
+    to wait for its end.
+
+    \b
+    Examples:
+      liftlog cluster move orders --replicas a,b,d
+      liftlog cluster move orders --cancel
+    """
+    if bool(replicas) == cancel:
+        raise click.UsageError(
+            "--cancel brings the replicas from before the move back: name none with it."
+            if cancel
+            else "Name the nodes with --replicas a,b,d, or use --cancel.",
+            click.get_current_context(),
+        )
+    with connect_to_server() as client:
+        client.move_stream(stream, replicas)
+        found = _moved(client, stream, wait=not no_wait)
+    if replicas and not found.is_moving and set(found.target) != set(replicas):
+        raise Problem(
+            f"stream {stream} is on {', '.join(found.target)} now: the move was cancelled, or "
+            "another one came after it",
+            ExitCode.CONFLICT,
+        )
+    _tell_stream(found)
+    return ExitCode.OK
+
+
+def _moved(client: SyncClient, stream: str, *, wait: bool) -> ClusterStream:
+    def look(cluster: ClusterInfo) -> tuple[bool, str]:
+        found = _stream_in(cluster, stream)
+        waits_for = [one for one in found.adding if one not in found.isr]
+        if found.leader is None:
+            return not found.is_moving, f"{stream} has no leader at the moment"
+        if waits_for:
+            return False, f"{stream} is copied to {', '.join(waits_for)}"
+        return not found.is_moving, f"{stream} leaves {', '.join(found.removing)}"
+
+    return _stream_in(_watch(client, look, wait=wait), stream)
+
+
+def _stream_in(cluster: ClusterInfo, name: str) -> ClusterStream:
+    for one in cluster.replicated:
+        if one.name == name:
+            return one
+    raise Problem(f"there is no stream {name!r} any more", ExitCode.NOT_FOUND)
+
+
+def _tell_stream(found: ClusterStream) -> None:
+    style = output_format()
+    if style != "table":
+        write_object(found.to_wire(), style)
+    elif found.is_moving:
+        note(f"{found.name} moves to {', '.join(found.target)}: see `liftlog cluster status`.")
+    else:
+        note(f"{found.name} is on {', '.join(found.target)}.")
+
+
+@click.command(cls=Command)
+@click.argument("node")
+@_no_wait
+@server_options
+@debug_option
+def drain(node: str, no_wait: bool) -> ExitCode:
+    """Move all replicas of NODE to other nodes.
+
+    No new ones are placed there. Other nodes are chosen as for new streams: in other zones than the
+    replicas that stay, and those with the fewest replicas. The cluster's metadata says that NODE is
+    being drained, so this goes on whatever becomes of this command; run it again to wait for its
+    end. A node that is down can be drained too, as long as its streams have other replicas in sync.
+
+    \b
+    Examples:
+      liftlog cluster drain c
+      liftlog cluster drain c --no-wait
+    """
+
+    def look(cluster: ClusterInfo) -> tuple[bool, str]:
+        left = _node_in(cluster, node).replicas
+        names = [one.name for one in cluster.replicated if node in one.replicas]
+        named = ", ".join(names[:_MAX_NAMED]) + (" ..." if len(names) > _MAX_NAMED else "")
+        return not left, f"{plural(left, 'replica')} left on {node}: {named or 'not to be seen'}"
+
+    with connect_to_server() as client:
+        client.drain_node(node)
+        found = _node_in(_watch(client, look, wait=not no_wait), node)
+    _tell_node(found, f"{plural(found.replicas, 'replica')} left on {node}.")
+    return ExitCode.OK
+
+
+@click.command(cls=Command)
+@click.argument("node")
+@server_options
+@debug_option
+def undrain(node: str) -> ExitCode:
+    """Place replicas on NODE again.
+
+    What was moved away does not come back by itself: `liftlog cluster move` brings it.
+
+    \b
+    Examples:
+      liftlog cluster undrain c
+    """
+    with connect_to_server() as client:
+        client.drain_node(node, ends=True)
+        _tell_node(_node_in(client.cluster(), node), f"{node} takes replicas again.")
+    return ExitCode.OK
+
+
+@click.command(cls=Command)
+@click.argument("node")
+@server_options
+@debug_option
+def forget(node: str) -> ExitCode:
+    """Remove NODE, which is down and empty, from the cluster.
+
+    A node whose machine is gone: drain it, then forget it. If it comes back with its data directory
+    it joins again, and what it still has of the streams is not used.
+
+    \b
+    Examples:
+      liftlog cluster forget c
+    """
+    with connect_to_server() as client:
+        client.forget_node(node)
+        found = client.cluster()
+    style = output_format()
+    if style != "table":
+        write_object(found.to_wire(), style)
+    else:
+        note(f"The nodes are {', '.join(one.node for one in found.members)}.")
+    return ExitCode.OK
+
+
+@click.command("restore-metadata", cls=Command)
+@click.option("--dry-run", is_flag=True, help="Only show what would be stored.")
+@click.option("--yes", "-y", "assume_yes", is_flag=True, help="Do not ask.")
+@server_options
+@debug_option
+def restore_metadata(dry_run: bool, assume_yes: bool) -> ExitCode:
+    """Store again what the metadata store has forgotten.
+
+    If the store was restored from an older copy, or has lost records, the nodes put back by
+    themselves what they have seen, as long as no node that is not heard can know better. This does
+    the same without that condition: what only the missing nodes have seen is given up, and with it
+    messages may be that were acked by them alone. Start the missing nodes instead if you can.
+
+    \b
+    Examples:
+      liftlog cluster restore-metadata --dry-run
+      liftlog cluster restore-metadata --yes
+    """
+    style = output_format()
+    with connect_to_server() as client:
+        found = client.restore_metadata(dry_run=True)
+        if style != "table" and dry_run:
+            write_object({"streams": found.streams, "unheard": found.unheard}, style)
+            return ExitCode.OK
+        if found.unheard:
+            warn(f"{', '.join(found.unheard)} did not tell what they have seen")
+        if not found.streams:
+            note("The metadata store has all that the nodes have seen.")
+            return ExitCode.OK
+        if style == "table":
+            print_table(
+                ("STREAM", "STORED", "SEEN", "EPOCH", "IN SYNC", ""),
+                [_forgotten(one) for one in found.streams],
+                right=(1, 2, 3),
+            )
+        if dry_run:
+            return ExitCode.OK
+        if not assume_yes and not confirmed(f"Store {plural(len(found.streams), 'record')} again?"):
+            return ExitCode.FAILED
+        done = client.restore_metadata()
+    if style != "table":
+        write_object({"streams": done.streams, "unheard": done.unheard}, style)
+    left = [str(one.get("stream")) for one in done.streams if not one.get("restored")]
+    if left:
+        raise Problem(
+            f"the record changed meanwhile: {printable(', '.join(left))}", ExitCode.TRY_AGAIN
+        )
+    note(f"{plural(len(done.streams), 'record')} stored; each stream elects a leader now.")
+    return ExitCode.OK
+
+
+def _forgotten(one: dict[str, Any]) -> tuple[str, ...]:
+    stored = one.get("stored_version")
+    return (
+        printable(str(one.get("stream"))),
+        "-" if stored is None else str(stored),
+        str(one.get("known_version")),
+        str(one.get("epoch")),
+        printable(",".join(map(str, one.get("in_sync") or [])) or "-"),
+        "deleted" if one.get("deleted") else "contradicting" if one.get("contradicting") else "",
+    )
+
+
+def _node_in(cluster: ClusterInfo, name: str) -> ClusterNode:
+    for one in cluster.members:
+        if one.node == name:
+            return one
+    raise Problem(f"there is no node {name!r} any more", ExitCode.NOT_FOUND)
+
+
+def _tell_node(found: ClusterNode, text: str) -> None:
+    style = output_format()
+    if style != "table":
+        write_object(found.to_wire(), style)
+    else:
+        note(text)
+
+
+def _watch(
+    client: SyncClient, look: Callable[[ClusterInfo], tuple[bool, str]], *, wait: bool
+) -> ClusterInfo:
+    """The cluster once `look` says that it is as wanted; tells what it waits for, once each."""
+    told = ""
+    try:
+        while True:
+            found = client.cluster()
+            is_done, text = look(found)
+            if is_done or not wait:
+                return found
+            if text != told:
+                note(printable(text))
+                told = text
+            time.sleep(_LOOK_SECONDS)
+    except KeyboardInterrupt:
+        note("The nodes go on by themselves: see `liftlog cluster status`.")
+        raise

@@ -1,0 +1,6 @@
+"""Commands that read, and those about consumers.
+
+consume        reads a stream; consume_group: as a member of a group; consume_exec: runs a command
+offsets        the offsets at which consumers continue
+group          consumer groups
+"""

@@ -1,0 +1,505 @@
+"""`liftlog consume`: read a stream over the socket."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.nats_server import nats_options
+from liftlog.cli.lib.options import (
+    connect_to_server,
+    debug_option,
+    output_format,
+    server_options,
+    wide_wanted,
+)
+from liftlog.cli.lib.problems import Problem, note, warn
+from liftlog.cli.lib.ranges import (
+    HELP,
+    MAX_OFFSET,
+    Range,
+    Relative,
+    plain_number,
+    range_of,
+    resolve,
+)
+from liftlog.cli.lib.record_lines import Write, record_writer
+from liftlog.cli.lib.suggestions import complete_stream
+from liftlog.errors import ConnectionLost, CorruptRange
+from liftlog.names import is_stream_name
+
+if TYPE_CHECKING:
+    from liftlog.client import Filter, OnReset, Prefer, Reset, SyncClient
+    from liftlog.client.reading.read_options import Start, Until
+
+_FEW_RECORDS = 1000
+_FEW_RECORDS_FETCH_BYTES = 64 * 1024
+_ONLY_IN_A_GROUP = ("member", "session", "command")
+_ONLY_WITH_EXEC = ("dead_letter",)
+_ONLY_WITH_DEAD_LETTER = ("retries", "nats_url", "creds")
+_NOT_IN_A_GROUP = ("until_end", "subjects", "keys", "headers", "grep", "prefer")
+
+
+def _pattern(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> re.Pattern[str] | None:
+    try:
+        return None if value is None else re.compile(value)
+    except re.error as error:
+        raise click.BadParameter(f"{error}: {value!r}", context, parameter) from None
+
+
+_CONSUME_HELP = """Print the records of STREAM, and wait for more until Ctrl-C.
+
+STREAM can be a subject with a dot or wildcards, such as 'orders.eu.>': the stream that records
+it is read, and only these records.
+
+The daemon applies --subject, --key and --header; a record is printed if it matches all of them,
+and --grep.
+
+With `--output json` or `jsonl`, a key or value that is not UTF-8 is printed as base64, and
+`key_encoding` or `value_encoding` is set; headers that are not get `headers_base64`, the whole
+header block. A deleted key (tombstone) has the value null.
+
+With --group any number of processes share the stream: each record is printed by one of them,
+at least once, and those of one key by the same one, in order. --from says where a new group
+begins. Ctrl-C commits and leaves the group; a second one ends at once. After SIGTERM a
+--member keeps its slots for --session, so that it can be restarted without moving anything.
+
+Status 75 of an --exec COMMAND means that it can do nothing now, whatever the record: this
+worker ends, as it does if the shell cannot run the command, and the record comes again.
+
+\b
+Examples:
+  liftlog consume orders --from -10 --until-end        the last ten
+  liftlog consume orders --from @-1h:-5m -o jsonl      an hour ago to five minutes ago
+  liftlog consume orders --from end --subject 'orders.eu.>'
+  liftlog consume orders --group billing --member w1   a worker; start as many as you like
+  liftlog consume orders --group billing --exec ./bill.sh --dead-letter dead.orders
+  liftlog consume orders --grep 'customer": 17\\b' --until-end
+  liftlog consume orders --fields offset,timestamp,value.customer,headers.trace -f
+  liftlog consume orders --until-end --template '{{.key}} {{.value.total}}'
+"""
+
+
+@click.command(cls=Command, help=_CONSUME_HELP)
+@click.argument("stream", shell_complete=complete_stream)
+@click.option(
+    "--from",
+    "--offset",
+    "wanted",
+    callback=range_of,
+    default="start",
+    metavar="RANGE",
+    help=f"What to read: {HELP}. Default: start.",
+)
+@click.option(
+    "--until-end/--follow",
+    " /-f",
+    "until_end",
+    help="Stop at the current end, or wait for more records (default).",
+)
+@click.option("-n", "limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
+@click.option(
+    "--skip-damaged",
+    "--skip-corrupt",
+    is_flag=True,
+    help="Skip damaged records; they are reported on stderr, and the exit code is 8.",
+)
+@click.option(
+    "--subject",
+    "subjects",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only records whose subject matches; with NATS wildcards. Repeated: any of them.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="Only records with this key. Repeated: any of them.",
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Only records with this header. Repeated: all of them.",
+)
+@click.option(
+    "--grep",
+    metavar="REGEX",
+    callback=_pattern,
+    help="Only records whose value, as text, matches this regular expression; (?i) at its begin "
+    "ignores case. Every record is fetched for that.",
+)
+@click.option(
+    "--on-reset",
+    type=click.Choice(["error", "earliest", "latest"]),
+    default="error",
+    help="If the next records no longer exist (retention, or a stream created again): stop with an "
+    "error, or continue at the first record or with new ones, and report it on stderr. "
+    "Default: error.",
+)
+@click.option(
+    "--prefer",
+    type=click.Choice(["leader", "nearest"]),
+    default="leader",
+    help="In a cluster: read from the node that leads the stream, or from the node of --server if "
+    "its copy is in sync. Default: leader.",
+)
+@click.option(
+    "--group",
+    metavar="GROUP",
+    help="Share STREAM with the other members of this consumer group: print the records of the "
+    "slots that this one gets, and commit what is printed.",
+)
+@click.option(
+    "--member",
+    metavar="NAME",
+    help="With --group: a name of its own, under which a restart within --session finds its slots "
+    "again. Default: a random one.",
+)
+@click.option(
+    "--session",
+    type=click.FloatRange(min=0.2, max=3600),
+    default=10.0,
+    metavar="SECONDS",
+    help="With --group: after so long without a sign of life others get its slots. Default: 10.",
+)
+@click.option(
+    "--exec",
+    "command",
+    metavar="COMMAND",
+    help="With --group: run COMMAND by /bin/sh for each record instead of printing it; the record "
+    "counts when it ends with status 0. It reads the value on its standard input, with -o json the "
+    "record as one line of JSON, and has the variables RECORD_OFFSET, RECORD_SUBJECT, RECORD_KEY, "
+    "RECORD_STREAM and RECORD_TOMBSTONE.",
+)
+@click.option(
+    "--dead-letter",
+    metavar="SUBJECT",
+    help="With --exec: publish a record whose command fails on this NATS subject, and go on when a "
+    "stream has acked it. Default: the first such record ends this worker.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=3,
+    metavar="N",
+    help="With --dead-letter: how often to run the command again before that, after 0.5 s and "
+    "twice as long each time, at most 30 s. Default: 3.",
+)
+@nats_options
+@click.option(
+    "--reconnect-for",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    metavar="SECONDS",
+    help="How long to try to reconnect after the connection is lost. Default: 60.",
+)
+@server_options
+@debug_option
+def consume(
+    stream: str,
+    wanted: Range,
+    until_end: bool,
+    limit: int | None,
+    skip_damaged: bool,
+    subjects: tuple[str, ...],
+    keys: tuple[str, ...],
+    headers: tuple[str, ...],
+    grep: re.Pattern[str] | None,
+    on_reset: OnReset,
+    prefer: Prefer,
+    group: str | None,
+    member: str | None,
+    session: float,
+    command: str | None,
+    dead_letter: str | None,
+    retries: int,
+    nats_url: str | None,
+    creds: Path | None,
+    reconnect_for: float,
+) -> ExitCode:
+    wanted = _checked(wanted, until_end, group, command, dead_letter)
+    style, wide = output_format(), wide_wanted()
+    connected = connect_to_server(reconnect_for=reconnect_for)
+    printing: AbstractContextManager[Write] = record_writer(style, wide=wide, found=grep)
+    if command is not None:
+        printing = nullcontext(lambda _: None)  # what is printed is the command's
+    with connected as client, printing as write:
+        if group is None and not is_stream_name(stream, may_be_system=True):
+            stream, subjects = _stream_of(client, stream), (*subjects, stream)
+        start, until = resolve(client, stream, wanted)
+        if group is not None:
+            from liftlog.cli.consuming.consume_group import Membership
+
+            worker = Membership(
+                group, stream, member, session, start, limit, on_reset, skip_damaged
+            )
+            if command is not None:
+                from liftlog.cli.consuming.consume_exec import Exec
+
+                as_json = style in ("json", "jsonl")
+                worker.command = Exec(command, as_json, dead_letter, retries, nats_url, creds)
+            return worker.run(client, write)
+        reading = _Reading(
+            client,
+            stream,
+            start,
+            limit,
+            write,
+            skip_damaged=skip_damaged,
+            on_reset=on_reset,
+            prefer=prefer,
+            only=_filter(subjects, keys, headers),
+            grep=grep,
+        )
+        reading.run_with_hints(until)
+        return ExitCode.DAMAGED if reading.damaged else ExitCode.OK
+
+
+def _checked(
+    wanted: Range, until_end: bool, group: str | None, command: str | None, dead_letter: str | None
+) -> Range:
+    """What to read. Raises UsageError for options that exclude each other."""
+    if group is None:
+        _refuse("needs --group.", _ONLY_IN_A_GROUP)
+    else:
+        _refuse("cannot be combined with --group.", _NOT_IN_A_GROUP)
+        if wanted.stop is not None:
+            raise click.UsageError(
+                "--from cannot have an end with --group.", click.get_current_context()
+            )
+    if command is None:
+        _refuse("needs --exec.", _ONLY_WITH_EXEC)
+    if dead_letter is None:
+        _refuse("needs --dead-letter.", _ONLY_WITH_DEAD_LETTER)
+    if not until_end:
+        return wanted
+    if wanted.stop is not None:
+        raise click.UsageError(
+            "--until-end cannot be combined with a --from that has an end.",
+            click.get_current_context(),
+        )
+    return Range(wanted.start, "latest")
+
+
+def _refuse(why: str, parameters: tuple[str, ...]) -> None:
+    """Raises UsageError if one of them is given."""
+    context = click.get_current_context()
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name in parameters and source not in (None, ParameterSource.DEFAULT):
+            raise click.UsageError(f"{one.opts[0]} {why}", context)
+
+
+def _stream_of(client: SyncClient, subject: str) -> str:
+    """The stream that records `subject`. Raises InvalidArgument, Problem."""
+    found = [one.name for one in client.streams_for(subject)]
+    if not found:
+        raise Problem(
+            f"no stream records {subject}",
+            ExitCode.NOT_FOUND,
+            hint=f"`liftlog stream create NAME --subject '{subject}'` creates one",
+        )
+    if len(found) > 1:
+        raise Problem(
+            f"several streams record {subject}: {', '.join(found)}",
+            ExitCode.USAGE,
+            hint=f"choose one: liftlog consume {found[0]} --subject '{subject}'",
+        )
+    return found[0]
+
+
+def matches(pattern: re.Pattern[str], value: bytes | None) -> bool:
+    """Whether the pattern is anywhere in the value. A tombstone has none."""
+    return value is not None and pattern.search(value.decode(errors="replace")) is not None
+
+
+def _filter(
+    subjects: tuple[str, ...], keys: tuple[str, ...], headers: tuple[str, ...]
+) -> Filter | None:
+    from liftlog.client import Filter
+
+    if not (subjects or keys or headers):
+        return None
+    raw_keys = [os.fsencode(key) for key in keys]  # the bytes that the shell passed
+    return Filter(subject=subjects or None, key=raw_keys or None, header=headers or None)
+
+
+def _one_offset(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Users of key-value stores type a key."""
+    digits = plain_number(value)
+    if digits.isascii() and digits.isdigit() and 0 < int(digits) <= MAX_OFFSET:
+        return int(digits)
+    raise click.BadParameter(
+        f"{value!r} is not an offset, a number from 1 on. The records with a key: "
+        f"liftlog consume {shlex.quote(context.params['stream'])} --until-end "
+        f"--key {shlex.quote(value)}",
+        context,
+        parameter,
+    )
+
+
+@click.command(cls=Command)
+@click.argument("stream", shell_complete=complete_stream)
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    default=10,
+    metavar="N",
+    help="How many offsets from the end. Default: 10.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Then wait for more records until Ctrl-C.")
+@server_options
+@debug_option
+@click.pass_context
+def tail(context: click.Context, stream: str, count: int, follow: bool) -> ExitCode:
+    """Print the last records of STREAM.
+
+    It is `liftlog consume STREAM --from -10 --until-end`, which has more options.
+
+    \b
+    Examples:
+      liftlog tail orders
+      liftlog tail orders -n 100 -f
+    """
+    wanted = Range(Relative(count, from_end=True))
+    code: ExitCode = context.invoke(consume, stream=stream, wanted=wanted, until_end=not follow)
+    return code
+
+
+@click.command(cls=Command)
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("offset", callback=_one_offset)
+@server_options
+@debug_option
+def get(stream: str, offset: int) -> ExitCode:
+    """Print the record of STREAM at OFFSET.
+
+    Exit code 5 if there is none: compaction has removed it, or you may not read its subject.
+
+    \b
+    Examples:
+      liftlog get orders 42
+      liftlog get orders 42 --template '{{.value}}'
+    """
+    style, wide = output_format(), wide_wanted()
+    with connect_to_server() as client, record_writer(style, wide=wide) as write:
+        _check_below_end(client, stream, offset)
+        reading = _Reading(client, stream, offset, 1, write, skip_damaged=False)
+        reading.run(offset + 1)
+    if reading.printed:
+        return ExitCode.OK
+    note(
+        f"{stream} has no record at offset {offset}: compaction has removed it, or you may not "
+        "read its subject."
+    )
+    return ExitCode.NOT_FOUND
+
+
+def _check_below_end(client: SyncClient, stream: str, offset: int) -> None:
+    """Raises Problem: to read at or beyond the end would be to wait for the record."""
+    end = client.describe_stream(stream).high_watermark
+    if offset >= end:
+        raise Problem(
+            f"{stream} has no record at offset {offset} yet: it ends at {end}",
+            ExitCode.OUT_OF_RANGE,
+            hint=f"`liftlog tail {stream}` prints the last records",
+        )
+
+
+class _Reading:
+    """The progress of one `consume`."""
+
+    def __init__(
+        self,
+        client: SyncClient,
+        stream: str,
+        start: Start,
+        limit: int | None,
+        write: Write,
+        *,
+        skip_damaged: bool,
+        on_reset: OnReset = "error",
+        prefer: Prefer = "leader",
+        only: Filter | None = None,
+        grep: re.Pattern[str] | None = None,
+    ) -> None:
+        self.damaged = False
+        self.printed = 0
+        self._client = client
+        self._stream = stream
+        self._position: Start = start
+        self._left = limit
+        self._write = write
+        self._grep = grep
+        self._options: dict[str, Any] = {
+            "filter": only,
+            "on_reset": on_reset,
+            "prefer": prefer,
+            "reset_callback": self._tell_reset,
+        }
+        if skip_damaged:
+            self._options["on_corrupt"] = self._skip
+        if limit is not None and limit <= _FEW_RECORDS and grep is None:
+            self._options |= {"fetch_bytes": _FEW_RECORDS_FETCH_BYTES, "read_ahead_bytes": 0}
+
+    @property
+    def position_text(self) -> str:
+        position = self._position
+        return f"@{position.isoformat()}" if isinstance(position, datetime) else str(position)
+
+    def _skip(self, error: CorruptRange) -> None:
+        warn(error.message)
+        self.damaged = True
+        self._position = error.next_offset
+
+    def _tell_reset(self, reset: Reset) -> None:
+        warn(f"{reset.error.message}; continuing at offset {reset.to_offset}")
+        self._position = reset.to_offset
+
+    def run(self, until: Until) -> None:
+        """Print records until the end, or the limit."""
+        batches = self._client.read_batches(self._stream, self._position, until, **self._options)
+        for batch in batches:
+            records = batch.records()
+            following = batch.next_offset
+            if self._grep is not None:
+                records = [one for one in records if matches(self._grep, one.value)]
+            if self._left is not None:
+                if len(records) > self._left:
+                    records = records[: self._left]
+                    following = records[-1].offset + 1
+                self._left -= len(records)
+            self._write(records)
+            self.printed += len(records)
+            self._position = following
+            if self._left == 0:
+                batches.close()
+                return
+
+    def run_with_hints(self, until: Until) -> None:
+        """`run`, whose errors name the option that continues after what was printed."""
+        try:
+            self.run(until)
+        except CorruptRange as error:
+            error.hint = f"continue with --from {error.next_offset}, or use --skip-damaged"
+            raise
+        except ConnectionLost as error:
+            error.hint = f"continue with --from {self.position_text}"
+            raise

@@ -1,0 +1,188 @@
+"""The work of `liftlog consume --group GROUP --exec COMMAND`: a command for each record, and a dead
+letter for a record whose command fails again and again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.nats_server import nats_credentials, nats_servers
+from liftlog.cli.lib.output import to_json
+from liftlog.cli.lib.problems import Problem, warn
+from liftlog.errors import NatsUnavailable
+from liftlog.records.json_form import record_object
+
+if TYPE_CHECKING:
+    from liftlog.client import Record, SyncClient, SyncGroupConsumer
+    from liftlog.client.publisher import PublishFailed
+    from liftlog.client.sync_publisher import SyncPublisher
+
+_TRY_LATER = 75  # EX_TEMPFAIL of sysexits.h
+_NOT_OF_THE_RECORD = {
+    _TRY_LATER: "it asks to be run again later",
+    126: "the shell cannot run it",
+    127: "the shell does not find it",
+}
+_CONNECT_SECONDS = 10.0
+_MOST_KEY_BYTES = 64 * 1024  # half of what Linux takes for one variable
+
+Handle = Callable[["SyncGroupConsumer", "Record"], object]
+
+
+class CommandFailed(Exception):
+    """The command says that it cannot process this record."""
+
+
+class Stopping(Exception):
+    """The command has failed, and was not tried again, since the worker is to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exec:
+    """`dead_letter` is a subject; without one the first record whose command fails ends the worker.
+    `as_json`: the command reads the record as an object, not its value."""
+
+    command: str
+    as_json: bool
+    dead_letter: str | None
+    retries: int
+    nats_url: str | None
+    creds: Path | None
+
+    @contextmanager
+    def handling(self, client: SyncClient, is_stopping: Callable[[], bool]) -> Iterator[Handle]:
+        """What is to be called with each record, by one after the other."""
+        if self.dead_letter is None:
+            yield self._run_once
+            return
+        from liftlog.client.dead_letters import SyncDeadLetters
+        from liftlog.client.publisher import PublishFailed
+
+        expect = [one.name for one in client.streams_for(self.dead_letter)]
+        if not expect:
+            warn(
+                f"no stream that this login may read records {self.dead_letter}: a dead letter "
+                f"would end this worker. `liftlog stream create dead -s '{self.dead_letter}'` "
+                "creates one"
+            )
+        with self._publisher() as publisher:
+            letters = SyncDeadLetters(
+                publisher,
+                self.dead_letter,
+                expect=expect,
+                retries=self.retries,
+                errors=(CommandFailed,),
+            )
+
+            def handle(records: SyncGroupConsumer, record: Record) -> None:
+                failed: CommandFailed | None = None
+
+                def work(one: Record) -> None:
+                    nonlocal failed
+                    if failed is not None and is_stopping():
+                        raise Stopping from failed
+                    try:
+                        self._run(records.stream, one)
+                    except CommandFailed as error:
+                        failed = error
+                        raise
+
+                try:
+                    letters.process(records, record, work)
+                except PublishFailed as error:
+                    raise _not_published(self.dead_letter, record, error) from error
+
+            yield handle
+
+    def _publisher(self) -> SyncPublisher:
+        from liftlog.cli.pub_run import not_connected
+        from liftlog.client.sync_publisher import SyncPublisher
+
+        servers, creds = nats_servers(self.nats_url), nats_credentials(self.creds)
+        given = {} if creds is None else {"user_credentials": str(creds)}
+        try:
+            return SyncPublisher(
+                servers, connect_timeout=_CONNECT_SECONDS, name="liftlog consume", **given
+            ).open()
+        except NatsUnavailable as error:
+            raise not_connected(servers, error) from error
+
+    def _run_once(self, records: SyncGroupConsumer, record: Record) -> None:
+        try:
+            self._run(records.stream, record)
+        except CommandFailed as error:
+            raise Problem(
+                f"the command failed for offset {record.offset} of {records.stream}: {error}",
+                ExitCode.FAILED,
+                hint="run it again: the group continues with this record. --dead-letter SUBJECT "
+                "publishes such records there, and goes on",
+            ) from None
+
+    def _run(self, stream: str, record: Record) -> None:
+        """Raises CommandFailed, and Problem for what is not the record's fault."""
+        if self.as_json:
+            content = to_json(record_object(record)).encode() + b"\n"
+        else:
+            content = record.value or b""
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", self.command],
+            stdin=subprocess.PIPE,
+            env=environment(stream, record),
+            process_group=0,  # Ctrl-C is for the worker: the record in hand is finished
+        )
+        try:
+            process.communicate(content)
+        except BaseException:
+            process.kill()
+            raise
+        status = process.returncode
+        if status in _NOT_OF_THE_RECORD:
+            raise Problem(
+                f"the command ended with status {status} at offset {record.offset} of {stream}: "
+                f"{_NOT_OF_THE_RECORD[status]}",
+                ExitCode.TRY_AGAIN if status == _TRY_LATER else ExitCode.FAILED,
+                hint="run it again when it can: the group continues with this record",
+            )
+        if status:
+            raise CommandFailed(_said(status))
+
+
+def _not_published(subject: str | None, record: Record, error: PublishFailed) -> Problem:
+    return Problem(
+        f"offset {record.offset} is no dead letter of {subject}: {error.message}",
+        ExitCode.NOT_ACKED,
+        hint=f"{error.hint or 'mend the reason'}; run it again then: "
+        "the group continues with this record",
+    )
+
+
+def _said(status: int) -> str:
+    if status > 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def environment(stream: str, record: Record) -> dict[str, str]:
+    """Of the command. A key that no variable can hold is left out, and none stays from a command
+    that this worker runs in."""
+    inherited = {name: value for name, value in os.environ.items() if name != "RECORD_KEY"}
+    found = inherited | {
+        "RECORD_STREAM": stream,
+        "RECORD_OFFSET": str(record.offset),
+        "RECORD_SUBJECT": record.subject,
+        "RECORD_TOMBSTONE": "true" if record.value is None else "",
+    }
+    key = record.key
+    if key is not None and b"\0" not in key and len(key) <= _MOST_KEY_BYTES:
+        found["RECORD_KEY"] = os.fsdecode(key)
+    return found

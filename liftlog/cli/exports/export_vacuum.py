@@ -1,0 +1,66 @@
+"""`liftlog export vacuum`: removes old snapshots of an exported table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from liftlog.cli.lib.groups import Command
+from liftlog.cli.lib.options import debug_option, duration_of, output_format, output_option
+from liftlog.cli.lib.output import write_object
+from liftlog.cli.lib.text import plural, printable, show_size
+
+
+@click.command(cls=Command)
+@click.argument("table", metavar="PATH")
+@click.option(
+    "--keep",
+    default="7d",
+    metavar="DURATION",
+    help="Keep a snapshot for so long after the next one. For a Delta table in whole hours. "
+    "Default: 7d.",
+)
+@click.option(
+    "--keep-snapshots",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Keep the newest N whatever their age, at least 2. Refused for Delta tables. Default: 2.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
+@output_option
+@debug_option
+def export_vacuum(table: str, keep: str, keep_snapshots: int | None, dry_run: bool) -> None:
+    """Remove old snapshots of an exported table.
+
+    `liftlog export vacuum` and `liftlog export-vacuum` are the same; with --to, the first one
+    exports a stream of that name instead.
+
+    It removes files that only removed snapshots need, and what stopped runs have left, and tells
+    how many bytes that freed. It needs neither the daemon nor Spark, and does not disturb an export
+    that runs meanwhile. Each export does the same with its own --keep.
+
+    \b
+    Examples:
+      liftlog export vacuum /lake/orders --dry-run
+      liftlog export vacuum /lake/orders --keep 1d --keep-snapshots 10
+    """
+    if not table:
+        raise click.BadParameter("it is empty: which table?", param_hint="PATH")
+    style = output_format()
+    seconds = duration_of("--keep", keep)
+    from liftlog.spark.export.session import check_installed
+
+    check_installed(delta="://" in table, java=False)
+    from liftlog.spark.export.opening import vacuum
+
+    done = vacuum(table, keep_seconds=seconds, keep_snapshots=keep_snapshots, dry_run=dry_run)
+    if style != "table":
+        write_object(dataclasses.asdict(done), style)
+        return
+    if dry_run:
+        for path in done.paths:
+            click.echo(printable(path))
+    how = "would remove" if dry_run else "removed"
+    entries = plural(len(done.paths), "file or directory", "files and directories")
+    click.echo(f"{how} {entries}, {show_size(done.size_bytes)}")

@@ -1,0 +1,366 @@
+"""`liftlog import`: copy messages from elsewhere into a stream, each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from liftlog.cli.lib.groups import Commands
+from liftlog.cli.lib.nats_server import nats_credentials, nats_options, nats_servers
+from liftlog.cli.lib.options import connect_to_server, debug_option, output_format, server_options
+from liftlog.cli.lib.output import say, write_object
+from liftlog.cli.lib.problems import note
+from liftlog.cli.lib.shapes import parse_path, parse_template
+from liftlog.cli.lib.suggestions import complete_stream
+from liftlog.cli.lib.text import plural, printable
+
+if TYPE_CHECKING:
+    from liftlog.cli.imports.import_run import Source
+    from liftlog.cli.imports.import_sources import Form, Mapper
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@click.group(
+    cls=Commands, name="import", aliases={"js": "jetstream", "json": "jsonl", "lines": "jsonl"}
+)
+@server_options
+@debug_option
+def import_commands() -> None:
+    """Copy messages from JetStream or elsewhere into a stream.
+
+    Sources are JetStream, NATS Streaming, Liftbridge, lines of JSON and Parquet.
+
+    Each is stored once, and in order. A run that was interrupted continues when it is started
+    again: records say in Copied-From and Copied-Sequence where they come from, and nothing is
+    stored twice. No other client can publish on the stream meanwhile. Subscribers to the subjects
+    see the copies.
+    """
+
+
+def _target_options(command: Decorated) -> Decorated:
+    """What all of them have."""
+    command = debug_option(server_options(nats_options(command)))
+    command = click.option(
+        "--dry-run", "-n", is_flag=True, help="Show where the copy would begin, and copy nothing."
+    )(command)
+    command = click.option(
+        "--envelope",
+        "use_envelope",
+        is_flag=True,
+        help="Put keys and headers into an envelope, for those that NATS headers cannot hold.",
+    )(command)
+    return click.option(
+        "--source",
+        "source_name",
+        metavar="NAME",
+        help="Name of the source in Copied-From, by which a later run recognises its records. "
+        "Default: jetstream/NAME, or the name of the first file.",
+    )(command)
+
+
+def _source_nats_options(command: Decorated) -> Decorated:
+    """The NATS that is copied from, as `source_nats` and `source_creds`."""
+    command = click.option(
+        "--source-creds",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="NATS credentials file for --source-nats.",
+    )(command)
+    return click.option(
+        "--source-nats",
+        metavar="URL",
+        help="NATS server to copy from, if it is not the one to publish on.",
+    )(command)
+
+
+def _source_nats(
+    source_nats: str | None, source_creds: str | None, target: Mapping[str, Any]
+) -> tuple[list[str], str | None]:
+    """(servers, credentials file)"""
+    creds = source_creds or target["creds"]
+    return (
+        nats_servers(target["nats_url"]) if source_nats is None else [source_nats],
+        None if creds is None else str(creds),
+    )
+
+
+def _mapping_options(command: Decorated) -> Decorated:
+    """How a row becomes a message."""
+    command = click.option(
+        "--value",
+        metavar="FIELD",
+        help="The field that is the value. Default: the whole row, as JSON; with another "
+        "--form, what the row says.",
+    )(command)
+    command = click.option(
+        "--key", metavar="TEXT", help="Key: a field, or a text with {{.FIELD}} for fields."
+    )(command)
+    return click.option(
+        "--subject",
+        "-s",
+        metavar="TEXT",
+        help="Subject to publish on, with {{.FIELD}} for fields: 'orders.{{.country}}'.",
+    )(command)
+
+
+@import_commands.command()
+@click.argument("source_stream", metavar="NAME")
+@click.argument("stream", shell_complete=complete_stream)
+@_source_nats_options
+@click.option(
+    "--key-from-subject",
+    is_flag=True,
+    help="The subject is the key, too, and deleted keys of a key-value bucket are tombstones.",
+)
+@click.option(
+    "--strip", default="", metavar="PREFIX", help="Remove this from the begin of subjects: '$KV.'."
+)
+@_target_options
+def jetstream(
+    source_stream: str,
+    stream: str,
+    source_nats: str | None,
+    source_creds: str | None,
+    key_from_subject: bool,
+    strip: str,
+    **target: Any,
+) -> None:
+    """Copy the JetStream stream NAME into STREAM.
+
+    It ends at the end that NAME has when it begins.
+
+    Let JetStream record nothing more on these subjects first: it would store the copies, too.
+    `liftlog docs migrate-from-jetstream` shows the whole way.
+
+    \b
+    Examples:
+      liftlog import jetstream ORDERS orders
+      liftlog import jetstream KV_prices KV_prices --key-from-subject --source-nats nats://old:4222
+      liftlog import jetstream KV_prices prices --key-from-subject --strip '$KV.'
+    """
+    from liftlog.cli.imports.import_sources import JetStream
+
+    servers, creds = _source_nats(source_nats, source_creds, target)
+    source = JetStream(servers, creds, source_stream, key_from_subject, strip)
+    _run(source, stream, f"jetstream/{source_stream}", **target)
+
+
+@import_commands.command()
+@click.argument("channel", metavar="CHANNEL")
+@click.argument("stream", shell_complete=complete_stream)
+@click.option(
+    "--cluster",
+    metavar="ID",
+    default="test-cluster",
+    show_default=True,
+    help="Cluster id of the NATS Streaming servers.",
+)
+@_source_nats_options
+@_target_options
+def stan(
+    channel: str,
+    stream: str,
+    cluster: str,
+    source_nats: str | None,
+    source_creds: str | None,
+    **target: Any,
+) -> None:
+    """Copy a channel of NATS Streaming (STAN) into STREAM.
+
+    It ends at the message that is last when it begins. NATS Streaming does not record the copies,
+    although they have the name of the channel as their subject.
+    `liftlog docs migrate-from-nats-streaming` shows the whole way.
+
+    \b
+    Example:
+      liftlog import stan orders orders --cluster prod --source-nats nats://old:4222
+    """
+    from liftlog.cli.imports.import_stan import NatsStreaming
+
+    servers, creds = _source_nats(source_nats, source_creds, target)
+    _run(NatsStreaming(servers, creds, cluster, channel), stream, f"stan/{channel}", **target)
+
+
+@import_commands.command()
+@click.argument("source_stream", metavar="NAME")
+@click.argument("stream", shell_complete=complete_stream)
+@click.option(
+    "--source-servers",
+    metavar="HOST:PORT,...",
+    required=True,
+    help="Addresses of the Liftbridge servers, all of them if there are several.",
+)
+@click.option(
+    "--source-ca",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Use TLS, and trust servers with a certificate by this authority.",
+)
+@click.option(
+    "--partition", type=click.IntRange(0), default=0, show_default=True, help="Which one to copy."
+)
+@_target_options
+def liftbridge(
+    source_stream: str,
+    stream: str,
+    source_servers: str,
+    source_ca: Path | None,
+    partition: int,
+    **target: Any,
+) -> None:
+    """Copy a partition of Liftbridge's stream NAME into STREAM.
+
+    It ends at the high watermark that the partition has when it begins. The number of a message is
+    its offset there plus one. It needs grpcio: pip install 'liftlog[liftbridge]'.
+
+    Have Liftbridge record nothing more on these subjects first: it would store the copies, too.
+    `liftlog docs migrate-from-liftbridge` shows the whole way.
+
+    \b
+    Example:
+      liftlog import liftbridge orders-stream orders --source-servers old:9292 --envelope
+    """
+    from liftlog.cli.imports.import_liftbridge import Liftbridge
+
+    addresses = [one.strip() for one in source_servers.split(",") if one.strip()]
+    name = f"liftbridge/{source_stream}" + (f"/{partition}" if partition else "")
+    _run(Liftbridge(addresses, source_stream, partition, source_ca), stream, name, **target)
+
+
+@import_commands.command()
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--form",
+    type=click.Choice(["rows", "records", "copied"]),
+    default="rows",
+    help="What a line is: a value (rows, default); a record as `liftlog consume -o jsonl` prints "
+    "it (records); a message of the programs that copy from elsewhere (copied).",
+)
+@_mapping_options
+@_target_options
+def jsonl(
+    stream: str,
+    files: tuple[str, ...],
+    form: Form,
+    subject: str | None,
+    key: str | None,
+    value: str | None,
+    **target: Any,
+) -> None:
+    """Copy lines of JSON from FILEs into STREAM.
+
+    FILE - is standard input. Each line is one message, and its number the place where a later run
+    continues, so a file can grow between runs but not change.
+
+    \b
+    Examples:
+      liftlog import jsonl orders old.jsonl -s 'orders.{{.country}}' --key id
+      liftlog import jsonl copy - --form records < records.jsonl
+    """
+    from liftlog.cli.imports.import_sources import Lines
+
+    mapper = _mapper(subject, key, value, needs_subject=form == "rows")
+    needs_json = mapper.needs_fields or "{{" in (subject or "")
+    name = "stdin" if files[0] == "-" else Path(files[0]).name
+    _run(Lines(files, form, mapper, needs_json), stream, name, **target)
+
+
+@import_commands.command()
+@click.argument("stream", shell_complete=complete_stream)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@_mapping_options
+@_target_options
+def parquet(
+    stream: str,
+    files: tuple[str, ...],
+    subject: str | None,
+    key: str | None,
+    value: str | None,
+    **target: Any,
+) -> None:
+    """Copy the rows of Parquet FILEs into STREAM, each as JSON.
+
+    It needs pyarrow: pip install 'liftlog[arrow]'.
+
+    \b
+    Examples:
+      liftlog import parquet orders part-*.parquet -s 'orders.{{.country}}' --key id
+      liftlog import parquet orders export.parquet -s orders.all --value payload
+    """
+    from liftlog.cli.imports.import_sources import Parquet
+
+    mapper = _mapper(subject, key, value, needs_subject=True)
+    _run(Parquet(files, mapper), stream, Path(files[0]).name, **target)
+
+
+def _mapper(
+    subject: str | None, key: str | None, value: str | None, *, needs_subject: bool
+) -> Mapper:
+    """Raises UsageError, InvalidArgument."""
+    from liftlog.cli.imports.import_sources import Mapper
+
+    if needs_subject and not subject:
+        raise click.UsageError(
+            "--subject is required: what to publish on.", click.get_current_context()
+        )
+    return Mapper(
+        None if subject is None else _subject_maker(subject),
+        None if key is None else _key_maker(key),
+        None if value is None else parse_path(value),
+    )
+
+
+def _subject_maker(text: str) -> Callable[[Any], str]:
+    return parse_template(text) if "{{" in text else lambda row: text
+
+
+def _key_maker(text: str) -> Callable[[Any], bytes]:
+    from liftlog.cli.imports.import_sources import bytes_of
+
+    find = parse_template(text) if "{{" in text else parse_path(text).find
+    return lambda row: bytes_of(find(row))
+
+
+def _run(
+    source: Source,
+    stream: str,
+    default_name: str,
+    *,
+    dry_run: bool,
+    use_envelope: bool,
+    nats_url: str | None,
+    creds: Path | None,
+    source_name: str | None,
+) -> None:
+    from liftlog.cli.imports.import_run import Import
+
+    name = source_name or default_name
+    with connect_to_server() as client:
+        job = Import.of(client, stream, source, name)
+    before = job.copied
+    if before:
+        note(f"{printable(name)} continues after number {before}.")
+    if not dry_run:
+        try:
+            job.run(
+                nats_servers(nats_url),
+                nats_credentials(creds),
+                use_envelope=use_envelope,
+            )
+        except KeyboardInterrupt:
+            note(f"{plural(job.count, 'message')} copied. Run it again to continue.")
+            raise
+    style = output_format()
+    if style != "table":
+        shown = {"source": name, "stream": stream, "copied": job.count, "last": job.copied}
+        write_object(shown | {"dry_run": dry_run}, style)
+    elif dry_run:
+        say(f"{printable(name)} would begin at number {before + 1}")
+    else:
+        last = f"; the last one is number {job.copied} of {printable(name)}" if job.copied else ""
+        say(f"{plural(job.count, 'message')} copied into {printable(stream)}{last}")

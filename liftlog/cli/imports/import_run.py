@@ -1,0 +1,200 @@
+"""The work of `liftlog import`: each message of a source stored once, in order.
+
+Every record says which source it is from and its number there (SOURCE, SEQUENCE). A run continues
+after the highest number that the stream has of its source. Each message is stored only at the
+offset after the one before it (Publisher, order `sequence`) and only if that one is the copy before
+it, by its id: an offset alone may be that of a message of another publisher. So what was in flight
+when a run ended is neither missing nor there twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acl.subjects import matches_any, overlap_any
+from liftlog.cli.imports.import_liftbridge import Liftbridge
+from liftlog.cli.imports.import_sources import Item, JetStream, Lines, Parquet
+from liftlog.cli.imports.import_stan import NatsStreaming
+from liftlog.cli.lib.exit_codes import ExitCode
+from liftlog.cli.lib.problems import Problem
+from liftlog.cli.lib.progress import count_progress
+from liftlog.cli.pub_run import load_nats
+from liftlog.client import Filter
+from liftlog.client.publisher import Publisher, PublishFailed
+from liftlog.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from liftlog.client import StreamInfo, SyncClient
+
+SOURCE, SEQUENCE = "Copied-From", "Copied-Sequence"
+_NOT_COPIED = (b"nats-", b"liftlog-", b"copied-")
+"""Headers that took effect at the source, and those of an earlier copy: here they would take effect
+again."""
+_UNDER_WAY = 512
+_SOURCE_NAME = re.compile(r"[!-~]{1,128}", re.ASCII)
+
+Source = JetStream | NatsStreaming | Liftbridge | Lines | Parquet
+
+
+@dataclass(slots=True)
+class Import:
+    """One run. `copied` is the number of the last message that is known to be stored."""
+
+    source: Source
+    name: str
+    stream: str
+    subjects: list[str]
+    last_offset: int
+    copied: int
+    count: int = 0
+    before: str = ""
+    """Message id of the copy that was sent last in this run."""
+
+    @classmethod
+    def of(cls, client: SyncClient, stream: str, source: Source, name: str) -> Import:
+        """Looks where an earlier run has stopped. Raises StreamNotFound, InvalidArgument."""
+        if not _SOURCE_NAME.fullmatch(name):
+            raise InvalidArgument(
+                f"{name!r} cannot name a source",
+                hint="give it a name of 1 to 128 ASCII characters without blanks: --source NAME",
+            )
+        info = client.describe_stream(stream)
+        return cls(
+            source,
+            name,
+            stream,
+            info.recorded_subjects,
+            info.log_end_offset - 1,
+            _last_copied(client, info, name),
+        )
+
+    def run(self, servers: list[str], creds: Path | None, *, use_envelope: bool) -> None:
+        """Copy what is left. Raises LiftlogError; then `copied` and `count` say how far it came."""
+        load_nats(servers)
+        try:
+            asyncio.run(self._run(servers, creds, use_envelope=use_envelope))
+        except PublishFailed as error:
+            raise Problem(error.message, ExitCode.NOT_ACKED, hint=self._way_on) from error
+
+    @property
+    def _way_on(self) -> str:
+        return (
+            f"{self.count:,} copied; run the command again once the reason is gone: it continues "
+            f"after number {self.copied}, and stores nothing twice"
+        )
+
+    async def _run(self, servers: list[str], creds: Path | None, *, use_envelope: bool) -> None:
+        if isinstance(self.source, JetStream) and self.source.servers == servers:
+            await _check_is_retired(self.source, self.subjects)
+        publisher = Publisher(
+            servers,
+            expect=[self.stream],
+            order="sequence",
+            last_sequence=self.last_offset,
+            max_in_flight=_UNDER_WAY,
+            use_envelope=use_envelope,
+            name="liftlog import",
+            user_credentials=None if creds is None else str(creds),
+        )
+        async with publisher:
+            with count_progress(f"{self.name} -> {self.stream}") as tell:
+                await self._copy(publisher, tell)
+
+    async def _copy(self, publisher: Publisher, tell: Callable[[int, int | None], None]) -> None:
+        under_way: deque[tuple[int, asyncio.Future[Any]]] = deque()
+        known: set[str] = set()
+        try:
+            async for items in self.source.batches(self.copied):
+                for item in items:
+                    self._check_subject(item, known)
+                    under_way.append(
+                        (item.sequence, await publisher.submit(**self._arguments(item)))
+                    )
+                    if len(under_way) > _UNDER_WAY:
+                        await self._settle(under_way)
+                tell(self.count, self.source.total)
+            while under_way:
+                await self._settle(under_way)
+                tell(self.count, self.source.total)
+        finally:
+            # What is stored already counts, although the run ends here.
+            for sequence, future in under_way:
+                if future.done() and not future.cancelled() and future.exception() is None:
+                    self.copied, self.count = sequence, self.count + 1
+                else:
+                    future.cancel()
+
+    async def _settle(self, under_way: deque[tuple[int, asyncio.Future[Any]]]) -> None:
+        """Wait for the oldest."""
+        sequence, future = under_way[0]
+        await asyncio.shield(future)
+        under_way.popleft()
+        self.copied, self.count = sequence, self.count + 1
+
+    def _check_subject(self, item: Item, known: set[str]) -> None:
+        if item.subject in known:
+            return
+        if not matches_any(self.subjects, item.subject):
+            raise InvalidArgument(
+                f"message {item.sequence} has the subject {item.subject!r}, which {self.stream} "
+                f"({', '.join(self.subjects)}) does not record",
+                hint=f"after number {self.copied} nothing was stored",
+            )
+        known.add(item.subject)
+
+    def _arguments(self, item: Item) -> dict[str, Any]:
+        """Of `Publisher.submit`."""
+        lines = [line for line in item.headers if not line[0].lower().startswith(_NOT_COPIED)]
+        own = {SOURCE: self.name, SEQUENCE: str(item.sequence)}
+        if self.before:
+            own["Nats-Expected-Last-Msg-Id"] = self.before
+        self.before = f"{self.name}:{item.sequence}"
+        if item.message_id:
+            own["Copied-Id"] = item.message_id
+        if item.time:
+            own["Copied-Time"] = item.time
+        lines += [(name.encode(), text.encode()) for name, text in own.items()]
+        return {
+            "subject": item.subject,
+            "value": item.value,
+            "key": item.key,
+            "headers": lines,
+            "message_id": self.before,
+        }
+
+
+def _last_copied(client: SyncClient, info: StreamInfo, name: str) -> int:
+    """The highest number that the stream has of this source; 0 without one. It is nearly always in
+    the last record; otherwise the daemon searches the stream for it."""
+    if info.high_watermark == info.log_start_offset:
+        return 0
+    ours = Filter(header=f"{SOURCE}={name}")
+    for start in (info.high_watermark - 1, "earliest"):
+        found = [
+            int(record.headers[SEQUENCE])
+            for record in client.read(
+                info.name, start=start, until="end", filter=ours, columns=["headers"]
+            )
+            if record.headers.get(SEQUENCE, "").isdecimal()
+        ]
+        if found:
+            return max(found)
+    return 0
+
+
+async def _check_is_retired(source: JetStream, subjects: list[str]) -> None:
+    """Raises Problem if JetStream would record the copies again, and so without end."""
+    recorded = [one for one in await source.subjects() if overlap_any((one,), subjects)]
+    if recorded:
+        raise Problem(
+            f"JetStream's stream {source.stream} records {', '.join(recorded)}, and so the copies",
+            ExitCode.CONFLICT,
+            hint=f"let it record nothing more first: nats stream edit {source.stream} --subjects "
+            f"retired.{source.stream}",
+        )

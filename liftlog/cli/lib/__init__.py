@@ -1,0 +1,11 @@
+"""Shared by all commands.
+
+groups       groups that import a command when it is used     exit_codes  the table of exit codes
+options      --server, --output, --set and others             output      tables, JSON, YAML, CSV
+problems     errors, remarks and questions on stderr          shapes      fields, CSV, templates
+suggestions  names that the daemon knows                      text        makes foreign text safe
+contexts     the file of named daemons                        progress    bars for long work
+nats_server  finds the NATS server of a command               ranges      offsets and times
+record_lines records as lines, or as objects                  conditions  problems of a daemon
+setting_options  answers an option that is named like a setting
+"""

@@ -1,0 +1,48 @@
+"""Commands with --set: an option that is called like a setting is answered with how to set it. The
+commands of NATS have such options."""
+
+from __future__ import annotations
+
+import click
+
+from liftlog.cli.lib.groups import Command
+
+_WORDS_OF_NATS = {
+    "max_msgs": "retention.max_messages",
+    "max_msg_size": "max_message_bytes",
+    "dupe_window": "dedupe_window",
+}
+
+
+class SettingsCommand(Command):
+    """With --set KEY=VALUE for settings of a stream."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            key = setting_called(error.option_name)
+            if key is None:
+                raise
+            raise click.UsageError(
+                f"No such option {error.option_name!r}. Settings are given with --set: "
+                f"--set {key}=VALUE.",
+                ctx,
+            ) from None
+
+
+def setting_called(option: str) -> str | None:
+    """The key that `--max-age` most probably means."""
+    from liftlog.settings.keys import fields_of, section_of
+    from liftlog.settings.stream import StreamSettings
+
+    word = option.lstrip("-").replace("-", "_")
+    if word in _WORDS_OF_NATS:
+        return _WORDS_OF_NATS[word]
+    keys = []
+    for key, info in fields_of(StreamSettings):
+        section = section_of(info)
+        keys += [key] if section is None else [f"{key}.{name}" for name, _ in fields_of(section)]
+    found = [key for key in keys if key.split(".")[-1] == word]
+    # Of two that are called like this, it is that of retention.
+    return min(found, key=lambda key: not key.startswith("retention."), default=None)

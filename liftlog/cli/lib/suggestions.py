@@ -1,0 +1,69 @@
+"""Names that the daemon knows: for a typo in one, and for the shell's completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import click
+
+from liftlog.cli.lib.options import connect_to_server, find_asked
+from liftlog.errors import LiftlogError, StreamNotFound
+
+_SECONDS = 1.0
+"""A suggestion, or the completion of a word, is not worth a longer wait."""
+
+
+def stream_names() -> list[str]:
+    """Names of the streams that the caller may see; empty if the daemon does not answer."""
+    try:
+        with connect_to_server(
+            connect_timeout=_SECONDS, request_timeout=_SECONDS, reconnect_for=0
+        ) as client:
+            return [one.name for one in client.list_streams()]
+    except (LiftlogError, OSError, click.ClickException):
+        return []
+
+
+def consumer_names() -> list[str]:
+    """Names of the consumers that have a checkpoint; empty if the daemon does not answer."""
+    try:
+        with connect_to_server(
+            connect_timeout=_SECONDS, request_timeout=_SECONDS, reconnect_for=0
+        ) as client:
+            return sorted({one.consumer for one in client.list_checkpoints()})
+    except (LiftlogError, OSError, click.ClickException):
+        return []
+
+
+def suggest_stream(error: BaseException) -> None:
+    """If `error` is about an unknown stream, add the most similar name to its hint."""
+    if not isinstance(error, StreamNotFound) or error.hint != StreamNotFound.default_hint:
+        return
+    asked = find_asked()
+    close = closest(asked, stream_names()) if asked else None
+    if close is not None:
+        error.hint = f"did you mean {close!r}? {error.hint}"
+
+
+def closest(word: str, known: Sequence[str]) -> str | None:
+    """The name that `word` is most probably a misspelling of; case does not count."""
+    by_lower = {name.lower(): name for name in known}
+    found = get_close_matches(word.lower(), by_lower, n=1)
+    return by_lower[found[0]] if found else None
+
+
+def complete_stream(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """For the shell: streams whose names begin like this."""
+    with context.scope(cleanup=False):  # click does not make it the current one during completion
+        return [name for name in stream_names() if name.startswith(incomplete)]
+
+
+def complete_consumer(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """For the shell: consumers whose names begin like this."""
+    with context.scope(cleanup=False):
+        return [name for name in consumer_names() if name.startswith(incomplete)]

@@ -1,0 +1,54 @@
+"""What a member of a group has received and not returned yet, and whose slots that is of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crc32c import crc32c
+
+from liftlog.client.groups.group_member import Lane
+from liftlog.records.decode import Record
+
+
+def slots_of(records: Sequence[Record], count: int) -> list[int]:
+    """The slot of each record: its key decides, its subject if it has none."""
+    return [
+        crc32c(subject.encode() if key is None else key) * count >> 32
+        for _, _, subject, key, _, _ in records
+    ]
+
+
+class Arrived:
+    """Records of one batch that the lane owns, and where the batch ends. All before `index` were
+    returned, and the state knows of those before `counted`."""
+
+    def __init__(self, records: list[Record], slots: list[int] | None, end: int) -> None:
+        self.records = records
+        self.end = end
+        self.index = self.counted = 0
+        self._slots = slots  # None: not computed yet
+
+    @property
+    def next_offset(self) -> int:
+        """Nothing is to be returned below."""
+        return self.records[self.index].offset if self.index < len(self.records) else self.end
+
+    @property
+    def knows_slots(self) -> bool:
+        return self._slots is not None
+
+    def slots(self, first: int, end: int, slot_count: int) -> list[int]:
+        """Of the records [first, end)."""
+        if self._slots is None:
+            return slots_of(self.records[first:end], slot_count)
+        return self._slots[first:end]
+
+    def keep(self, lane: Lane, slot_count: int) -> None:
+        """Leave out what the lane no longer owns, of what was not returned yet."""
+        first, count = self.index, len(self.records)
+        slots = self.slots(first, count, slot_count)
+        pairs = zip(self.records[first:], slots, strict=True)
+        kept = [(record, slot) for record, slot in pairs if slot in lane.slots]
+        self.records = [record for record, _ in kept]
+        self._slots = [slot for _, slot in kept]
+        self.index = self.counted = 0

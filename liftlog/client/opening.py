@@ -1,0 +1,102 @@
+"""`connect` and `connect_sync`: from the address of a daemon to a client."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any
+
+from liftlog.client.aio.client import Client
+from liftlog.client.aio.routing import Router
+from liftlog.client.blocking.client import SyncClient
+from liftlog.client.blocking.routing import SyncRouter
+from liftlog.client.connecting.target import (
+    CONNECT_TIMEOUT_SECONDS,
+    DEFAULT_ADDRESS,
+    RECONNECT_FOR_SECONDS,
+    REQUEST_TIMEOUT_SECONDS,
+    NkeyFile,
+    Target,
+)
+from liftlog.tls import ClientTls
+
+
+def connect(
+    address: str = DEFAULT_ADDRESS,
+    *,
+    token: str | None = None,
+    nkey: NkeyFile | None = None,
+    tls: ClientTls = None,
+    connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+    request_timeout: float = REQUEST_TIMEOUT_SECONDS,
+    reconnect_for: float | None = RECONNECT_FOR_SECONDS,
+) -> Connecting:
+    """Connect to a daemon: `client = await connect(...)` or `async with connect(...) as client`.
+
+    `address` may name several nodes of a cluster, separated by commas. One that answers is enough,
+    and the client goes to the others where they lead a stream, also when the lead moves.
+
+    `token` is sent only if the daemon asks for one. Without TLS everyone on the way can read it;
+    the log then has a warning, unless the address is on this machine. `nkey` is a file with the
+    seed of a user's nkey, alone or as `.creds`. It signs a challenge of the daemon and is never
+    sent. `tls` is for an address `tls://host:port`: a file of CA certificates or an
+    `ssl.SSLContext`; without it the CAs of the system count.
+
+    Timeouts are in seconds. `reconnect_for` is how long reads, and calls within their
+    `request_timeout`, try to connect again after the connection was lost: None for ever, 0 not at
+    all.
+
+    Raises ConnectionLost when the daemon cannot be reached, Unauthenticated, UnsupportedVersion,
+    LimitExceeded (too many connections), and InvalidArgument for the arguments.
+    """
+    return Connecting(
+        Target.of_all(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
+    )
+
+
+class Connecting:
+    """What `connect` returns: await it for a client, or use it in `async with`."""
+
+    def __init__(self, targets: list[Target]) -> None:
+        self._targets = targets
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, Any, Client]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._connect()
+        return self._client
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _connect(self) -> Client:
+        router = Router(self._targets)
+        await router.open()
+        return Client(router)
+
+
+def connect_sync(
+    address: str = DEFAULT_ADDRESS,
+    *,
+    token: str | None = None,
+    nkey: NkeyFile | None = None,
+    tls: ClientTls = None,
+    connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+    request_timeout: float = REQUEST_TIMEOUT_SECONDS,
+    reconnect_for: float | None = RECONNECT_FOR_SECONDS,
+) -> SyncClient:
+    """Connect to a daemon, blocking: `client = connect_sync(...)` or `with connect_sync(...) as
+    client`. Arguments and errors as for `connect`."""
+    router = SyncRouter(
+        Target.of_all(address, token, nkey, tls, connect_timeout, request_timeout, reconnect_for)
+    )
+    router.open()
+    return SyncClient(router)

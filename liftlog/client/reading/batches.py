@@ -1,0 +1,311 @@
+"""Turns the body of an answer into checked batches that hold only the requested records."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from liftlog.errors import CorruptBatch, CorruptRange, UnsupportedFormat
+from liftlog.protocol.messages import FetchHeader
+from liftlog.records.decode import Record, RecordBatch, decode_batch
+from liftlog.records.format import ALIGNMENT, HEADER_SIZE, LENGTH_POSITION, MAGIC
+from liftlog.records.header import BatchHeader, parse_header, verify_body
+from liftlog.records.place import Place
+
+if TYPE_CHECKING:
+    from liftlog.records.columns.positions import Batches
+    from liftlog.records.columns.small_batches import SmallBatches
+
+_LENGTH = struct.Struct("<I")
+
+_LOOK_BYTES = 8 * 1024
+"""Fewer bytes hold too few small batches to be worth decoding together."""
+
+_RARELY_BYTES = 64 * 1024
+"""The longest distance between attempts to find small batches where none were found."""
+
+
+class DamagedHeader(Exception):
+    """Where the batch of `offset` ends is unknown: its header is damaged, or another batch is in
+    its place. The answer ends at `next_offset`. Internal to this package."""
+
+    def __init__(self, offset: int, position: int, next_offset: int) -> None:
+        super().__init__(offset, position, next_offset)
+        self.offset = offset
+        self.position = position
+        self.next_offset = next_offset
+
+
+class ArrivingBatches:
+    """The batches of a body that may still be arriving.
+
+    Before a batch is returned, its checksums are verified, and that it continues the previous one:
+    the batches of an answer tile the offsets that its header states. Records below the requested
+    offset or the log start, and at or above `stop_offset`, are dropped, and batches left without
+    records are skipped. A batch is decoded as soon as it is whole: its bytes have just been copied
+    and are still in the processor's cache.
+    """
+
+    __slots__ = ("_body", "_first_wanted", "_header", "_look_at", "_look_step", "_pending",
+                 "_place", "_position", "_reached", "_stop", "_stream", "needed_bytes")  # fmt: skip
+
+    def __init__(
+        self, stream: str, header: FetchHeader, body: memoryview, stop_offset: int | None
+    ) -> None:
+        self._stream = stream
+        self._header = header
+        self._body = body
+        self._stop = stop_offset
+        self._first_wanted = max(header.offset, header.log_start_offset)
+        self._place = Place(header.first_offset, header.next_offset)
+        self._position = 0
+        self._pending: list[RecordBatch] = []
+        """Checked but not returned yet; the next one is last."""
+        self._reached = self.next_offset  # by the batches returned, while others are pending
+        # Where to look for small batches next. That needs numpy, whose import takes a tenth of a
+        # second: it is used only if the program has imported it.
+        self._look_at = 0 if "numpy" in sys.modules else sys.maxsize
+        self._look_step = 1
+        self.needed_bytes = 0
+        """How many bytes of the body must have arrived before `next` can return more."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that follows the batches returned so far."""
+        if self._pending:
+            return self._reached
+        return max(self._place.offset, self._first_wanted)
+
+    @property
+    def exhausted(self) -> bool:
+        return self._position >= len(self._body) and not self._pending
+
+    def next_some(self, arrived_bytes: int) -> Batches | None:
+        """Like `next`, but returns adjacent small batches together."""
+        if not self._pending:
+            some = self._take_small_batches(arrived_bytes)
+            if some is not None:
+                return some
+        return self.next(arrived_bytes)
+
+    def next(self, arrived_bytes: int) -> RecordBatch | None:
+        """The next batch, or None if there are no more or its bytes have not arrived.
+
+        Raises CorruptRange for a batch whose body fails its check (the next call continues after
+        it), and DamagedHeader for one whose header does or that is misplaced (this answer is then
+        exhausted). All batches before it have been returned.
+        """
+        pending = self._pending
+        if not pending and self._position >= self._look_at:
+            some = self._take_small_batches(arrived_bytes)
+            if some is not None:
+                pending += reversed(some.batches())
+        if pending:
+            batch = pending.pop()
+            self._reached = batch.header.next_offset
+            return batch
+        body, place = self._body, self._place
+        accept = place.accept
+        end = len(body)
+        while (position := self._position) < end:
+            if arrived_bytes < end and not self._is_whole(position, arrived_bytes):
+                return None
+            try:
+                batch = decode_batch(body, position)
+                if not accept(batch.header):
+                    raise CorruptBatch(place.problem(batch.header))
+            except CorruptBatch as error:
+                reached = self.next_offset
+                bad = self._header_at(position)
+                if self._stop is not None and reached >= self._stop:
+                    self._position = end
+                    return None
+                if bad is None:
+                    self._position = end
+                    raise DamagedHeader(reached, position, self._header.next_offset) from error
+                self._position = position + bad.length
+                place.pass_by(bad)
+                if bad.next_offset <= reached:
+                    continue  # all of it is below the requested offset
+                raise corrupt_range(self._stream, reached, bad.next_offset) from error
+            self._position = position + batch.header.length
+            header, stop = batch.header, self._stop
+            if header.base_offset < self._first_wanted or (
+                stop is not None and header.next_offset > stop
+            ):
+                batch = batch.trim(self._first_wanted, stop)
+            if len(batch):
+                return batch
+        self._check_end()
+        return None
+
+    def _take_small_batches(self, arrived_bytes: int) -> SmallBatches | None:
+        """The next small batches without a fault; None: decode the next batch by itself."""
+        position = self._position
+        if position < self._look_at or arrived_bytes - position < _LOOK_BYTES:
+            return None
+        from liftlog.records.columns.small_batches import take_small_batches
+
+        body = self._body[:arrived_bytes]
+        found = take_small_batches(body, position, self._place, self._first_wanted, self._stop)
+        if found is None:
+            self._look_at = position + self._look_step
+            self._look_step = min(8 * self._look_step, _RARELY_BYTES)
+            return None
+        some, self._position = found
+        self._look_step = 1
+        return some
+
+    def _check_end(self) -> None:
+        """Raises DamagedHeader when the last batch does not reach to where the answer ends."""
+        reached = self.next_offset
+        end = self._header.next_offset
+        if reached < end and (self._stop is None or reached < self._stop):
+            raise DamagedHeader(reached, len(self._body), end)
+
+    def _is_whole(self, position: int, arrived_bytes: int) -> bool:
+        """Whether the batch at `position` has arrived. Its length is not checked yet,
+        so the worst that a wrong length can do is to wait for the rest of the body."""
+        needed = position + HEADER_SIZE
+        if needed <= arrived_bytes:
+            (length,) = _LENGTH.unpack_from(self._body, position + LENGTH_POSITION)
+            needed = position + max(length, HEADER_SIZE)
+        self.needed_bytes = min(needed, len(self._body))
+        return needed <= arrived_bytes
+
+    def _header_at(self, position: int) -> BatchHeader | None:
+        """The header of a batch whose body is damaged; None unless it continues the answer."""
+        try:
+            header = parse_header(self._body, position)
+        except CorruptBatch:
+            return None
+        whole = position + header.length <= len(self._body)
+        return header if whole and self._place.holds(header) else None
+
+
+def checked_batches(stream: str, header: FetchHeader, body: memoryview) -> Iterator[RecordBatch]:
+    """The batches of a whole body. Raises CorruptRange."""
+    batches = ArrivingBatches(stream, header, body, None)
+    while True:
+        try:
+            batch = batches.next(len(body))
+        except DamagedHeader as damage:
+            found = find_good_batch(body, damage.position, damage.offset, damage.next_offset)
+            # Without proof of where it ends only its first record is known to be damaged. The
+            # next fetch, after that record, learns the rest from the daemon, which has the index.
+            following = damage.offset + 1 if found is None else found
+            raise corrupt_range(stream, damage.offset, following) from damage
+        if batch is None:
+            return
+        yield batch
+
+
+def corrupt_range(stream: str, first_offset: int, next_offset: int) -> CorruptRange:
+    return CorruptRange(
+        f"the records [{first_offset}, {next_offset}) of {stream!r} fail their checksum",
+        hint=f"read on with start={next_offset}",
+        first_offset=first_offset,
+        next_offset=next_offset,
+    )
+
+
+def take_records(waiting: list[Batches]) -> tuple[list[Record], list[Batches]]:
+    """The records of the first item, and the items that follow it. Raises CorruptBatch.
+
+    Small batches that were held together are separated if one of them is corrupt, so that the
+    records before it are returned first.
+    """
+    some, *rest = waiting
+    if isinstance(some, RecordBatch):
+        return some.records(), rest
+    from liftlog.records.columns.many import records_of  # numpy is there: these came together
+
+    try:
+        return records_of(some), rest
+    except CorruptBatch:
+        return [], [*some.batches(), *rest]
+
+
+class FetchAnswer:
+    """One answer of the low-level `fetch`: the state of the log, and the batches."""
+
+    __slots__ = ("_body", "_stream", "header")
+
+    def __init__(self, stream: str, header: FetchHeader, body: memoryview | None) -> None:
+        self.header = header
+        self._stream = stream
+        self._body = body
+
+    @property
+    def next_offset(self) -> int:
+        """Where to fetch next."""
+        return self.header.next_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """The stream's: everything below is committed."""
+        return self.header.high_watermark
+
+    def __len__(self) -> int:
+        """Bytes of the body."""
+        return 0 if self._body is None else len(self._body)
+
+    def batches(self) -> Iterator[RecordBatch]:
+        """Checked and trimmed. Raises CorruptRange; fetch on at its `next_offset`."""
+        if self._body is None:
+            return iter(())
+        return checked_batches(self._stream, self.header, self._body)
+
+
+def find_good_batch(body: memoryview, position: int, offset: int, end_offset: int) -> int | None:
+    """The offset of the first good batch after `position`, where the batch of `offset` is damaged.
+
+    `end_offset` is where the answer ends, as the daemon said; it is the result when there is no
+    good batch before it. A chain of headers, each continuing the one before, that leads to the end
+    of the answer and to that offset is the proof. A batch from which no chain leads there may be
+    one of the log with more damage after it, or bytes in the value of a record: then the result is
+    None, and the daemon has to be asked.
+    """
+    raw = body.tobytes()
+    at = raw.find(MAGIC, position + ALIGNMENT)
+    while at >= 0:
+        header = _header_at(body, at) if at % ALIGNMENT == 0 else None
+        if header is not None and header.base_offset > offset:
+            if not _leads_to_end(body, at, header, end_offset):
+                return None
+            if _is_whole(body, at, header):
+                return header.base_offset
+        at = raw.find(MAGIC, at + 1)
+    return end_offset
+
+
+def _header_at(body: memoryview, position: int) -> BatchHeader | None:
+    if position + HEADER_SIZE > len(body):
+        return None
+    try:
+        return parse_header(body, position)
+    except (CorruptBatch, UnsupportedFormat):
+        return None
+
+
+def _is_whole(body: memoryview, position: int, header: BatchHeader) -> bool:
+    try:
+        verify_body(body[position : position + header.length], header)
+    except CorruptBatch:
+        return False
+    return True
+
+
+def _leads_to_end(body: memoryview, position: int, header: BatchHeader, end_offset: int) -> bool:
+    current: BatchHeader | None = header
+    while current is not None:
+        position += current.length
+        offset, epoch = current.next_offset, current.leader_epoch
+        if position == len(body):
+            return offset == end_offset
+        current = _header_at(body, position)
+        if current is not None and (current.base_offset != offset or current.leader_epoch < epoch):
+            current = None
+    return False

@@ -1,0 +1,341 @@
+"""The part of a consumer that does not wait, shared by both kinds: how far it has come, and when to
+store that.
+
+A record counts as processed when the next one is asked for. A checkpoint is the offset after the
+last processed record, so a record that the consumer was working on when it ended is read again.
+
+With `exclusive` every commit states which checkpoint it expects to be stored. A commit whose answer
+was lost may have taken effect or not. Its offset is remembered: if the next commit is refused
+because exactly that offset is stored, it has taken effect.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from liftlog.client.reading.batch_reader import BatchReader, SyncBatchReader
+from liftlog.client.reading.read_options import RESETTABLE, ReadOptions, Reset, Start, Until
+from liftlog.errors import (
+    CheckpointMoved,
+    CheckpointUncertain,
+    ConnectionLost,
+    InvalidArgument,
+    LiftlogError,
+    RequestTimeout,
+)
+from liftlog.protocol.checkpoints import Checkpoint
+from liftlog.protocol.messages import EARLIEST
+from liftlog.records.decode import Record, RecordBatch
+
+CHECKPOINT_EVERY = 1000
+CHECKPOINT_INTERVAL_SECONDS = 5.0
+
+_MAX_TRIES = 5
+
+logger = logging.getLogger("liftlog.client")
+
+FIRST_OFFSET = 1
+
+
+class Progress:
+    """A checkpoint is due after `every` records or `interval` seconds; None switches one off."""
+
+    def __init__(self, every: int | None, interval: float | None, *, exclusive: bool) -> None:
+        if every is not None and every < 1:
+            raise InvalidArgument(f"checkpoint_every={every!r} is not a number of records")
+        if interval is not None and interval <= 0:
+            raise InvalidArgument(f"checkpoint_interval={interval!r} is not a time in seconds")
+        self.position: int | None = None
+        """Everything below counts as processed; None before anything does."""
+        self.committed = 0
+        """The stored offset, as far as is known; 0 if there is none."""
+        self.incarnation: str | None = None
+        self.epoch: int | None = None
+        self._every = every
+        self._interval = interval
+        self._exclusive = exclusive
+        self._uncounted = 0
+        self._due_at: float | None = None
+        self._undecided: set[int] = set()
+        self._tries = 0
+        self._lost = False
+
+    def begin(self, stored: Checkpoint | None, now: float) -> None:
+        """Begin with the stored checkpoint, which has offset 0 if there is none."""
+        if stored is not None and stored.offset:
+            self.committed = self.position = stored.offset
+            self.incarnation, self.epoch = stored.incarnation, stored.epoch
+        self._postpone(now)
+
+    @property
+    def expected(self) -> int | None:
+        """The offset that a commit expects to be stored."""
+        return self.committed if self._exclusive else None
+
+    # --- what counts as processed ---
+
+    def advance(self, position: int | None, count: int) -> None:
+        """All records below `position` are processed, `count` more than before."""
+        if position is not None:
+            self.position = position
+            self._uncounted += count
+
+    def arrive(
+        self, position: int | None, incarnation: str | None, epoch: int | None, count: int
+    ) -> None:
+        """The same for all records that the read has returned, with the stream that it reads."""
+        self.advance(position, count)
+        if position is not None:
+            self.incarnation, self.epoch = incarnation, epoch
+
+    def hear(self, incarnation: str | None, epoch: int | None) -> None:
+        """The stream that the following records were read from. A checkpoint among them has to name
+        this epoch: the previous one may have ended below them."""
+        self.incarnation, self.epoch = incarnation, epoch
+
+    def move(self, position: int, incarnation: str) -> None:
+        """The read continues at another position."""
+        self.position = position
+        self.incarnation, self.epoch = incarnation, None
+
+    # --- when to store it ---
+
+    def is_due(self, now: float) -> bool:
+        if self._every is not None and self._uncounted >= self._every:
+            return self._is_new
+        if self._due_at is None or now < self._due_at:
+            return False
+        if not self._is_new:
+            self._postpone(now)
+            return False
+        return True
+
+    def seconds_left(self, now: float) -> float | None:
+        """How long to wait for records before asking `is_due` again."""
+        return None if self._due_at is None else max(self._due_at - now, 0.0)
+
+    @property
+    def _is_new(self) -> bool:
+        return self.position is not None and self.position != self.committed
+
+    def _postpone(self, now: float) -> None:
+        self._uncounted = 0
+        self._due_at = None if self._interval is None else now + self._interval
+
+    # --- storing it ---
+
+    def start_commit(self, now: float) -> None:
+        """Whether it succeeds or not, the next one is due a full interval from now."""
+        self._postpone(now)
+        self._tries = 0
+
+    def next_commit(self) -> int | None:
+        """The offset to commit; None if it is stored, or if another process has committed."""
+        if self._lost or not self._is_new:
+            return None
+        self._tries += 1
+        return self.position
+
+    def confirmed(self, offset: int) -> None:
+        """The commit is durable."""
+        self.committed = offset
+        self._undecided.clear()
+
+    def in_doubt(self, offset: int) -> None:
+        """The commit may have taken effect."""
+        self._undecided.add(offset)
+
+    def refused(self, offset: int, error: LiftlogError) -> bool:
+        """Whether to ask for `next_commit` again instead of raising the error."""
+        if isinstance(error, CheckpointMoved):
+            stored = error.details.get("offset")
+            if stored in self._undecided:
+                self.confirmed(stored)
+                return True
+            self._lost = True
+            return False
+        lost = isinstance(error, ConnectionLost) and error.undecided
+        if lost or isinstance(error, RequestTimeout):
+            self.in_doubt(offset)
+        return lost and self._tries < _MAX_TRIES
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """The arguments of `consumer`."""
+
+    name: str
+    stream: str
+    start: Start
+    until: Until
+    every: int | None
+    interval: float | None
+    exclusive: bool
+    metadata: str
+    options: ReadOptions = field(default_factory=ReadOptions)
+
+    def may_go_on_after(self, error: LiftlogError) -> bool:
+        """Whether the iteration continues although a checkpoint could not be stored: the next one
+        makes up for it, or the read is about to continue at another position."""
+        resets = self.options.get("on_reset", "error") != "error"
+        return error.retriable or (resets and isinstance(error, RESETTABLE))
+
+
+def reads_from(settings: ConsumerSettings, found: Checkpoint | None) -> tuple[Start, ReadOptions]:
+    """Where the read begins, and its options. With a checkpoint they state what was read before, so
+    that the daemon reports when the position is gone or the stream is another one.
+
+    If the daemon has lost checkpoints to damage, an older one only means that records are read
+    again. Without any, a start after the first record would skip records that were never read: then
+    this raises CheckpointUncertain, unless `on_reset` says where to continue.
+    """
+    options = settings.options.copy()
+    if found is None:
+        return settings.start, options
+    if found.uncertain:
+        logger.warning(
+            "checkpoint-uncertain consumer=%s stream=%s offset=%d: the daemon has lost checkpoints "
+            "to damage, and records may be read again",
+            settings.name,
+            settings.stream,
+            found.offset,
+        )
+    if found.offset:
+        options["incarnation"], options["epoch"] = found.incarnation, found.epoch
+        return found.offset, options
+    if settings.start in (EARLIEST, FIRST_OFFSET):
+        return settings.start, options
+    on_reset = options.get("on_reset", "error")
+    if on_reset == "error":
+        raise CheckpointUncertain(
+            f"the daemon has lost checkpoints to damage, maybe that of {settings.name} in stream "
+            f"{settings.stream}: to begin at {settings.start!r} may skip records"
+        )
+    return on_reset, options
+
+
+def with_reset_noted(options: ReadOptions, progress: Progress) -> ReadOptions:
+    """A reset moves the consumer, too, unless the caller's own callback raises. The checkpoint then
+    stays where it was, and the next run meets the same error."""
+    callback = options.get("reset_callback")
+
+    def moved(reset: Reset) -> None:
+        if callback is not None:
+            callback(reset)
+        progress.move(reset.to_offset, reset.incarnation)
+
+    options["reset_callback"] = moved
+    return options
+
+
+class ConsumerState:
+    """Which records a consumer has returned, which of them count, and its position.
+
+    The two consumers add the loops that wait for records and for the daemon to store a checkpoint.
+    """
+
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self.name = settings.name
+        self.stream = settings.stream
+        self._settings = settings
+        self._progress = Progress(settings.every, settings.interval, exclusive=settings.exclusive)
+        self._reader: BatchReader | SyncBatchReader | None = None
+        self._arrived: RecordBatch | None = None  # none of it was returned yet
+        self._batch: RecordBatch | None = None  # its records are being returned
+        self._records: list[Record] = []
+        self._index = 0
+        self._in_hand = 0  # records returned that do not count yet
+        self._closed = False
+
+    # --- where it stands ---
+
+    @property
+    def position(self) -> int | None:
+        """Everything below counts as processed; None before anything does."""
+        return self._progress.position
+
+    @property
+    def committed(self) -> int:
+        """The offset that is stored durably; 0 if there is none."""
+        return self._progress.committed
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets from `position` to the high watermark of the newest answer."""
+        mark = None if self._reader is None else self._reader.high_watermark
+        position = self.position
+        return None if mark is None or position is None else max(mark - position, 0)
+
+    # --- records in hand ---
+
+    def _begin_batch(self, batch: RecordBatch) -> None:
+        """Return its records from now on."""
+        # Until its records are made it has only arrived, so an interruption loses nothing.
+        records = batch.records()
+        self._records, self._index, self._batch, self._arrived = records, 0, batch, None
+
+    def _rest_of_batch(self) -> RecordBatch | None:
+        """The records of the batch that the iteration has not returned; it gives them up."""
+        batch, records, index = self._batch, self._records, self._index
+        if batch is None or index == len(records):
+            return None
+        rest = batch.trim(records[index].offset)
+        if self._in_hand:
+            self._progress.advance(records[index].offset, self._in_hand)
+        self._batch, self._records, self._index = None, [], 0
+        return rest
+
+    def _count_all(self, reader: BatchReader | SyncBatchReader) -> None:
+        """Count as processed all records returned and all that the read passed over."""
+        self._progress.arrive(reader.position, reader.incarnation, reader.epoch, self._in_hand)
+        self._in_hand = 0
+
+    def _count_in_hand(self) -> None:
+        """Count as processed all records returned, also in the middle of a batch."""
+        if self._in_hand:
+            if 0 < self._index < len(self._records):
+                self._progress.advance(self._records[self._index - 1].offset + 1, self._in_hand)
+                self._in_hand = 0
+            elif self._reader is not None:
+                self._count_all(self._reader)
+
+    def _let_go(self) -> None:
+        """Return no more records. The record or batch that was returned last does not count."""
+        self._closed = True
+        self._arrived = self._batch = None
+        self._records, self._index, self._in_hand = [], 0, 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LiftlogError("the consumer is closed", hint="make another one")
+
+    # --- checkpoints ---
+
+    def _begin(self, found: Checkpoint | None, now: float) -> tuple[Start, ReadOptions]:
+        """Where the read begins, and its options; `found` is the stored checkpoint."""
+        start, options = reads_from(self._settings, found)
+        self._progress.begin(found, now)
+        return start, with_reset_noted(options, self._progress)
+
+    def _commit_options(self) -> dict[str, Any]:
+        """The options of a commit besides its offset."""
+        progress = self._progress
+        return {
+            "expected": progress.expected,
+            "metadata": self._settings.metadata,
+            "incarnation": progress.incarnation,
+            "epoch": progress.epoch,
+        }
+
+    def _go_on_after(self, failure: LiftlogError) -> None:
+        """Raise the failure of a commit, unless the iteration continues in spite of it."""
+        if not self._settings.may_go_on_after(failure):
+            raise failure
+        self._log_failure(failure)
+
+    def _log_failure(self, failure: LiftlogError) -> None:
+        logger.warning(
+            "checkpoint-failed consumer=%s stream=%s reason=%s", self.name, self.stream, failure
+        )

@@ -1,0 +1,118 @@
+"""Small files that are replaced as a whole: manifest, recovery points, clean marker, snapshots.
+
+    liftlog <kind> 1 crc32c=<8 hex digits>\n
+    <JSON, UTF-8>
+
+The checksum covers the JSON. A file is written under a temporary name, fsynced, renamed over
+the old one, and its directory is fsynced: after a crash either the old or the new one is there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from liftlog.errors import CorruptMetadata, NewerFormat, UnsupportedFormat
+from liftlog.log.files.filesystem import FileSystem, write_all
+from liftlog.log.files.unreadable import is_passing, read_small_file
+
+logger = logging.getLogger("liftlog.log")
+
+VERSION = 1
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def write_checkpoint_file(fs: FileSystem, path: Path, kind: str, content: dict[str, Any]) -> None:
+    """Replace `path` atomically. Returns after the rename is durable. Raises OSError."""
+    write_checkpoint_text(fs, path, kind, to_json(content))
+
+
+def to_json(content: dict[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"), sort_keys=True)
+
+
+def checkpoint_bytes(kind: str, text: str) -> bytes:
+    """The whole file, for content that is JSON already."""
+    body = text.encode()
+    return b"liftlog %b %d crc32c=%08x\n%b" % (kind.encode(), VERSION, crc32c(body), body)
+
+
+def write_checkpoint_text(
+    fs: FileSystem, path: Path, kind: str, text: str, *, copy: Path | None = None
+) -> None:
+    """The same for content that is JSON already.
+
+    With `copy`, a file of the same directory gets the same content, before `path` does: both are
+    whole on disk before either is renamed, and one fsync of the directory makes both names durable.
+    """
+    raw = checkpoint_bytes(kind, text)
+    targets = [path] if copy is None else [copy, path]
+    temporaries = [target.with_name(target.name + TEMPORARY_SUFFIX) for target in targets]
+    for temporary in temporaries:
+        file = fs.open(temporary, create=True)
+        try:
+            write_all(file, [raw], 0)
+            file.fdatasync()
+        finally:
+            file.close()
+    for temporary, target in zip(temporaries, targets, strict=True):
+        fs.rename(temporary, target)
+    fs.fsync_directory(path.parent)
+
+
+def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
+    """The content of `path`, or None when it does not exist.
+
+    Raises CorruptMetadata when it fails its check or the disk cannot read it, UnsupportedFormat
+    for a newer version, OSError for what says nothing about the file.
+    """
+    raw = read_small_file(fs, path)
+    if raw is None:
+        return None
+    if isinstance(raw, OSError):
+        reason = raw.strerror or str(raw)
+        raise CorruptMetadata(f"{path.name} cannot be read from the disk: {reason}") from raw
+    return parse_checkpoint(raw, path.name, kind)
+
+
+def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
+    """Call `read_checkpoint_file` for a file that only saves time. A damaged one counts as missing,
+    and so does one of another version, since the first line has no checksum and may be damaged.
+
+    Raises OSError only for an error that passes, like a lack of file descriptors.
+    """
+    try:
+        return read_checkpoint_file(fs, path, kind)
+    except (CorruptMetadata, UnsupportedFormat) as error:
+        problem: object = error
+    except OSError as error:
+        if is_passing(error):
+            raise
+        problem = error
+    name = f"{path.parent.name}/{path.name}"
+    logger.warning("checkpoint-file-ignored file=%s error=%s", name, problem)
+    return None
+
+
+def parse_checkpoint(raw: bytes, name: str, kind: str) -> dict[str, Any]:
+    """The content of a file that was read. Raises CorruptMetadata, UnsupportedFormat."""
+    head, newline, body = raw.partition(b"\n")
+    words = head.split()
+    if not newline or len(words) != 4 or words[0] != b"liftlog" or words[1] != kind.encode():
+        raise CorruptMetadata(f"{name} is not a liftlog {kind} file")
+    if words[2] != str(VERSION).encode():
+        version = words[2].decode("ascii", "backslashreplace")
+        raise NewerFormat(f"{name} has format version {version}, {VERSION} is known")
+    if words[3] != f"crc32c={crc32c(body):08x}".encode():
+        raise CorruptMetadata(f"{name} is damaged: its checksum does not match")
+    try:
+        content = json.loads(body)
+    except ValueError as error:  # a correct checksum over something that is not JSON
+        raise CorruptMetadata(f"{name} does not hold JSON") from error
+    if not isinstance(content, dict):
+        raise CorruptMetadata(f"{name} does not hold a JSON object")
+    return content

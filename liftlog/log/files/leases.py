@@ -1,0 +1,364 @@
+"""Leases: for a bounded time, what a reader reads stays as it is. With them, the rest of what is
+kept beside the records of a stream and copied to its replicas.
+
+A lease fixes the range [low, high) of a stream. While it lives the log start does not pass `low`,
+and compaction takes no records from `high` on into account, so its reader sees the stream as it
+was at `high`; nor does it drop tombstones from `low` on, which say what the reader must forget.
+
+The reader renews the lease and may raise `low` as it advances. A lease is durable before its
+holder learns of it, and ends by release, by time, or when the disk is full: rather than refuse
+what is published, retention then removes what it must, and the reader gets
+OFFSET_OUT_OF_RANGE.
+
+Kept in the checkpoint file `leases` in the stream's directory, from the first lease on. Of a stream
+with replicas the file is its side state: its version, by which replicas know whether they have the
+same, the offset below which tombstones may go, and where messages may have been missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import (
+    CorruptMetadata,
+    InvalidArgument,
+    LeaseGone,
+    LimitExceeded,
+    StorageError,
+    UnsupportedFormat,
+)
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.files.filesystem import FileSystem, storage_errors
+
+logger = logging.getLogger("liftlog.log")
+
+LEASES_NAME = "leases"
+KIND = "leases"
+
+MAX_DURATION_NS = 3600 * 1_000_000_000
+_CLOCK_TOLERANCE_NS = 600 * 1_000_000_000
+MAX_LEASES = 100
+"""The most leases of one stream."""
+MAX_LEASES_PER_PRINCIPAL = 50
+"""The most of these that one principal can hold, so that room is left for the others."""
+EXPORT_LEASES = 10
+"""The share of either limit that only exports can take: jobs that read must not keep them out."""
+MAX_HOLDER_CHARACTERS = 200
+MAX_POSSIBLE_LOSSES = 100
+"""Of each stream; the oldest are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """`holder` is for people; it begins with the principal, if there is one, and a colon. Times by
+    the wall clock, since they outlive the process."""
+
+    lease_id: str
+    low: int
+    high: int
+    expires_ns: int
+    holder: str = ""
+
+    def is_live(self, now_ns: int) -> bool:
+        # A clock that was set back must not make a lease last; a small step back is normal.
+        return 0 < self.expires_ns - now_ns <= MAX_DURATION_NS + _CLOCK_TOLERANCE_NS
+
+
+@dataclass(frozen=True, slots=True)
+class SideState:
+    """`version` 0 has nothing, or is of a stream that was never replicated. All replicas that were
+    heard of in time have every tombstone below `tombstone_bound`."""
+
+    version: int = 0
+    leases: Mapping[str, Lease] = field(default_factory=dict)
+    tombstone_bound: int = 0
+    possible_losses: tuple[Mapping[str, Any], ...] = ()
+    """`offset` of the first message after it, `time_ns` and `reason`; the oldest first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"leases": [asdict(lease) for lease in self.leases.values()]}
+        if self.version:
+            content |= {"version": self.version, "tombstone_bound": self.tombstone_bound}
+        if self.possible_losses:
+            content["possible_losses"] = [dict(one) for one in self.possible_losses]
+        return content
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> SideState:
+        """Raises CorruptMetadata."""
+        try:
+            leases = [
+                Lease(**{name: entry[name] for name in Lease.__slots__})
+                for entry in content["leases"]
+            ]
+            found = cls(
+                content.get("version", 0),
+                {lease.lease_id: lease for lease in leases},
+                content.get("tombstone_bound", 0),
+                tuple(
+                    {"offset": one["offset"], "time_ns": one["time_ns"], "reason": one["reason"]}
+                    for one in content.get("possible_losses", ())
+                ),
+            )
+            numbers = [found.version, found.tombstone_bound]
+            for lease in leases:
+                numbers += [lease.low, lease.high, lease.expires_ns]
+                if type(lease.lease_id) is not str or type(lease.holder) is not str:
+                    raise TypeError("a name is not a text")
+            for loss in found.possible_losses:
+                numbers += [loss["offset"], loss["time_ns"]]
+                if type(loss["reason"]) is not str:
+                    raise TypeError("a reason is not a text")
+            if len(found.possible_losses) > MAX_POSSIBLE_LOSSES:
+                raise TypeError("too many possible losses")
+            if len(leases) > MAX_LEASES or not all(
+                type(one) is int and one >= 0 for one in numbers
+            ):
+                raise TypeError("a number is out of range")
+        except (KeyError, TypeError) as error:
+            raise CorruptMetadata(f"the side state cannot be used: {error!r}") from error
+        return found
+
+
+class Leases:
+    """The leases of one stream, and its side state. Thread-safe.
+
+    A change blocks, and waits for its turn. A question is answered from the last durable state and
+    never waits, neither for the disk nor for a change under way.
+    """
+
+    def __init__(self, fs: FileSystem, directory: Path) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._known: SideState | None = None  # replaced as a whole, never changed
+        self._next_version: Callable[[int], int] = lambda version: version
+
+    def load(self) -> None:
+        """Read them, if that has not been done. Blocking; raises StorageError when they cannot be
+        read."""
+        if self._known is None:
+            with self._lock:
+                self._load()
+
+    def acquire(
+        self,
+        low: int,
+        high: int,
+        *,
+        duration_ns: int,
+        now_ns: int,
+        holder: str = "",
+        principal: str = "",
+        for_export: bool = False,
+    ) -> Lease:
+        """A new lease on [low, high), durable on return. `principal` is its owner, if there is one.
+
+        Take it as the log's writer of the moment, when `low` is not below the log start and `high`
+        not above the high watermark: so no retention that was decided before comes in between.
+        Raises InvalidArgument, LimitExceeded, DiskFull, StorageError.
+        """
+        _check_duration(duration_ns)
+        if low > high:
+            raise InvalidArgument(f"a lease on [{low}, {high}) holds nothing")
+        holder = ": ".join(filter(None, (principal, holder)))[:MAX_HOLDER_CHARACTERS]
+        lease = Lease(uuid.uuid4().hex, low, high, now_ns + duration_ns, holder)
+        with self._lock:
+            leases = self._living(now_ns)
+            self._check_limits(leases, principal, kept_back=0 if for_export else EXPORT_LEASES)
+            self._store(leases | {lease.lease_id: lease})
+        return lease
+
+    def _check_limits(self, leases: Mapping[str, Lease], principal: str, kept_back: int) -> None:
+        """Raises LimitExceeded if there is no room for one more."""
+        name, count, most, who = self._directory.name, len(leases), MAX_LEASES, "all principals"
+        if principal and count < most - kept_back:
+            count = sum(one.holder.partition(":")[0] == principal for one in leases.values())
+            most, who = MAX_LEASES_PER_PRINCIPAL, principal
+        if count < most - kept_back:
+            return
+        share = f"; {kept_back} more are kept for exports" if kept_back and count < most else ""
+        raise LimitExceeded(
+            f"there are {count} leases of {who} on {name} already{share}",
+            hint=f"wait until some have expired, or end one: `liftlog stream lease ls {name}` "
+            f"lists them, `liftlog stream lease release {name} ID` ends one",
+        )
+
+    def renew(
+        self, lease_id: str, *, duration_ns: int, now_ns: int, low: int | None = None
+    ) -> Lease:
+        """Let it last `duration_ns` from now on; `low` may rise, never fall. Durable on return.
+
+        Raises LeaseGone when it has expired, was released or is void: what it held may have changed
+        since. Raises InvalidArgument, DiskFull, StorageError; then it is as it was.
+        """
+        _check_duration(duration_ns)
+        with self._lock:
+            leases = self._living(now_ns)
+            old = leases.get(lease_id)
+            if old is None:
+                raise LeaseGone(f"{self._directory.name} has no lease {lease_id} (any more)")
+            raised = old.low if low is None else min(max(old.low, low), old.high)
+            lease = replace(old, low=raised, expires_ns=now_ns + duration_ns)
+            self._store(leases | {lease_id: lease})
+        return lease
+
+    def release(self, lease_id: str, *, now_ns: int) -> None:
+        """End the lease; one that has ended is not an error. Raises DiskFull, StorageError: then it
+        ends when it expires."""
+        with self._lock:
+            leases = self._living(now_ns)
+            if leases.pop(lease_id, None) is not None:
+                self._store(leases)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether they were read."""
+        return self._known is not None
+
+    @property
+    def may_be_void(self) -> bool:
+        """Whether there are any, or that is not known."""
+        return self._known is None or bool(self._known.leases)
+
+    def void(self, reason: str) -> int:
+        """End all leases, now; returns how many there were. Blocking, but needs no room on the
+        disk: after a power cut they may be back, until they expire."""
+        with self._lock:
+            try:
+                known = self._load()
+            except StorageError:
+                known = SideState(leases={"unknown": Lease("unknown", 0, 0, 0)})
+            count = len(known.leases)
+            self._known = self._following(known, leases={}) if count else known
+            if not count:
+                return 0
+            logger.warning(
+                "leases-void stream=%s leases=%d reason=%s",
+                self._directory.name,
+                count,
+                reason,
+            )
+            try:
+                self._fs.unlink(self._directory / LEASES_NAME)
+                if self._known.version:  # the rest of the side state, as far as there is room
+                    self._write(self._known)
+            except (OSError, StorageError) as error:
+                logger.warning("leases-not-removed stream=%s error=%s", self._directory.name, error)
+            return count
+
+    def live(self, now_ns: int) -> tuple[Lease, ...]:
+        """Raises StorageError while they could not be read (`load`)."""
+        known = self._known
+        if known is None:
+            raise StorageError(f"the leases of {self._directory.name} were not read")
+        return tuple(lease for lease in known.leases.values() if lease.is_live(now_ns))
+
+    def low_bound(self, now_ns: int) -> int | None:
+        """The log start must not pass this, nor may tombstones go from here on; None if free."""
+        return min((lease.low for lease in self.live(now_ns)), default=None)
+
+    # --- replicas ---
+
+    @property
+    def side_state(self) -> SideState:
+        """The last durable one. Raises StorageError while it could not be read (`load`)."""
+        known = self._known
+        if known is None:
+            raise StorageError(f"the side state of {self._directory.name} was not read")
+        return known
+
+    @property
+    def tombstone_bound(self) -> int:
+        """In a stream with replicas, tombstones from here on have to stay."""
+        return 0 if self._known is None else self._known.tombstone_bound
+
+    def number(self, first: Callable[[int], int], following: Callable[[int], int]) -> None:
+        """The leader of a replicated stream numbers its changes: `first` gives the version of what
+        there is, `following` that of each change. Raises StorageError."""
+        with self._lock:
+            known = self._load()
+            # Leases of a time without replicas have no version yet.
+            version = known.version or int(bool(known.leases))
+            self._known = replace(known, version=first(version))
+            self._next_version = following
+
+    def follow(self) -> None:
+        """This node leads no longer: changes are copied, and the version is the stored one, as
+        after a start. Raises StorageError."""
+        with self._lock:
+            self._next_version = lambda version: version
+            with storage_errors(f"reading the leases of {self._directory.name}"):
+                self._known = self._read()
+
+    def set_tombstone_bound(self, bound: int) -> None:
+        """Let tombstones below `bound` go, on this replica and on those that copy its side state.
+        Durable on return. Raises DiskFull, StorageError."""
+        with self._lock:
+            known = self._load()
+            if bound != known.tombstone_bound:
+                self._write(self._following(known, tombstone_bound=bound))
+
+    def note_possible_loss(self, offset: int, time_ns: int, reason: str) -> None:
+        """Messages may have been missed before the one at `offset`. Durable on return, here and on
+        the replicas that copy it. Raises DiskFull, StorageError."""
+        event = {"offset": offset, "time_ns": time_ns, "reason": reason}
+        with self._lock:
+            known = self._load()
+            losses = (*known.possible_losses, event)[-MAX_POSSIBLE_LOSSES:]
+            self._write(self._following(known, possible_losses=losses))
+
+    def copy(self, side: SideState) -> None:
+        """Have what the leader has; durable on return. Raises DiskFull, StorageError."""
+        with self._lock:
+            self._write(side)
+
+    # --- the file ---
+
+    def _living(self, now_ns: int) -> dict[str, Lease]:
+        return {name: one for name, one in self._load().leases.items() if one.is_live(now_ns)}
+
+    def _load(self) -> SideState:
+        if self._known is None:
+            with storage_errors(f"reading the leases of {self._directory.name}"):
+                self._known = self._read()
+        return self._known
+
+    def _read(self) -> SideState:
+        path = self._directory / LEASES_NAME
+        try:
+            content = read_checkpoint_file(self._fs, path, KIND)
+            return SideState() if content is None else SideState.from_dict(content)
+        except (CorruptMetadata, UnsupportedFormat) as error:
+            # Their holders get LEASE_GONE; the stream must not stop because of them.
+            logger.error(  # noqa: TRY400  # the cause is in the message
+                "leases-lost stream=%s error=%s", self._directory.name, error
+            )
+            return SideState()
+
+    def _store(self, leases: dict[str, Lease]) -> None:
+        self._write(self._following(self._load(), leases=leases))
+
+    def _following(self, known: SideState, **changes: Any) -> SideState:
+        return replace(known, version=self._next_version(known.version), **changes)
+
+    def _write(self, side: SideState) -> None:
+        path = self._directory / LEASES_NAME
+        with storage_errors(f"storing the leases of {self._directory.name}"):
+            if side.leases or side.version or self._fs.exists(path):
+                write_checkpoint_file(self._fs, path, KIND, side.to_dict())
+        self._known = side
+
+
+def _check_duration(duration_ns: int) -> None:
+    if not 0 < duration_ns <= MAX_DURATION_NS:
+        raise InvalidArgument(
+            f"a lease lasts up to {MAX_DURATION_NS // 1_000_000_000} seconds, "
+            f"not {duration_ns / 1e9:g}"
+        )

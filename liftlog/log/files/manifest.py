@@ -1,0 +1,360 @@
+"""The manifest: what a stream consists of. The commit point of roll, retention and swap.
+
+A file in the stream's directory that the manifest does not list is garbage. `metadata` belongs
+to the layer above (the stream's settings, for one); the log carries it and never looks inside.
+
+There are two copies, so that a flipped bit, an unreadable sector or an old file that was put back
+costs nothing. `manifest.copy` is renamed into place before `manifest`, and `sequence` rises with
+every change. A stop between the two leaves two different manifests, and both are true: what the
+newer one lists was on disk before either was written, and nothing outside knew of it yet. The newer
+one counts. A manifest without a sequence was written by a version that knows of no copy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from liftlog.errors import CorruptMetadata, UnsupportedFormat
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, to_json, write_checkpoint_text
+from liftlog.log.files.filesystem import FileSystem
+from liftlog.log.files.slot import known_slot
+from liftlog.log.files.unreadable import is_passing
+
+MANIFEST_NAME = "manifest"
+COPY_NAME = "manifest.copy"
+KIND = "manifest"
+SEGMENT_SUFFIX = ".log"
+LEAST_RESERVED = 1000
+MOST_RESERVED = 1_000_000
+"""Offsets that one write of the manifest reserves. Where acks leave before the sync, a slow stream
+reserves few: after a power cut it is not known how many of them were acked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """One listed segment. The last one is active; of it only base and generation are meant."""
+
+    base_offset: int
+    generation: int = 0
+    size_bytes: int = 0
+    next_offset: int = 0
+    record_count: int = 0
+    max_timestamp_ns: int = 0
+    delete_horizon_ns: int | None = None
+
+    @property
+    def file_name(self) -> str:
+        stem = f"{self.base_offset:020d}"
+        return f"{stem}.{self.generation}.log" if self.generation else f"{stem}.log"
+
+    def to_json(self) -> str:
+        """As `json` would write it. There may be many thousands, and in one call that would keep
+        the event loop from running."""
+        horizon = self.delete_horizon_ns
+        return (
+            f'{{"base_offset":{self.base_offset},'
+            f'"delete_horizon_ns":{"null" if horizon is None else horizon},'
+            f'"file":"{self.file_name}","generation":{self.generation},'
+            f'"max_timestamp_ns":{self.max_timestamp_ns},"next_offset":{self.next_offset},'
+            f'"record_count":{self.record_count},"size_bytes":{self.size_bytes}}}'
+        )
+
+
+SKIPPED = "offsets skipped after an unreadable tail that was not acked"
+"""The reason of a range in which nothing was acked: offsets that are skipped to be safe."""
+
+NOT_SYNCED = "not yet fsynced: acked before the fsync, and lost when the machine stopped"
+"""The reason of a range in which records may be missing that were acked before they were durable,
+as `durability: interval` and `os` do. It reaches as far as offsets may have been handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRange:
+    """Offsets that are gone: [first_offset, next_offset), and where their bytes lie, if they do."""
+
+    first_offset: int
+    next_offset: int
+    segment: str
+    position: int
+    end_position: int
+    reason: str
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether acked records may have been in it."""
+        return self.reason != SKIPPED
+
+    @property
+    def is_cut_tail(self) -> bool:
+        """Whether an earlier start judged a bad tail there and gave up its bytes."""
+        return self.position == self.end_position and self.reason in (SKIPPED, NOT_SYNCED)
+
+    def widened(self, other: QuarantinedRange) -> QuarantinedRange:
+        """Over the offsets and bytes of both, for the reason of this one."""
+        return replace(
+            self,
+            first_offset=min(self.first_offset, other.first_offset),
+            next_offset=max(self.next_offset, other.next_offset),
+            position=min(self.position, other.position),
+            end_position=max(self.end_position, other.end_position),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    incarnation: str
+    leader_epoch: int
+    log_start_offset: int
+    reserved_offset: int
+    segments: tuple[SegmentEntry, ...]
+    epochs: tuple[tuple[int, int], ...]  # (epoch, its first offset), ascending
+    high_watermark: int = 0
+    quarantined: tuple[QuarantinedRange, ...] = ()
+    tombstones_removed_below: int = 0
+    cleaned_below: int = 0  # compaction has looked at everything below
+    acks_before_sync: bool = False  # acks may have left for what only the page cache held
+    generation: int = 0  # of new segment files; truncation raises it, so that no name comes twice
+    replicated: bool = False  # sealed segments, too, may hold what is not committed
+    incomplete: str = ""  # why records may be missing that this replica had confirmed
+    metadata: dict[str, Any] = field(default_factory=dict)
+    sequence: int = 1  # rises with every change; 0 when an older version wrote it
+
+    @property
+    def lineage(self) -> str:
+        """Names one history of offsets: what was noted of another one says nothing about this.
+
+        Truncating the end of a log lets offsets be assigned again, and begins a new one.
+        """
+        return f"{self.incarnation}:{self.generation}" if self.generation else self.incarnation
+
+    @property
+    def unclaimed_generation(self) -> int:
+        """A generation that no segment file has, nor will get from a rewrite under way.
+
+        That writes one above its sources, unaware that it may have become pointless, and into
+        whatever it finds under the name.
+        """
+        return max(self.generation, *(one.generation for one in self.segments)) + 2
+
+    @property
+    def committed_segments(self) -> tuple[SegmentEntry, ...]:
+        """The sealed segments whose records are all known to be committed."""
+        sealed = self.segments[:-1]
+        if not self.replicated:
+            return sealed
+        return tuple(one for one in sealed if one.next_offset <= self.high_watermark)
+
+    def quarantined_in(self, file_name: str) -> list[QuarantinedRange]:
+        """The ranges of one segment file."""
+        return [bad for bad in self.quarantined if bad.segment == file_name]
+
+    def with_changes(self, **changes: Any) -> Manifest:
+        return replace(self, sequence=self.sequence + 1, **changes)
+
+    def write(self, fs: FileSystem, directory: Path, *, with_copy: bool = True) -> None:
+        """Make this the manifest of `directory`; durable on return. Raises OSError."""
+        content = {
+            "sequence": self.sequence,
+            "incarnation": self.incarnation,
+            "leader_epoch": self.leader_epoch,
+            "log_start_offset": self.log_start_offset,
+            "reserved_offset": self.reserved_offset,
+            "high_watermark": self.high_watermark,
+            "tombstones_removed_below": self.tombstones_removed_below,
+            "cleaned_below": self.cleaned_below,
+            "acks_before_sync": self.acks_before_sync,
+            "generation": self.generation,
+            "epochs": [list(entry) for entry in self.epochs],
+            "segments": [],
+            "quarantined": [
+                {name: getattr(q, name) for name in QuarantinedRange.__slots__}
+                for q in self.quarantined
+            ],
+            "metadata": self.metadata,
+        }
+        if self.replicated:
+            content["replicated"] = True
+        if self.incomplete:
+            content["incomplete"] = self.incomplete
+        # Behind it, by the order of the keys, stand numbers only.
+        before, _, behind = to_json(content).rpartition('"segments":[]')
+        entries = ",".join([entry.to_json() for entry in self.segments])
+        text = f'{before}"segments":[{entries}]{behind}'
+        copy = directory / COPY_NAME if with_copy else None
+        write_checkpoint_text(fs, directory / MANIFEST_NAME, KIND, text, copy=copy)
+
+
+def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
+    """Without the epochs that ended at or below `offset`."""
+    ends = [start for _, start in epochs[1:]]
+    return tuple(entry for i, entry in enumerate(epochs) if i == len(ends) or ends[i] > offset)
+
+
+def epochs_below(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
+    """Without the epochs that began at or past `offset`: no record of them lies below."""
+    return tuple(entry for entry in epochs if entry[1] < offset)
+
+
+def ranges_below(ranges: Sequence[QuarantinedRange], offset: int) -> tuple[QuarantinedRange, ...]:
+    """What of them lies below `offset`."""
+    return tuple(
+        replace(bad, next_offset=min(bad.next_offset, offset))
+        for bad in ranges
+        if bad.first_offset < offset
+    )
+
+
+def epoch_before(epochs: Sequence[tuple[int, int]], offset: int) -> int:
+    """The epoch of the record before `offset`; 0 when there can be none."""
+    found = 0
+    for epoch, start in epochs:
+        if start < offset:
+            found = max(found, epoch)
+    return found
+
+
+def end_of_epoch(manifest: Manifest, epoch: int, log_end: int) -> tuple[int, int]:
+    """See `Log.end_of_epoch`."""
+    epochs = manifest.epochs
+    following = bisect_right(epochs, epoch, key=itemgetter(0))
+    end = epochs[following][1] if following < len(epochs) else log_end
+    if following:
+        return epochs[following - 1][0], min(end, log_end)
+    return 0, end if epochs else manifest.segments[0].base_offset
+
+
+def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
+    """The manifest of `directory`, None when there is none; its copy where it cannot be read.
+
+    Raises CorruptMetadata when neither can be read, UnsupportedFormat, OSError.
+    """
+    try:
+        manifest = _read(fs, directory, MANIFEST_NAME)
+    except (CorruptMetadata, UnsupportedFormat) as error:
+        copy = _read_copy(fs, directory)[0]
+        is_newer = isinstance(error, UnsupportedFormat) and not _same_content(fs, directory)
+        if copy is None or is_newer:
+            raise
+        return copy
+    return _read_copy(fs, directory)[0] if manifest is None else manifest
+
+
+@dataclass(frozen=True, slots=True)
+class FoundManifest:
+    """What a directory holds: the manifest that counts, and what is wrong with its two files."""
+
+    manifest: Manifest | None
+    problems: tuple[str, ...] = ()
+    is_written_twice: bool = True  # both files hold it
+
+
+def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
+    """The newer one of the two copies, for a caller that may write: a start or a repair.
+
+    Raises as `read_manifest`.
+    """
+    problems: list[str] = []
+    main: Manifest | None = None
+    failure: CorruptMetadata | None = None
+    try:
+        main = _read(fs, directory, MANIFEST_NAME)
+    except UnsupportedFormat as error:
+        if not _same_content(fs, directory):  # a newer version did not write it: rot did
+            raise
+        failure = CorruptMetadata(error.message)
+        problems.append(f"the version of {MANIFEST_NAME} is damaged")
+    except CorruptMetadata as error:
+        failure = error
+        problems.append(f"{MANIFEST_NAME} cannot be read: {error}")
+    copy, problem = _read_copy(fs, directory)
+    if problem:
+        problems.append(problem)
+    if main is None:
+        if copy is None and failure is not None:
+            raise failure
+        if copy is not None and failure is None:
+            problems.append(f"{MANIFEST_NAME} is missing")
+        return FoundManifest(copy, tuple(problems), is_written_twice=False)
+    if copy is None:
+        return FoundManifest(main, tuple(problems), is_written_twice=False)
+    if copy.incarnation != main.incarnation:
+        # One is of another stream, or of an earlier one of this name. The slot tells which.
+        right, wrong = main, COPY_NAME
+        ours = [known_slot(fs, directory, one.lineage) is not None for one in (main, copy)]
+        if ours == [False, True]:
+            right, wrong = copy, MANIFEST_NAME
+        problems.append(f"{wrong} belongs to another stream")
+        return FoundManifest(right, tuple(problems), is_written_twice=False)
+    if not main.sequence:
+        # That version ran after the copy was written. What is written next must count more than the
+        # copy, also when the rename of the copy is what a power cut takes.
+        newest = replace(main, sequence=copy.sequence)
+        return FoundManifest(newest, tuple(problems), is_written_twice=False)
+    if copy.sequence > main.sequence + 1:  # by 1 only: the machine stopped between the two
+        problems.append(
+            f"{MANIFEST_NAME} is older than its copy (change {main.sequence}, not {copy.sequence})"
+        )
+    newest = copy if copy.sequence > main.sequence else main
+    return FoundManifest(newest, tuple(problems), is_written_twice=copy == main)
+
+
+def _read_copy(fs: FileSystem, directory: Path) -> tuple[Manifest | None, str]:
+    try:
+        return _read(fs, directory, COPY_NAME), ""
+    except (CorruptMetadata, UnsupportedFormat, OSError) as error:
+        if isinstance(error, OSError) and is_passing(error):
+            raise
+        return None, f"{COPY_NAME} cannot be read: {error}"
+
+
+def _same_content(fs: FileSystem, directory: Path) -> bool:
+    """Whether both files differ in their first line only, and the copy can be read."""
+    copy = _read_copy(fs, directory)[0]
+    if copy is None:
+        return False
+    contents = []
+    for name in (MANIFEST_NAME, COPY_NAME):
+        file = fs.open(directory / name, writable=False)
+        try:
+            contents.append(file.pread(file.size(), 0).partition(b"\n")[2])
+        finally:
+            file.close()
+    return contents[0] == contents[1]
+
+
+def _read(fs: FileSystem, directory: Path, name: str) -> Manifest | None:
+    content = read_checkpoint_file(fs, directory / name, KIND)
+    if content is None:
+        return None
+    try:
+        return Manifest(
+            incarnation=content["incarnation"],
+            leader_epoch=content["leader_epoch"],
+            log_start_offset=content["log_start_offset"],
+            reserved_offset=content["reserved_offset"],
+            high_watermark=content["high_watermark"],
+            tombstones_removed_below=content["tombstones_removed_below"],
+            cleaned_below=content.get("cleaned_below", 0),
+            acks_before_sync=content["acks_before_sync"],
+            generation=content.get("generation", 0),
+            epochs=tuple((epoch, offset) for epoch, offset in content["epochs"]),
+            segments=tuple(
+                SegmentEntry(**{name: entry[name] for name in SegmentEntry.__slots__})
+                for entry in content["segments"]
+            ),
+            quarantined=tuple(
+                QuarantinedRange(**{name: entry[name] for name in QuarantinedRange.__slots__})
+                for entry in content["quarantined"]
+            ),
+            replicated=content.get("replicated", False),
+            incomplete=content.get("incomplete", ""),
+            metadata=content["metadata"],
+            sequence=content.get("sequence", 0),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptMetadata(f"the {name} in {directory.name} lacks a field: {error}") from error

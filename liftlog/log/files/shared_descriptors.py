@@ -1,0 +1,284 @@
+"""Files that are open for writing share a bounded number of descriptors.
+
+Each stream has two such files, its active segment and its acked-end slot, and most streams are idle
+most of the time. With more files than descriptors, those that were unused longest give theirs up,
+and open again at the next call: a stream that is idle needs none, and the number of streams is not
+bounded by the limit of the process.
+
+A file with writes that no `fdatasync` has confirmed keeps its descriptor. Linux reports a failed
+write-back to the next fsync, also by a later descriptor, only while it keeps the inode in memory;
+while a descriptor is open, it must. Where too many files have such writes, one of them is synced
+first, and an error is kept for the owner. Files whose writes are never synced can rest at any time:
+a closed descriptor takes nothing out of the page cache.
+
+A file that opens again must be the one that it was, by device and inode.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from liftlog.log.files.filesystem import Buffer, File, FileSystem
+
+_NONE_LEFT = {errno.EMFILE, errno.ENFILE}
+_AT_ONCE = 8
+"""This part of the descriptors is given up at a time, so that the search for them is rare."""
+
+_T = TypeVar("_T")
+
+
+class SharedFile:
+    """A File that may have no descriptor between two calls. Calls of one file wait for each
+    other."""
+
+    __slots__ = (
+        "__weakref__",
+        "_error",
+        "_file",
+        "_identity",
+        "_is_dirty",
+        "_is_kept",
+        "_is_synced",
+        "_lock",
+        "_shared",
+        "path",
+        "used",
+    )
+
+    def __init__(
+        self, shared: SharedDescriptors, path: Path, file: File, *, is_synced: bool
+    ) -> None:
+        self.path = path
+        self.used = 0
+        """The number of its last call, counted over all files."""
+        self._shared = shared
+        self._file: File | None = file
+        self._lock = threading.Lock()
+        self._identity: object = shared.identify(file)
+        self._is_synced = is_synced
+        self._is_dirty = False
+        self._is_kept = False
+        self._error: OSError | None = None
+
+    # --- a File ---
+
+    def fileno(self) -> int:
+        with self._lock:
+            self._is_kept = True  # the caller holds on to the number
+            return self._opened().fileno()
+
+    def pread(self, length: int, position: int) -> bytes:
+        with self._lock:
+            return self._opened().pread(length, position)
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        with self._lock:
+            file = self._opened()
+            self._is_dirty = self._is_synced
+            return file.pwritev(buffers, position)
+
+    def fdatasync(self) -> None:
+        with self._lock:
+            if self._error is not None:
+                raise OSError(self._error.errno, self._error.strerror, str(self.path))
+            if self._file is None and self._is_synced:
+                return  # it was clean when it gave up its descriptor
+            self._sync(self._opened())
+
+    def truncate(self, size: int) -> None:
+        with self._lock:
+            file = self._opened()
+            self._is_dirty = self._is_synced
+            file.truncate(size)
+
+    def allocate(self, size: int) -> None:
+        with self._lock:
+            file = self._opened()
+            self._is_dirty = self._is_synced
+            file.allocate(size)
+
+    def size(self) -> int:
+        with self._lock:
+            return self._opened().size()
+
+    def close(self) -> None:
+        with self._lock:
+            file, self._file = self._file, None
+            self._identity = None
+            if file is not None:
+                self._shared.given_up()
+                file.close()
+
+    # --- the descriptor ---
+
+    @property
+    def has_descriptor(self) -> bool:
+        return self._file is not None
+
+    def rest(self, *, sync: bool) -> bool:
+        """Give up the descriptor, unless a call is under way or writes are not confirmed; with
+        `sync` these are synced first. Returns whether it was given up."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            file = self._file
+            if file is None or self._is_kept or (self._is_dirty and not sync):
+                return False
+            if self._is_dirty:
+                try:
+                    self._sync(file)
+                except OSError as error:
+                    self._error = error
+                    return False
+            self._file = None
+            self._shared.given_up()
+            file.close()
+            return True
+        finally:
+            self._lock.release()
+
+    def _opened(self) -> File:
+        """The open file, opened again if necessary. Called under the lock. Raises OSError."""
+        self.used = next(self._shared.uses)
+        file = self._file
+        if file is None:
+            if self._identity is None:
+                raise OSError(errno.EBADF, "the file was closed", str(self.path))
+            file = self._shared.reopen(self.path)
+            if self._shared.identify(file) != self._identity:
+                self._shared.given_up()
+                file.close()
+                raise OSError(errno.ESTALE, "another file has its name", str(self.path))
+            self._file = file
+        return file
+
+    def _sync(self, file: File) -> None:
+        """After a failed sync the writes stay unconfirmed, and the descriptor is kept."""
+        try:
+            file.fdatasync()
+        except OSError:
+            self._is_kept = True
+            raise
+        self._is_dirty = False
+
+
+def device_and_inode(file: File) -> object:
+    """Identify a file, since another one can get its name."""
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino
+
+
+class SharedDescriptors:
+    """A FileSystem over another one. Thread-safe."""
+
+    def __init__(
+        self,
+        inner: FileSystem,
+        limit: int,
+        *,
+        unsynced: Collection[str] = (),
+        identify: Callable[[File], object] = device_and_inode,
+    ) -> None:
+        """Files that are open for writing have about `limit` descriptors. `unsynced` are the names
+        of files whose writes need no sync."""
+        self.identify = identify
+        self._inner = inner
+        self._limit = limit
+        self._unsynced = frozenset(unsynced)
+        self._lock = threading.Lock()
+        self._count_lock = threading.Lock()
+        self._count = 0
+        self._files: weakref.WeakSet[SharedFile] = weakref.WeakSet()
+        self.uses = itertools.count(1)
+
+    @property
+    def descriptors(self) -> int:
+        """The number of descriptors that these files have now."""
+        return self._count
+
+    def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
+        if not writable:
+            return self._with_descriptor(lambda: self._inner.open(path, writable=False))
+        file = self._taken(lambda: self._inner.open(path, create=create))
+        shared = SharedFile(self, path, file, is_synced=path.name not in self._unsynced)
+        shared.used = next(self.uses)
+        with self._lock:
+            self._files.add(shared)
+        return shared
+
+    def reopen(self, path: Path) -> File:
+        """Open a file again that gave up its descriptor."""
+        return self._taken(lambda: self._inner.open(path))
+
+    def _taken(self, call: Callable[[], File]) -> File:
+        if self._count >= self._limit:
+            self._make_room()
+        file = self._with_descriptor(call)
+        with self._count_lock:
+            self._count += 1
+        return file
+
+    def given_up(self) -> None:
+        """A file has closed its descriptor."""
+        with self._count_lock:
+            self._count -= 1
+
+    def _with_descriptor(self, call: Callable[[], _T]) -> _T:
+        """The result of a call that needs a descriptor; once more after files have given up some,
+        if the process, or the system, has none left. Raises OSError."""
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in _NONE_LEFT or not self._make_room():
+                raise
+        return call()
+
+    def _make_room(self) -> bool:
+        """Have the files that were unused longest give up their descriptors. Returns whether any
+        did."""
+        wanted = max(1, self._limit // _AT_ONCE)
+        with self._lock:
+            files = [one for one in self._files if one.has_descriptor]
+            files.sort(key=lambda one: one.used)
+            with self._count_lock:
+                self._count = len(files)  # files that no one closed are gone
+            done = 0
+            for file in files:
+                done += file.rest(sync=False)
+                if done == wanted:
+                    return True
+            # Nearly all have writes that are not confirmed yet: a sync each is the price.
+            return done > 0 or any(file.rest(sync=True) for file in files)
+
+    # --- names ---
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._inner.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self._inner.unlink(path)
+
+    def exists(self, path: Path) -> bool:
+        return self._inner.exists(path)
+
+    def modified_ns(self, path: Path) -> int:
+        return self._inner.modified_ns(path)
+
+    def list_directory(self, path: Path) -> list[str]:
+        return self._with_descriptor(lambda: self._inner.list_directory(path))
+
+    def make_directory(self, path: Path) -> None:
+        self._inner.make_directory(path)
+
+    def remove_directory(self, path: Path) -> None:
+        self._inner.remove_directory(path)
+
+    def fsync_directory(self, path: Path) -> None:
+        self._with_descriptor(lambda: self._inner.fsync_directory(path))

@@ -1,0 +1,222 @@
+"""The acked-end slot: how far acks went, kept in a small file of its own.
+
+Written with one `pwrite` after every commit and never fsynced on the hot path: the page cache
+survives a killed process but not a power cut, so an entry depends on the boot id. `pwrite` and not
+a mapping of the file: a full disk or an unreadable sector is then an error of this one stream,
+where a store into a mapped page ends the whole process with SIGBUS. Two entries are written in
+turn, so that a write that stops in the middle of one leaves the other whole.
+
+    0  8  acked_end u64
+    8  8  sequence  u64   the entry with the higher one is newer
+   16  8  CRC-32C of the lineage and of the boot id (u32 each)
+   24  4  CRC-32C of bytes 0..23
+   28  4  0
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from liftlog.log.files.filesystem import File, FileSystem, is_full
+from liftlog.log.files.unreadable import is_unreadable
+
+logger = logging.getLogger("liftlog.log")
+
+SLOT_NAME = "acked"
+_ENTRY = struct.Struct("<QQIII4x")
+_FIELDS = struct.Struct("<QQII")
+_CHECKED = _FIELDS.size + 4
+_SIZE = 2 * _ENTRY.size
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_UNKNOWN = (
+    f"{_BOOT_ID} cannot be read, so a restart cannot tell a killed process from a power cut and "
+    "may have to report offsets as lost that were never acked",
+    "make it readable (systemd: no ProcSubset=pid)",
+)
+"""The problem and the advice."""
+
+
+def current_boot_id() -> str:
+    """Changes with every boot of the machine; empty where the system does not tell."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class SlotState(NamedTuple):
+    """`exact` when no reboot lies between the last update and now: then it is the true end."""
+
+    acked_end: int
+    exact: bool
+
+
+def read_slot(
+    fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
+) -> SlotState | None:
+    """What the slot in `directory` says of that lineage; None when it holds nothing usable.
+
+    Changes nothing. Raises OSError when the file is there and cannot be read; only where the disk
+    cannot give its bytes (`is_unreadable`) is what it said lost.
+    """
+    return _read(fs, directory / SLOT_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
+
+
+def known_slot(
+    fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
+) -> SlotState | None:
+    """Call `read_slot`; return None also if the disk cannot read the bytes. Raises OSError for
+    other errors, which say nothing about the bytes."""
+    try:
+        return read_slot(fs, directory, lineage, boot_id=boot_id)
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return None
+
+
+def _boot_crc(boot_id: str | None) -> int:
+    boot = current_boot_id() if boot_id is None else boot_id
+    return crc32c(boot.encode()) if boot else 0
+
+
+def _read(
+    fs: FileSystem, path: Path, lineage_crc: int, boot_crc: int
+) -> tuple[SlotState | None, int]:
+    """The newest entry of the lineage, and its sequence (0 without one). Raises OSError."""
+    if not fs.exists(path):
+        return None, 0
+    file = fs.open(path, writable=False)
+    try:
+        raw = file.pread(_SIZE, 0)
+    finally:
+        file.close()
+    newest, highest = None, 0
+    for position in range(0, len(raw) - _ENTRY.size + 1, _ENTRY.size):
+        acked_end, sequence, lineage, boot, check = _ENTRY.unpack_from(raw, position)
+        if crc32c(raw[position : position + _FIELDS.size]) != check or lineage != lineage_crc:
+            continue
+        if sequence > highest:
+            newest = SlotState(acked_end, exact=bool(boot) and boot == boot_crc)
+            highest = sequence
+    return newest, highest
+
+
+class AckedSlot:
+    """Writer of one stream's slot. Not thread-safe: the committing thread owns it.
+
+    An update that fails raises nothing, because what it speaks of is stored already and its ack is
+    true: the records are whole, and the start after a kill finds them by scanning. What is missing
+    is only the witness that tells later damage of them from a write that was never acked. So the
+    slot is `in_doubt` from then on, and the log appends nothing more until `write_pending` has
+    returned.
+    """
+
+    def __init__(
+        self, fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
+    ) -> None:
+        """Raises OSError for errors that say nothing about the bytes of the file."""
+        self._fs = fs
+        self._path = directory / SLOT_NAME
+        self._boot_crc = _boot_crc(boot_id)
+        self._lineage_crc = crc32c(lineage.encode())
+        self._file: File | None = None
+        self._closed = False
+        self._acked_end = 0
+        self._replace = False
+        self.in_doubt = False
+        self.recovered: SlotState | None = None
+        """What the slot said when it was opened; None when it held nothing usable."""
+        self._sequence = 0
+        try:
+            self.recovered, self._sequence = _read(
+                fs, self._path, self._lineage_crc, self._boot_crc
+            )
+        except OSError as error:
+            if not is_unreadable(error):
+                raise  # what it says is not known, and must not be overwritten
+            self._replace = True
+
+    def begin_lineage(self, lineage: str) -> None:
+        """From now on speak of another history of offsets; `update` is to follow."""
+        self._lineage_crc = crc32c(lineage.encode())
+
+    def update(self, acked_end: int) -> None:
+        """Remember that everything below `acked_end` may have been acked."""
+        if self._closed:
+            return
+        self._acked_end = acked_end
+        try:
+            self._write(self._boot_crc)
+        except OSError as error:
+            # An unreadable sector beneath the file does not get better; a full disk does, and a
+            # lack of descriptors. The file that is there may be the only exact witness.
+            self._replace = self._replace or is_unreadable(error)
+            if not is_full(error):
+                self._let_go()  # a stale handle stays stale
+            if not self.in_doubt:
+                self.in_doubt = True
+                logger.warning("acked-slot-not-written path=%s error=%s", self._path, error)
+
+    def write_pending(self) -> None:
+        """Write what the last update could not. Raises OSError while that fails too."""
+        if self.in_doubt and not self._closed:
+            self._write(self._boot_crc)
+            self.in_doubt = False
+            self._replace = False
+            logger.info("acked-slot-written-again path=%s", self._path)
+
+    def sync_as_lower_bound(self) -> None:
+        """Have the disk say no more than that acks went this far at least. Raises OSError.
+
+        Updates that follow are exact again, but only in the page cache. So when the cache is lost
+        and the machine is not restarted (a volume that was taken away by force), what the next
+        start reads does not pass for the true end.
+        """
+        if self._closed:
+            return
+        self._write(0)
+        assert self._file is not None
+        self._file.fdatasync()
+        self._write(self._boot_crc)
+
+    def _write(self, boot_crc: int) -> None:
+        file = self._file
+        if file is None or self._replace:
+            file = self._open()
+        sequence = self._sequence + 1
+        fields = _FIELDS.pack(self._acked_end, sequence, self._lineage_crc, boot_crc)
+        entry = fields + crc32c(fields).to_bytes(4, "little")
+        written = file.pwritev((entry,), (sequence & 1) * _ENTRY.size)
+        if written != _CHECKED:
+            # The next one goes to the same place: the other entry is the only whole one now.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._sequence = sequence
+
+    def _open(self) -> File:
+        create = self._replace or not self._fs.exists(self._path)
+        self._let_go()
+        file = self._fs.open(self._path, create=create)
+        self._file = file
+        if file.size() < _SIZE:
+            written = file.pwritev((bytes(_SIZE),), 0)  # both entries find their room
+            if written != _SIZE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._replace = False
+        return file
+
+    def close(self) -> None:
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,192 @@
+"""Reading where the disk does not give every page: damage like rot, page by page.
+
+An unreadable sector costs the page that it lies in. A search for what is still good reads
+around it: the page counts as zeros, which no checksum of a batch takes for data, and what is
+before and after it is read as usual. Where it matters that the bytes are unknown and not zero (the
+end of the data, whether a tail may have been acked), the holes are returned beside the bytes.
+
+Errors that say nothing about a sector (no memory, no descriptor, a stale handle) are not damage and
+are raised. Where a file is only a hint or dispensable, its reader does without it for as long as
+they last.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import NamedTuple
+
+from liftlog.log.files.filesystem import File, FileSystem
+
+PAGE_BYTES = 4096
+WINDOW_BYTES = 4 * 1024 * 1024
+_PIECE_BYTES = 4 * 1024 * 1024
+_SECTOR_ERRORS = frozenset(
+    {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO}
+)
+"""What file systems answer for a sector, or a block of their own, that cannot be read or that
+fails its checksum."""
+
+
+_PASSING_ERRORS = frozenset(
+    {
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ETIMEDOUT,
+    }
+)
+"""Errors of a machine that lacks something for a moment."""
+
+
+def is_unreadable(error: OSError) -> bool:
+    """Whether the disk cannot give these bytes; other errors say nothing about them."""
+    return error.errno in _SECTOR_ERRORS
+
+
+def is_passing(error: OSError) -> bool:
+    """True if the same call on the same files can succeed a moment later."""
+    return error.errno in _PASSING_ERRORS
+
+
+class Pieces(NamedTuple):
+    """Bytes of a file in which unreadable ones are zeros, and where these are: [start, stop) in the
+    file, ascending, apart from each other."""
+
+    raw: bytes
+    holes: tuple[range, ...] = ()
+
+
+def read_around(file: File, length: int, position: int) -> Pieces:
+    """As `file.pread`, with zeros where the disk gives nothing. Raises OSError for other errors."""
+    try:
+        return Pieces(file.pread(length, position))
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+    end = min(position + length, max(file.size(), position))
+    parts: list[bytes] = []
+    holes: list[range] = []
+    while position < end:
+        following = min(position - position % PAGE_BYTES + PAGE_BYTES, end)
+        length = following - position
+        try:
+            parts.append(file.pread(length, position).ljust(length, b"\0"))
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            parts.append(bytes(length))
+            add_hole(holes, position, following)
+        position = following
+    return Pieces(b"".join(parts), tuple(holes))
+
+
+def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
+    """All of a small file; None when it is not there, and the error when the disk cannot read it.
+
+    Raises OSError for other errors, which say nothing about the file.
+    """
+    try:
+        if not fs.exists(path):
+            return None
+        file = fs.open(path, writable=False)
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        return error
+
+
+def add_hole(holes: list[range], start: int, stop: int) -> None:
+    """Note [start, stop), which is after all the others or continues where the last one stops."""
+    if holes and holes[-1].stop >= start:
+        holes[-1] = range(holes[-1].start, stop)
+    else:
+        holes.append(range(start, stop))
+
+
+def read_zeroed(file: File, length: int, position: int) -> bytes:
+    """The bytes of `read_around` alone, for callers that check them anyway."""
+    return read_around(file, length, position).raw
+
+
+def first_hole(holes: tuple[range, ...], position: int, length: int) -> range | None:
+    """The first of the holes that lies in these bytes, in part at least."""
+    for hole in holes:
+        if hole.start < position + length and position < hole.stop:
+            return hole
+    return None
+
+
+def words(hole: range) -> str:
+    """What to tell people of it."""
+    return f"the disk cannot read the {len(hole):,} bytes at {hole.start}"
+
+
+def content_end(file: File, start: int) -> int:
+    """Where the zeros at the end of the file begin, at or after `start`. Raises OSError.
+
+    What cannot be read may be anything but zeros, so it counts as content.
+    """
+    end = file.size()
+    while end > start:
+        low = max(start, end - _PIECE_BYTES)
+        raw, holes = read_around(file, end - low, low)
+        found = low + len(raw.rstrip(b"\0"))
+        if holes:
+            found = max(found, holes[-1].stop)
+        if found > low:
+            return found
+        end = low
+    return start
+
+
+def readable_end(file: File, start: int, end: int) -> int:
+    """Where the readable content of [start, end) ends: `content_end`, but what cannot be read
+    counts as zeros. Raises OSError."""
+    length = 8  # the usual answer is `end`, and costs one small read
+    while end > start:
+        low = max(start, end - length)
+        content = read_zeroed(file, end - low, low).rstrip(b"\0")
+        if content:
+            return low + len(content)
+        end, length = low, _PIECE_BYTES
+    return start
+
+
+class FileWindow:
+    """A sliding view of the first `size` bytes of a file, so that a scan reads each byte about
+    once."""
+
+    def __init__(self, file: File, size: int, window_bytes: int = WINDOW_BYTES) -> None:
+        self._file = file
+        self._size = size
+        self._window_bytes = window_bytes
+        self._start = 0
+        self._buffer = b""
+        self._holes: tuple[range, ...] = ()
+
+    def view(self, position: int, length: int) -> memoryview:
+        """`length` bytes at `position`; fewer only at the end. What the disk does not give is
+        zeros. Raises OSError for other errors."""
+        length = max(min(length, self._size - position), 0)
+        at = position - self._start
+        if at < 0 or at + length > len(self._buffer):
+            wanted = min(max(length, self._window_bytes), self._size - position)
+            self._start, at = position, 0
+            self._buffer, self._holes = read_around(self._file, wanted, position)
+        return memoryview(self._buffer)[at : at + length]
+
+    def unreadable(self, position: int, length: int) -> str:
+        """What to tell of the first of these bytes that the disk does not give; empty if it gives
+        all of them."""
+        self.view(position, length)
+        hole = first_hole(self._holes, position, length) if self._holes else None
+        return "" if hole is None else words(hole)

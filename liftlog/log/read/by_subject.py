@@ -1,0 +1,222 @@
+"""Records on few subjects of a sealed segment, found by its subject index: the runs of these
+subjects are read, and then their values, each where it lies in the segment.
+
+A run with its values is a record batch with its own checksum. This way reports no damage: where
+anything is not as the index says, it gives up, and the other ways (`partial`, `LogSlice`) examine
+the segment and report what is wrong.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.read.slices import LogSlice
+from liftlog.log.read.sparse import SPARSE_VALUE_BYTES
+from liftlog.log.segment.derived import subject_index_path
+from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.subject_index import SubjectIndex
+from liftlog.log.state import LogState
+from liftlog.records.columns.heads import WantedSubjects
+from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.format import HEADER_SIZE
+from liftlog.records.header import BatchHeader, parse_header
+from liftlog.records.layout import find_layout
+
+_MOST_NEIGHBOURS = 4
+"""Of values to a stretch, on average: without them more records would be too many."""
+
+_MOST_SUBJECTS = 16
+"""Looked for at once. Of each, up to two runs are read in vain."""
+
+
+class SubjectRuns(NamedTuple):
+    """All records on the subjects between the offset that was asked for and `next_offset`, in
+    batches, by their first offset. Those of several subjects overlap."""
+
+    batches: list[RecordBatch]
+    next_offset: int
+    read_bytes: int
+    overlap: bool
+
+
+class _Run(NamedTuple):
+    """A batch in which zeros are where the values belong, and where these begin and end in the
+    segment."""
+
+    raw: bytearray
+    header: BatchHeader
+    head_bytes: int
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+class _Unusable(Exception):
+    """The records are to be read in another way."""
+
+
+def index_at(state: LogState, offset: int) -> SubjectIndex | None:
+    """See `Log.subject_index`."""
+    view = state.view
+    segment = view.sealed_segment_at(offset)
+    if segment is None:
+        return None
+    with storage_errors(f"reading {state.name}"):
+        return state.environment.subject_indexes.get(segment, view.manifest.lineage, load=True)
+
+
+def read_by_subject(
+    state: LogState,
+    index: SubjectIndex,
+    piece: LogSlice,
+    wanted: WantedSubjects,
+    within: tuple[int, int],
+    max_bytes: int,
+    *,
+    values: bool,
+) -> SubjectRuns | None:
+    """See `Log.read_by_subject`."""
+    view = state.view
+    segment = view.sealed_segment_of(piece)
+    if segment is None or index.about != (segment.entry(), view.manifest.lineage):
+        return None
+    borders = index.runs_of(wanted, _MOST_SUBJECTS)
+    if borders is None:
+        return None
+    base = segment.base_offset
+    first, stop = max(within[0], piece.first_offset), min(within[1], piece.next_offset)
+    chosen, end = _choose(index.runs, borders, first - base, stop - base, max_bytes)
+    share = (end + base - first) / (piece.next_offset - piece.first_offset)
+    span_bytes = share * piece.length
+    few = index.runs[chosen]
+    if not _are_inside(few, first - base, end) or (values and _are_many(few, span_bytes)):
+        return None
+    with storage_errors(f"reading {state.name}"):
+        try:
+            runs = _read_heads(state, segment, few)
+            if any(run.header.next_offset > piece.next_offset for run in runs):
+                return None  # not all of it is committed
+            if values:
+                _read_values(piece, runs, span_bytes)
+            batches = [decode_batch(run.raw, 0, verify=values) for run in runs]
+        except (CorruptBatch, UnsupportedFormat, _Unusable, OSError):
+            return None
+    size = sum([run.header.length for run in runs])
+    return SubjectRuns(batches, end + base, size, len(borders) > 1)
+
+
+def _choose(
+    runs: NDArray[np.void],
+    borders: Sequence[tuple[int, int]],
+    first: int,
+    end: int,
+    max_bytes: int,
+) -> tuple[NDArray[np.int64], int]:
+    """The numbers of the runs with records from `first` on, by their first offsets, as many as have
+    `max_bytes`, or of each subject one; and up to where they have all records, `end` at most.
+    Offsets count from the base."""
+    some = [
+        number
+        for begin, stop in borders
+        for number in range(
+            begin + int(runs["last"][begin:stop].searchsorted(first)),
+            begin + int(runs["first"][begin:stop].searchsorted(end)),
+        )
+    ]
+    found = np.array(some, np.int64)
+    found = found[np.argsort(runs["first"][found], kind="stable")]
+    begins = runs["first"][found].astype(np.int64)
+    most = np.cumsum(runs["length"][found].astype(np.int64)).searchsorted(max_bytes, "right")
+    count = max(int(most), int(begins.searchsorted(first, "right")), 1)
+    if count < len(found):
+        end = int(begins[count])
+    return found[:count], end
+
+
+def _are_inside(runs: NDArray[np.void], first: int, end: int) -> bool:
+    """Whether most of what these runs reach over lies in [first, end): else too much is read in
+    vain."""
+    begins, ends = runs["first"].astype(np.int64), runs["last"].astype(np.int64) + 1
+    inside = np.minimum(ends, end) - np.maximum(begins, first)
+    return bool(2 * inside.sum() >= (ends - begins).sum())
+
+
+def _are_many(runs: NDArray[np.void], span_bytes: float) -> bool:
+    """Whether these are too many records to be read one by one, even as neighbours."""
+    least = int(runs["records"].sum()) / _MOST_NEIGHBOURS
+    return least * SPARSE_VALUE_BYTES > span_bytes
+
+
+def _read_heads(state: LogState, segment: Segment, runs: NDArray[np.void]) -> list[_Run]:
+    """Read and check these runs. Raises OSError, CorruptBatch, UnsupportedFormat, _Unusable."""
+    if not len(runs):
+        return []
+    entries: list[tuple[int, ...]] = runs.tolist()
+    # Not from the pool of open files: another file can take the place of this one.
+    path = subject_index_path(segment.path)
+    with closing(state.environment.fs.open(path, writable=False)) as file:
+        stored = [file.pread(size, position) for _, _, position, size, *_ in entries]
+    return [
+        _run(raw, entry, segment.base_offset) for raw, entry in zip(stored, entries, strict=True)
+    ]
+
+
+def _run(stored: bytes, entry: tuple[int, ...], base_offset: int) -> _Run:
+    """Raises CorruptBatch, UnsupportedFormat, _Unusable."""
+    first, last, _, _, head_bytes, count, length, check = entry
+    if crc32c(stored) != check:
+        raise _Unusable
+    size = head_bytes + 4 * count
+    unpacker = zlib.decompressobj()
+    try:
+        head = unpacker.decompress(stored, size)
+    except zlib.error as error:
+        raise _Unusable from error
+    header = parse_header(head)
+    good = (
+        len(head) == size
+        and unpacker.eof
+        and HEADER_SIZE <= head_bytes <= length == header.length
+        and header.record_count == count
+        and (header.base_offset, header.last_offset) == (base_offset + first, base_offset + last)
+    )
+    if not good:
+        raise _Unusable
+    raw = bytearray(length)
+    raw[:head_bytes] = head[:head_bytes]
+    layout = find_layout(memoryview(raw), header)
+    ends = np.frombuffer(raw, np.int32, count + 1, layout.values.ends).astype(np.int64)
+    starts = np.frombuffer(head, np.uint32, count, head_bytes).astype(np.int64)
+    sizes = np.diff(ends)
+    if layout.values.data != head_bytes or (sizes < 0).any():
+        raise _Unusable
+    return _Run(raw, header, head_bytes, starts, starts + sizes)
+
+
+def _read_values(piece: LogSlice, runs: Sequence[_Run], span_bytes: float) -> None:
+    """Read the values to their places. `span_bytes` is what the segment has there. Raises OSError,
+    _Unusable."""
+    stretches = []
+    for run in runs:
+        # Neighbours in the segment are read together.
+        is_first = np.ones(len(run.starts), np.bool_)
+        np.not_equal(run.starts[1:], run.stops[:-1], out=is_first[1:])
+        firsts = np.flatnonzero(is_first)
+        lasts = np.append(firsts[1:], len(run.starts)) - 1
+        begins = run.starts[firsts]
+        stretches.append((begins.tolist(), (run.stops[lasts] - begins).tolist()))
+    if sum([len(begins) for begins, _ in stretches]) * SPARSE_VALUE_BYTES > span_bytes:
+        raise _Unusable
+    for run, places in zip(runs, stretches, strict=True):
+        values = b"".join(piece.read_many(zip(*places, strict=True)))
+        if len(values) > len(run.raw) - run.head_bytes:
+            raise _Unusable
+        run.raw[run.head_bytes : run.head_bytes + len(values)] = values

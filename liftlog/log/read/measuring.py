@@ -1,0 +1,292 @@
+"""How much lies between offsets: bytes, for readers that share a stream out by size, and records,
+for limits that count them.
+
+A segment may hold large records at one end and small ones at the other, so that its size alone says
+little. Its index says where each offset lies; of a sealed segment only the few entries that are
+asked for are read from the file, since a planner asks about all segments at once.
+
+Where compaction left holes, only the batch headers tell which offset the n-th record has. A limit
+on the number of records needs that for one segment, the one in which the log then starts. Counts
+are remembered at steps, so that the next look reads little.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import closing, suppress
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.log.environment import FilePool
+from liftlog.log.files.filesystem import File, FileSystem, storage_errors
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.files.unreadable import read_zeroed
+from liftlog.log.segment.index import IndexEntry, SparseIndex, count_entries, index_path, read_entry
+from liftlog.log.segment.segment import Segment, walk_batches
+from liftlog.log.segment.sketch import Blocks, Probe, read_sketch
+from liftlog.records.decode import decode_batch
+from liftlog.records.header import BatchHeader
+
+MAX_EXTENTS = 4096
+_LEAST_STEP_BYTES = 64 * 1024
+
+_STEP_BYTES = 64 * 1024
+_REMEMBERED = 2
+"""Segments. The log start lies in one of them, and moves on to the next."""
+
+
+class Extent(NamedTuple):
+    """The records [first_offset, next_offset) take up about this much."""
+
+    first_offset: int
+    next_offset: int
+    size_bytes: int
+
+
+class Wanted(NamedTuple):
+    """Which records a read wants, and what is to be known of the log to find them."""
+
+    first_offset: int
+    probe: Probe
+    lineage: str
+    damaged: Set[str]
+    """The segment files with quarantined bytes: their sketches do not count."""
+    seconds: float = 0.2
+    """Processor time for the search; it looks at one segment at least."""
+
+
+def measure(
+    fs: FileSystem,
+    incarnation: str,
+    segments: Sequence[Segment],
+    active_index: SparseIndex,
+    readable_end: Callable[[Segment], IndexEntry],
+    step_bytes: int,
+) -> list[Extent]:
+    """Extents that tile the offsets of `segments`, each about `step_bytes` large, or larger where
+    there would be more than MAX_EXTENTS of them. A record is never divided.
+
+    `active_index` counts for the segment that it belongs to, if that is not sealed. Raises OSError.
+    """
+    ends = [readable_end(segment) for segment in segments]
+    total = sum(end.position for end in ends)
+    step = max(step_bytes, _LEAST_STEP_BYTES, -(-total // (MAX_EXTENTS // 2)))
+    found = (
+        extent
+        for segment, end in zip(segments, ends, strict=True)
+        for extent in _cut(fs, incarnation, segment, end, active_index, step)
+    )
+    return list(_merged(found, step))
+
+
+def find_matching(
+    fs: FileSystem,
+    incarnation: str,
+    segments: Sequence[Segment],
+    active_index: SparseIndex,
+    readable_end: Callable[[Segment], IndexEntry],
+    step_bytes: int,
+    wanted: Wanted,
+) -> list[Extent]:
+    """As `measure`, but what cannot hold a wanted record has the size 0. Ends early where there
+    would be more than MAX_EXTENTS of them, or where `wanted.seconds` are over.
+
+    Segments with a sketch are judged by it, others count as a whole. Raises OSError.
+    """
+    found: list[Extent] = []
+    step = max(step_bytes, _LEAST_STEP_BYTES)
+    deadline = time.thread_time() + wanted.seconds
+    for segment in segments:
+        if found and time.thread_time() >= deadline:
+            break
+        end = readable_end(segment)
+        sketch = None
+        extents: Iterable[Extent]
+        if segment.sealed and segment.path.name not in wanted.damaged:
+            with suppress(OSError):  # a sketch is a hint
+                sketch = read_sketch(fs, segment.path, segment.entry(), wanted.lineage)
+        if sketch is None or end.position < segment.size_bytes:
+            # Only a sketch may say that nothing is there.
+            cut = _cut(fs, incarnation, segment, end, active_index, step)
+            extents = (one._replace(size_bytes=max(one.size_bytes, 1)) for one in cut)
+        else:
+            extents = _joined(sketch.blocks(wanted.probe), step)
+        behind = found[-1].next_offset if found else segment.base_offset
+        if behind < segment.base_offset:
+            # What is between two segments was lost or skipped, and a reader has to come across it.
+            extents = chain([Extent(behind, segment.base_offset, 1)], extents)
+        for extent in extents:
+            if extent.next_offset <= wanted.first_offset:
+                continue
+            last = found[-1] if found else None
+            if (
+                last is not None
+                and bool(last.size_bytes) == bool(extent.size_bytes)
+                and (last.size_bytes + extent.size_bytes <= step)
+            ):
+                size = last.size_bytes + extent.size_bytes
+                found[-1] = Extent(last.first_offset, extent.next_offset, size)
+            elif len(found) == MAX_EXTENTS:
+                return found
+            else:
+                found.append(extent)
+    return found
+
+
+def _joined(blocks: Blocks, step: int) -> Iterator[Extent]:
+    """Neighbours of the same kind as one, up to the step: a segment has thousands of blocks."""
+    borders = blocks.borders.tolist()
+    sizes = np.where(blocks.may_match, blocks.sizes_bytes, 0)
+    reached = [0, *np.cumsum(sizes).tolist()]
+    turns = np.flatnonzero(np.diff(blocks.may_match)) + 1
+    first = 0
+    for turn in [*turns.tolist(), len(sizes)]:
+        while first < turn:
+            end = bisect_right(reached, reached[first] + step, first + 1, turn + 1) - 1
+            end = max(end, first + 1)
+            yield Extent(borders[first], borders[end], reached[end] - reached[first])
+            first = end
+
+
+def _cut(
+    fs: FileSystem,
+    incarnation: str,
+    segment: Segment,
+    end: IndexEntry,
+    index: SparseIndex,
+    step: int,
+) -> Iterator[Extent]:
+    before = IndexEntry(segment.base_offset, 0)
+    for place in [*_places(fs, incarnation, segment, end, index, step), end]:
+        if place.offset > before.offset and place.position >= before.position:
+            yield Extent(before.offset, place.offset, place.position - before.position)
+            before = place
+
+
+def _places(
+    fs: FileSystem,
+    incarnation: str,
+    segment: Segment,
+    end: IndexEntry,
+    index: SparseIndex,
+    step: int,
+) -> list[IndexEntry]:
+    """Batch boundaries about `step` apart, before `end`; none where the index does not tell."""
+    wanted = range(step, end.position, step)
+    if not wanted:
+        return []
+    if not segment.sealed and index.base_offset == segment.base_offset:
+        return [index.floor_position(position) for position in wanted]
+    try:
+        with closing(fs.open(index_path(segment.path), writable=False)) as file:
+            count = count_entries(file, segment, incarnation)
+            places = [_floor(file, count, segment.base_offset, position) for position in wanted]
+    except OSError:
+        return []
+    return [place for place in places if place.offset < end.offset]
+
+
+def _floor(file: File, count: int, base_offset: int, position: int) -> IndexEntry:
+    """The last of the entries at or before `position`. What a damaged file says is of no harm: it
+    makes extents uneven, and `_cut` drops what does not ascend."""
+    low, high = 0, count
+    best = IndexEntry(base_offset, 0)
+    while low < high:
+        middle = (low + high) // 2
+        entry = read_entry(file, middle, base_offset)
+        if entry.position <= position:
+            best, low = entry, middle + 1
+        else:
+            high = middle
+    return best
+
+
+def _merged(extents: Iterable[Extent], step: int) -> Iterator[Extent]:
+    """Small neighbours as one: a stream may have thousands of small segments."""
+    held: Extent | None = None
+    for extent in extents:
+        if held is None:
+            held = extent
+        elif (
+            held.next_offset == extent.first_offset and held.size_bytes + extent.size_bytes <= step
+        ):
+            size = held.size_bytes + extent.size_bytes
+            held = Extent(held.first_offset, extent.next_offset, size)
+        else:
+            yield held
+            held = extent
+    if held is not None:
+        yield held
+
+
+class _Counted(NamedTuple):
+    """So many records lie before this batch boundary."""
+
+    records: int
+    offset: int
+    position: int
+
+
+class RecordCounts:
+    """The record counts of one log. Thread-safe."""
+
+    def __init__(self, pool: FilePool) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._steps: OrderedDict[Path, list[_Counted]] = OrderedDict()
+
+    def offset_of(
+        self, segment: Segment, number: int, quarantined: Sequence[QuarantinedRange] = ()
+    ) -> int:
+        """The offset of record `number` of `segment`, from 0 on; never more than that.
+
+        Where records cannot be counted for damage it is less, so that too much is kept rather than
+        too little. Raises StorageError.
+        """
+        with self._lock, storage_errors(f"counting records of {segment.path.name}"):
+            steps = self._steps.setdefault(segment.path, [_Counted(0, segment.base_offset, 0)])
+            self._steps.move_to_end(segment.path)
+            while len(self._steps) > _REMEMBERED:
+                self._steps.popitem(last=False)
+            pooled = self._pool.acquire(segment.path)
+            try:
+                return _find(pooled.file, segment, number, quarantined, steps)
+            finally:
+                self._pool.release(pooled)
+
+
+def _find(
+    file: File,
+    segment: Segment,
+    number: int,
+    quarantined: Sequence[QuarantinedRange],
+    steps: list[_Counted],
+) -> int:
+    before, offset, position = steps[bisect_right(steps, number, key=lambda one: one.records) - 1]
+    end = IndexEntry(segment.next_offset, segment.size_bytes)
+    start = IndexEntry(offset, position)
+    for at, header in walk_batches(file, start, end, quarantined=quarantined):
+        if at >= steps[-1].position + _STEP_BYTES:
+            steps.append(_Counted(before, header.base_offset, at))
+        if number < before + header.record_count:
+            return _offset_in(file, at, header, number - before)
+        before += header.record_count
+    # Damaged batches are not counted; each record up to this one has an offset of its own.
+    return segment.base_offset + number
+
+
+def _offset_in(file: File, position: int, header: BatchHeader, number: int) -> int:
+    if header.record_count <= header.last_offset_delta:
+        try:
+            return int(decode_batch(read_zeroed(file, header.length, position)).offsets()[number])
+        except (CorruptBatch, UnsupportedFormat):
+            pass  # readers get an error; here a little less precision does no harm
+    return header.base_offset + number

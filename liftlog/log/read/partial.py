@@ -1,0 +1,148 @@
+"""A piece of a sealed segment of which only some parts are read: the heads of its batches, and the
+values that are asked for.
+
+What is read is checked by the checksums in the sketch (`parts`). A part that fails its check proves
+nothing about the batch, which the sketch may contradict: then the batch is read whole, and its own
+checksums decide, as they do for who reads everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from liftlog.errors import CorruptBatch
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.read.slices import LogSlice
+from liftlog.log.segment.parts import NO_CHECKS
+from liftlog.log.segment.sketched import SegmentParts
+from liftlog.log.state import LogState
+from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.format import HEADER_SIZE
+
+_READ_ALONG_BYTES = 16 * 1024
+"""Of a file in memory, reading and checking so much takes about as long as one more read (4 us).
+What lies between two parts and is shorter is read with them, and of a batch single values only if
+it has more than this for each."""
+
+
+def read_partially(state: LogState, piece: LogSlice, *, load: bool) -> PartialPiece | None:
+    """See `Log.read_partially`."""
+    view = state.view
+    segment = view.sealed_segment_of(piece)
+    if segment is None:
+        return None
+    end_position = piece.position + piece.length
+    with storage_errors(f"reading {state.name}"):
+        parts = state.environment.parts.get(segment, view.manifest.lineage, load=load)
+        numbers = None if parts is None else parts.between(piece.position, end_position)
+        if parts is None or numbers is None or not parts.has_heads(*numbers):
+            return None
+        return PartialPiece(piece, parts, *numbers)
+
+
+class _Part(NamedTuple):
+    """A batch with a head that was read."""
+
+    at: int  # in the piece
+    head_bytes: int
+    end: int
+    check: int
+    first_value_check: int
+
+
+class PartialPiece:
+    """A slice of which the heads of the batches are read. The other bytes are zeros until they are
+    read, too; batches that are better read whole have been."""
+
+    def __init__(self, piece: LogSlice, parts: SegmentParts, first: int, end: int) -> None:
+        """`first` and `end` are the numbers of its batches in the segment. Raises OSError."""
+        self.raw = memoryview(bytearray(piece.length))
+        self._piece, self._parts = piece, parts
+        self._heads: dict[int, _Part] = {}
+        self._decoded: dict[int, _Part] = {}  # by base offset
+        self.values_read_whole = 0
+        """Bytes of batches of which many values were wanted."""
+        stretches: list[tuple[int, int]] = []
+        entries = parts.of(first, end)
+        stops = [position - piece.position for position, *_ in entries[1:]] + [piece.length]
+        for (position, head_bytes, check, values), stop in zip(entries, stops, strict=True):
+            at = position - piece.position
+            if head_bytes:
+                self._heads[at] = _Part(at, head_bytes, stop, check, values)
+            stretches.append((at, at + head_bytes if head_bytes else stop))
+        self._read(stretches)
+
+    def decode(self, position: int) -> RecordBatch:
+        """The batch there, checked as far as it was read. Raises OSError, and CorruptBatch and
+        UnsupportedFormat as `decode_batch` does for the whole batch."""
+        part = self._heads.get(position)
+        if part is not None:
+            head = self.raw[position + HEADER_SIZE : position + part.head_bytes]
+            if crc32c(head) == part.check:
+                batch = decode_batch(self.raw, position, verify=False)
+                if position + batch.header.length == part.end:
+                    self._decoded[batch.header.base_offset] = part
+                    return batch
+            # From here on the sketch is not trusted.
+            self._heads = {}
+            self._read([(position, len(self.raw))])
+        return decode_batch(self.raw, position)
+
+    def read_values(self, batch: RecordBatch, chosen: NDArray[np.intp]) -> None:
+        """Read the values of these records of a batch that `decode` gave; they must ascend, and
+        the columns must have been decoded. Raises CorruptBatch if they are damaged, and OSError."""
+        part = self._decoded.get(batch.header.base_offset)
+        if part is None or not len(chosen):
+            return
+        count = batch.header.record_count
+        checks = None
+        room = part.end - part.at - part.head_bytes
+        if part.first_value_check != NO_CHECKS and len(chosen) * _READ_ALONG_BYTES <= room:
+            checks = self._parts.checks(part.first_value_check, count)
+        if checks is None or not self._read_some(part, batch, chosen, checks):
+            self._read_whole(part, batch)
+
+    def _read_some(
+        self,
+        part: _Part,
+        batch: RecordBatch,
+        chosen: NDArray[np.intp],
+        checks: NDArray[np.uint32],
+    ) -> bool:
+        """Whether the values of these records are good."""
+        ends = np.frombuffer(
+            batch.raw, np.int32, batch.header.record_count + 1, batch._layout.values.ends
+        )
+        first = part.at + part.head_bytes
+        starts, stops = (first + ends[chosen]).tolist(), (first + ends[chosen + 1]).tolist()
+        places = list(zip(starts, stops, strict=True))
+        self._read(places)
+        found = [crc32c(self.raw[a:b]) for a, b in places]
+        return bool(found == checks[chosen].tolist())
+
+    def _read_whole(self, part: _Part, batch: RecordBatch) -> None:
+        self._read([(part.at + part.head_bytes, part.end)])
+        self.values_read_whole += part.end - part.at
+        del self._decoded[batch.header.base_offset]
+        if crc32c(batch.stored[HEADER_SIZE:]) != batch.header.body_crc32c:
+            raise CorruptBatch("the body checksum does not match")
+
+    def _read(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """Read [start, stop) of the piece, and what lies between if that is short."""
+        first = end = stretches[0][0]
+        for start, stop in stretches:
+            if start - end >= _READ_ALONG_BYTES:
+                self._read_one(first, end)
+                first = start
+            end = stop
+        self._read_one(first, end)
+
+    def _read_one(self, first: int, end: int) -> None:
+        if first < end:
+            raw = self._piece.read_some(first, end - first)
+            self.raw[first : first + len(raw)] = raw

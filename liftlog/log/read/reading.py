@@ -1,0 +1,374 @@
+"""Reading across segments, on one view of the log: no lock is held while files are read."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from compaction.ages import TOLERANCE_NS
+from liftlog.errors import CorruptRange, OffsetOutOfRange, SegmentsChanged
+from liftlog.log.environment import LogEnvironment
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.read.ages import first_stamp_ns
+from liftlog.log.read.slices import LATEST_NS, LogSlice, find_time_in_segment, slice_segment
+from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.walk import Missing, is_covered, walk
+from liftlog.log.state import LogState, ReadView
+from liftlog.log.structure import quarantine
+
+_DAMAGE_WINDOW_BYTES = 256 * 1024
+
+
+class Gap(NamedTuple):
+    """Offsets for which this log has no records, and never will.
+
+    `is_loss` when acked records may have been in it; else they were only skipped, and readers pass
+    over them silently.
+    """
+
+    first_offset: int
+    next_offset: int
+    reason: str
+    is_loss: bool
+
+
+OnDamage = Callable[[int, int], object]
+
+
+class _reading(storage_errors):  # noqa: N801  # used as a function
+    """Call `storage_errors`. After an error the files of the log are opened again, since a stale
+    handle stays stale."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: LogState) -> None:
+        super().__init__(f"reading {state.name}")
+        self._state = state
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError):
+            self._state.environment.pool.forget_directory(self._state.directory)
+        super().__exit__(kind, error, trace)
+
+
+def read_from(
+    state: LogState,
+    offset: int,
+    max_bytes: int,
+    max_records: int | None,
+    on_damage: OnDamage,
+    *,
+    stored: bool = False,
+) -> LogSlice | None:
+    """See `Log.read`. With `stored`, also what is below the log start."""
+    with _reading(state):
+        while True:
+            view = state.view
+            start = offset
+            if stored:
+                start = max(offset, view.segments[0].base_offset)
+            else:
+                # It may lie before the first segment: in a loss that retention has reached.
+                _check_bounds(state, view, offset)
+            try:
+                found = read_slice(view, state.environment, start, max_bytes, max_records)
+                if found is not None:
+                    found.on_damage = on_damage
+                return found
+            except FileNotFoundError:
+                # It may have been removed between our look at the view and the open.
+                if view.segments is state.view.segments:
+                    raise
+
+
+def read_replica(
+    state: LogState, offset: int, max_bytes: int, on_damage: OnDamage
+) -> LogSlice | Gap | None:
+    """See `Log.read_replica`."""
+    with _reading(state):
+        while True:
+            view = state.written_view
+            # With all below a gap deleted, the oldest segment begins past the log start.
+            start = min(view.segments[0].base_offset, view.manifest.log_start_offset)
+            end = view.committed.offset
+            if not start <= offset <= end:
+                raise OffsetOutOfRange(
+                    f"offset {offset} is outside [{start}, {end}], which stream {state.name} holds",
+                    log_start_offset=start,
+                    log_end_offset=end,
+                )
+            try:
+                found = _next_slice(
+                    view, state.environment, offset, max_bytes, None, with_empty=True
+                )
+            except FileNotFoundError:  # as in `read_from`
+                if view.segments is state.view.segments:
+                    raise
+                continue
+            following = end if found is None else found.first_offset
+            if following > offset:
+                if found is not None:
+                    found.release()
+                return _gap(view.manifest.quarantined, offset, following)
+            if found is not None:
+                found.on_damage = on_damage
+            return found
+
+
+def _gap(ranges: Sequence[QuarantinedRange], offset: int, following: int) -> Gap:
+    """What is known of [offset, following), where no batch lies, or of its beginning."""
+    known = [bad for bad in ranges if bad.next_offset > offset and bad.first_offset < following]
+    known.sort(key=lambda bad: (not bad.is_loss, bad.first_offset))
+    for bad in known:
+        if bad.first_offset <= offset:
+            end = min(bad.next_offset, following)
+            return Gap(offset, end, bad.reason, bad.is_loss)
+        following = min(following, bad.first_offset)  # a loss that begins further on
+    return Gap(offset, following, "no segment holds these offsets", is_loss=True)
+
+
+def _check_bounds(state: LogState, view: ReadView, offset: int) -> None:
+    start, end = view.manifest.log_start_offset, state.active.end.offset
+    if start <= offset <= max(end, view.committed.offset):
+        return
+    raise OffsetOutOfRange(
+        f"offset {offset} is outside [{start}, {end}] of stream {state.name}",
+        hint="start at `earliest` or `latest`, or at an offset inside the range",
+        log_start_offset=start,
+        log_end_offset=end,
+    )
+
+
+def offset_for_timestamp(state: LogState, timestamp_ns: int) -> int:
+    """See `Log.offset_for_timestamp`."""
+    with _reading(state):
+        while True:
+            view = state.view
+            try:
+                return first_offset_at(view, state.environment, timestamp_ns)
+            except FileNotFoundError:  # as in `read_from`
+                if view.segments is state.view.segments:
+                    raise
+
+
+def quarantine_damage(state: LogState, first_offset: int, next_offset: int) -> None:
+    """See `Log.quarantine_damage`."""
+    with storage_errors(f"examining {state.name}"):
+        # Other replicas read what is not committed yet, and find damage there.
+        view = state.written_view if state.config.replicated else state.view
+        for segment in view.segments:
+            if segment.next_offset <= first_offset or segment.base_offset >= next_offset:
+                continue
+            try:
+                found = find_damage(view, state.environment, segment, first_offset, next_offset)
+                if found:
+                    quarantine(state, segment.path.name, found)
+            except (FileNotFoundError, SegmentsChanged):
+                continue  # replaced or removed meanwhile: readers read something else
+
+
+def _all_gone(damaged: Sequence[QuarantinedRange], first_offset: int, end_offset: int) -> bool:
+    """Whether one range covers all from `first_offset` on; then the file may be gone as well."""
+    return any(
+        bad.first_offset <= first_offset and bad.next_offset >= end_offset for bad in damaged
+    )
+
+
+def read_slice(
+    view: ReadView,
+    environment: LogEnvironment,
+    offset: int,
+    max_bytes: int,
+    max_records: int | None,
+) -> LogSlice | None:
+    """The slice that begins with the batch holding `offset`, or what follows it; None at the end.
+
+    Raises CorruptRange when what was lost lies in between, and OSError.
+    """
+    try:
+        found = _next_slice(view, environment, offset, max_bytes, max_records)
+    except CorruptRange as damage:
+        # It may have passed losses that are known: they come first, or they would go unreported.
+        _raise_for_losses(view.manifest.quarantined, offset, damage.first_offset)
+        raise
+    if view.manifest.quarantined:
+        end = view.committed.offset if found is None else found.first_offset
+        try:
+            _raise_for_losses(view.manifest.quarantined, offset, end)
+        except CorruptRange:
+            if found is not None:
+                found.release()
+            raise
+    return found
+
+
+def _raise_for_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> None:
+    """No reader gets past lost records without an error that names them."""
+    for bad in sorted(ranges, key=lambda one: one.first_offset):
+        if bad.is_loss and bad.next_offset > offset and bad.first_offset < end:
+            first = max(bad.first_offset, offset)
+            raise CorruptRange(
+                f"the records [{first}, {bad.next_offset}) are lost: {bad.reason}",
+                hint=f"read on with start={bad.next_offset}",
+                first_offset=first,
+                next_offset=bad.next_offset,
+            )
+
+
+def _next_slice(
+    view: ReadView,
+    environment: LogEnvironment,
+    offset: int,
+    max_bytes: int,
+    max_records: int | None,
+    *,
+    with_empty: bool = False,
+) -> LogSlice | None:
+    committed, segments = view.committed, view.segments
+    i = max(bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
+    while offset < committed.offset and i < len(segments):
+        segment = segments[i]
+        end = view.readable_end(segment)
+        damaged = view.damaged(segment) if view.manifest.quarantined else ()
+        if not damaged or not _all_gone(damaged, offset, end.offset):
+            found = slice_segment(
+                view,
+                environment,
+                segment,
+                damaged,
+                offset=offset,
+                end=end,
+                max_bytes=max_bytes,
+                max_records=max_records,
+                with_empty=with_empty,
+            )
+            if found is not None:
+                return found
+        i += 1
+        if i < len(segments):
+            offset = max(offset, segments[i].base_offset)
+    return None
+
+
+def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: int) -> int:
+    """The first readable offset stamped at or after `timestamp_ns`; the high watermark if none.
+
+    A stamp ahead of the present time is wrong. If a record behind it has a credible stamp before
+    `timestamp_ns`, the record with the wrong one is older still, and the search continues.
+    """
+    latest_ns = environment.clock.now_ns() + TOLERANCE_NS
+    start = view.manifest.log_start_offset
+    while True:
+        found = _find_time(view, environment, timestamp_ns, LATEST_NS, start)
+        if found is None:
+            return view.committed.offset
+        offset, stamp = found
+        if stamp <= latest_ns or timestamp_ns > latest_ns:
+            return offset
+        following = _find_time(
+            view,
+            environment,
+            0,
+            latest_ns,
+            _start_of_credible(view, environment, offset, latest_ns),
+        )
+        if following is None or following[1] >= timestamp_ns:
+            return offset
+        start = following[0] + 1
+
+
+def _find_time(
+    view: ReadView, environment: LogEnvironment, from_ns: int, latest_ns: int, start: int
+) -> tuple[int, int] | None:
+    """Offset and stamp of the first record from `start` on stamped in [`from_ns`, `latest_ns`]."""
+    for segment in view.segments:
+        if segment.base_offset > view.committed.segment_base:
+            break
+        if segment.max_timestamp_ns < from_ns or segment.next_offset <= start:
+            continue
+        damaged = view.damaged(segment)
+        if _all_gone(damaged, segment.base_offset, segment.next_offset):
+            continue
+        found = find_time_in_segment(
+            view,
+            environment,
+            segment,
+            damaged,
+            from_ns,
+            first_offset=start,
+            latest_ns=latest_ns,
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _start_of_credible(
+    view: ReadView, environment: LogEnvironment, offset: int, latest_ns: int
+) -> int:
+    """The offset from which to look for a credible stamp: segments that are followed by one whose
+    first stamp is wrong as well are passed over, for one header each."""
+    segments = view.segments
+    at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
+    while at + 1 < len(segments) and first_stamp_ns(environment, segments[at + 1]) > latest_ns:
+        at += 1
+    return max(offset + 1, segments[at].base_offset)
+
+
+def find_damage(
+    view: ReadView,
+    environment: LogEnvironment,
+    segment: Segment,
+    first_offset: int,
+    next_offset: int,
+) -> list[QuarantinedRange]:
+    """What of [first_offset, next_offset) in `segment` is damaged and not yet quarantined.
+
+    Reads the bytes and checks every checksum. Raises OSError, UnsupportedFormat.
+    """
+    known, end = view.damaged(segment), view.readable_end(segment)
+    found: list[QuarantinedRange] = []
+    pooled = environment.pool.acquire(segment.path)
+    try:
+        file = pooled.file
+        index = view.index_of(segment, file, environment.indexes)
+        start = index.floor(first_offset)
+        for item in walk(
+            file,
+            start.offset,
+            end.position,
+            end.position,
+            index,
+            position=start.position,
+            window_bytes=_DAMAGE_WINDOW_BYTES,
+            end_offset=end.offset,
+            epochs=view.manifest.epochs,
+        ):
+            if not isinstance(item, Missing):
+                if item.batch.next_offset >= next_offset:
+                    break
+                continue
+            if item.first_offset >= next_offset:
+                break
+            following = end.offset if item.next_offset is None else item.next_offset
+            first = item.first_offset
+            if following > first_offset and not is_covered(first, following, known):
+                name, reason = segment.path.name, item.reason
+                found.append(
+                    QuarantinedRange(
+                        first, following, name, item.position, item.end_position, reason
+                    )
+                )
+            if following >= next_offset:
+                break
+    finally:
+        environment.pool.release(pooled)
+    return found

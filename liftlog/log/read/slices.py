@@ -1,0 +1,308 @@
+"""Slices of one segment: the run of whole batches that answers a fetch, found without reading the
+batches. `reading.py` goes across segments."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from liftlog.errors import CorruptBatch, CorruptRange
+from liftlog.log.environment import FilePool, LogEnvironment, PooledFile
+from liftlog.log.files.filesystem import File
+from liftlog.log.files.manifest import QuarantinedRange
+from liftlog.log.files.unreadable import read_around, read_zeroed
+from liftlog.log.segment.index import IndexEntry, SparseIndex
+from liftlog.log.segment.segment import Segment, SteppedOver, walk_batches
+from liftlog.log.state import ReadView
+from liftlog.records.decode import decode_batch
+from liftlog.records.place import Epochs
+
+LATEST_NS = 2**63 - 1
+_WALK_WINDOW = 4096 + 256  # index entries lie about 4 KiB apart
+
+
+class LogSlice:
+    """Whole batches, contiguous in one file. Release it once the bytes are sent.
+
+    `record_count` is an upper bound. `first_offset` is where the first batch begins, at or below
+    the offset that was asked for; `next_offset` is where to read on.
+    """
+
+    __slots__ = (
+        "_pool",
+        "_pooled",
+        "first_offset",
+        "length",
+        "next_offset",
+        "on_damage",
+        "position",
+        "record_count",
+    )
+
+    def __init__(
+        self,
+        pool: FilePool,
+        pooled: PooledFile,
+        position: int,
+        length: int,
+        first_offset: int,
+        next_offset: int,
+    ) -> None:
+        self._pool = pool
+        self._pooled: PooledFile | None = pooled
+        self.position = position
+        self.length = length
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+        self.record_count = next_offset - first_offset
+        self.on_damage: Callable[[int, int], object] | None = None
+        """Called with the offsets of a slice that the disk could not read in full."""
+
+    @property
+    def fd(self) -> int:
+        """Valid until `release`."""
+        assert self._pooled is not None, "the slice was released"
+        return self._pooled.file.fileno()
+
+    @property
+    def path(self) -> Path:
+        """Of the segment. Valid until `release`."""
+        assert self._pooled is not None, "the slice was released"
+        return self._pooled.file.path
+
+    def read_some(self, position: int, length: int) -> bytes:
+        """Bytes from `position` in the slice on, all of which are still to be checked; zeros where
+        the disk gives nothing, fewer where the file ends. Raises OSError."""
+        assert self._pooled is not None, "the slice was released"
+        return read_zeroed(self._pooled.file, length, self.position + position)
+
+    def read_many(self, places: Iterable[tuple[int, int]]) -> list[bytes]:
+        """So many bytes from each position in the file on, all of which are still to be checked;
+        fewer where the file ends. Raises OSError, also where the disk gives nothing."""
+        assert self._pooled is not None, "the slice was released"
+        pread = self._pooled.file.pread
+        return [pread(length, position) for position, length in places]
+
+    def pread(self) -> bytes:
+        """The bytes themselves, for readers in the same process; every batch is still to be
+        checked. Pages that the disk does not give are zeros, and were quarantined on return.
+
+        Raises OSError; StorageError and DiskFull when there was something to quarantine.
+        """
+        assert self._pooled is not None, "the slice was released"
+        raw, holes = read_around(self._pooled.file, self.length, self.position)
+        if holes or len(raw) < self.length:
+            self.quarantine()
+        return raw.ljust(self.length, b"\0")
+
+    def quarantine(self) -> None:
+        """Verify what the slice holds and quarantine what of it is damaged; durable on return.
+        Blocking. Raises StorageError, DiskFull."""
+        if self.on_damage is not None:
+            self.on_damage(self.first_offset, self.next_offset)
+
+    def release(self) -> None:
+        """Let go of the file; calling it again does nothing."""
+        if self._pooled is not None:
+            self._pool.release(self._pooled)
+            self._pooled = None
+
+    def __enter__(self) -> LogSlice:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def slice_segment(
+    view: ReadView,
+    environment: LogEnvironment,
+    segment: Segment,
+    quarantined: Sequence[QuarantinedRange],
+    *,
+    offset: int,
+    end: IndexEntry,
+    max_bytes: int,
+    max_records: int | None,
+    with_empty: bool = False,
+) -> LogSlice | None:
+    """The slice that begins with the batch holding `offset` (or what follows it), and that is not
+    a batch without records unless `with_empty`.
+
+    `end` is the place that readers may not pass. A slice ends where a leader epoch begins: its
+    first batch is compared with the epochs of the manifest, and its receiver compares those after
+    it only with each other. None when nothing readable is left in this segment. Raises CorruptRange
+    at damage that is not known yet.
+    """
+    pool, epochs = environment.pool, view.manifest.epochs
+    pooled = pool.acquire(segment.path)
+    taken = False
+    try:
+        file = pooled.file
+        index = view.index_of(segment, file, environment.indexes)
+        if not quarantined:
+            start = index.floor(offset)
+            found = _find_start(file, index, start, end, offset, epochs, with_empty)
+        else:
+            for start, end in _stretches(index, quarantined, offset, end):  # noqa: B020
+                found = _find_start(file, index, start, end, offset, epochs, with_empty)
+                if found is not None:
+                    break
+        if found is None:
+            return None
+        position, first_offset, first_end = found
+        stop_offset = None if max_records is None else offset + max_records
+        following = bisect_right(epochs, first_offset, key=lambda entry: entry[1])
+        if following < len(epochs):
+            epoch_end = epochs[following][1]
+            stop_offset = epoch_end if stop_offset is None else min(stop_offset, epoch_end)
+        stop = _find_end(
+            file, index, first_end, end,
+            stop_position=position + max_bytes,
+            stop_offset=stop_offset,
+        )  # fmt: skip
+        taken = True
+        length = stop.position - position
+        return LogSlice(pool, pooled, position, length, first_offset, stop.offset)
+    finally:
+        if not taken:
+            pool.release(pooled)
+
+
+def _stretches(
+    index: SparseIndex, quarantined: Sequence[QuarantinedRange], offset: int, end: IndexEntry
+) -> Iterator[tuple[IndexEntry, IndexEntry]]:
+    """What may be walked and sent from `offset` on: all but the quarantined bytes."""
+    start = index.floor(offset)
+    for bad in sorted(quarantined, key=lambda one: one.position):
+        if bad.end_position <= start.position or bad.position >= end.position:
+            continue
+        if bad.position > start.position and bad.first_offset > offset:
+            yield start, IndexEntry(bad.first_offset, bad.position)
+        start = IndexEntry(bad.next_offset, bad.end_position)
+    yield start, end
+
+
+def _find_start(
+    file: File,
+    index: SparseIndex,
+    start: IndexEntry,
+    end: IndexEntry,
+    offset: int,
+    epochs: Epochs,
+    with_empty: bool,
+) -> tuple[int, int, IndexEntry] | None:
+    """Position and base offset of the first batch that ends after `offset`, and its end."""
+    stepped: list[SteppedOver] = []
+    walk = walk_batches(
+        file,
+        start,
+        end,
+        index=index,
+        stepped_over=stepped,
+        window=_WALK_WINDOW,
+        epochs=epochs,
+    )
+    for position, header in walk:
+        following = header.next_offset
+        if following > offset and (header.record_count or with_empty):
+            if stepped:
+                _refuse_damaged(stepped, offset, header.base_offset)
+            return position, header.base_offset, IndexEntry(following, position + header.length)
+    _refuse_damaged(stepped, offset, end.offset)
+    return None
+
+
+def _refuse_damaged(stepped: list[SteppedOver], offset: int, found_offset: int) -> None:
+    """Raise CorruptRange when what was asked for lay in bytes that had to be stepped over."""
+    for bad in stepped:
+        if offset < bad.next_offset <= found_offset:
+            first = max(bad.first_offset, offset)
+            raise CorruptRange(
+                f"the records [{first}, {bad.next_offset}) are damaged on disk",
+                hint=f"read on with start={bad.next_offset}",
+                first_offset=first,
+                next_offset=bad.next_offset,
+            )
+
+
+def _find_end(
+    file: File,
+    index: SparseIndex,
+    first_end: IndexEntry,
+    end: IndexEntry,
+    *,
+    stop_position: int,
+    stop_offset: int | None,
+) -> IndexEntry:
+    """The batch boundary where the answer ends.
+
+    Index entries lie on batch boundaries, so the last entry inside the budget is a good end and
+    no header has to be read; only when there is none, the batches are walked one by one.
+    """
+    if stop_position >= end.position and (stop_offset is None or end.offset <= stop_offset):
+        return end
+    entry = index.floor_position(min(stop_position, end.position))
+    if stop_offset is not None:
+        entry = min(entry, index.floor(stop_offset))
+    if entry.position > first_end.position:
+        return entry
+    reached = first_end
+    for position, header in walk_batches(file, first_end, end, window=_WALK_WINDOW):
+        if (
+            position != reached.position  # damage lies between: the next read reports it
+            or position + header.length > stop_position
+            or (stop_offset is not None and header.next_offset > stop_offset)
+        ):
+            break
+        reached = IndexEntry(header.next_offset, position + header.length)
+    return reached
+
+
+def find_time_in_segment(
+    view: ReadView,
+    environment: LogEnvironment,
+    segment: Segment,
+    quarantined: Sequence[QuarantinedRange],
+    timestamp_ns: int,
+    *,
+    first_offset: int,
+    latest_ns: int = LATEST_NS,
+) -> tuple[int, int] | None:
+    """Offset and stamp of the first readable record at or after `first_offset` stamped in
+    [`timestamp_ns`, `latest_ns`]. None when there is none; records that cannot be read are
+    skipped."""
+    end = view.readable_end(segment)
+    pooled = environment.pool.acquire(segment.path)
+    try:
+        file = pooled.file
+        index = view.index_of(segment, file, environment.indexes)
+        start = max(index.floor_time(timestamp_ns), index.floor(first_offset))
+        for bad in quarantined:
+            if bad.position <= start.position < bad.end_position:
+                start = IndexEntry(bad.next_offset, bad.end_position)
+        walk = walk_batches(
+            file, start, end, index=index, quarantined=quarantined, window=_WALK_WINDOW
+        )
+        for position, header in walk:
+            if header.max_timestamp_ns < timestamp_ns or header.next_offset <= first_offset:
+                continue
+            if header.base_timestamp_ns > latest_ns:
+                continue
+            try:
+                batch = decode_batch(read_zeroed(file, header.length, position)).trim(first_offset)
+                for offset, stamp in zip(batch.offsets(), batch.timestamps_ns(), strict=True):
+                    if timestamp_ns <= stamp <= latest_ns:
+                        return offset, stamp
+            except CorruptBatch:
+                continue
+    finally:
+        environment.pool.release(pooled)
+    return None

@@ -1,0 +1,185 @@
+"""Few records of a piece of a sealed segment: the heads of its batches are read at once, and of the
+values those that are wanted. What is read is checked by the checksums in the sketch (`parts`).
+
+This way reports no damage. Where anything is not perfectly ordinary (a batch that is read whole, a
+checksum that does not match, a page that the disk does not give) it gives up, and the other ways
+(`partial`, `LogSlice`) examine the piece and report what is wrong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from liftlog.errors import CorruptBatch
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.read.slices import LogSlice
+from liftlog.log.segment.parts import NO_CHECKS
+from liftlog.log.segment.sketched import SegmentParts
+from liftlog.log.state import LogState
+from liftlog.records.columns.column_set import BinaryColumn, Columns
+from liftlog.records.columns.heads import ManyHeads, Some, WantedSubjects
+from liftlog.records.columns.small_batches import Heads, heads_at
+from liftlog.records.format import (
+    CODEC_MASK,
+    ESCAPED_SUBJECTS,
+    HEADER_CRC_POSITION,
+    HEADER_SIZE,
+    KNOWN_ATTRIBUTES,
+    MAGIC,
+)
+from liftlog.records.header import BatchHeader, parse_header
+
+SPARSE_VALUE_BYTES = 4096
+"""Of the values of a piece for each that is wanted, at least: reading and checking so many bytes
+takes about as long as one more read."""
+
+_MAGIC = int.from_bytes(MAGIC, "little")
+_UNUSUAL = 0xFFFF & ~KNOWN_ATTRIBUTES | CODEC_MASK | ESCAPED_SUBJECTS
+
+
+def read_sparsely(state: LogState, piece: LogSlice, *, values: bool) -> SparsePiece | None:
+    """See `Log.read_sparsely`."""
+    view = state.view
+    segment = view.sealed_segment_of(piece)
+    if segment is None:
+        return None
+    end_position = piece.position + piece.length
+    with storage_errors(f"reading {state.name}"):
+        parts = state.environment.parts.get(segment, view.manifest.lineage, load=True)
+        numbers = None if parts is None else parts.between(piece.position, end_position)
+        if parts is None or numbers is None:
+            return None
+    try:
+        return SparsePiece(piece, parts, *numbers, values=values)
+    except (_Unusual, CorruptBatch):
+        return None
+
+
+class _Unusual(Exception):
+    """The piece is to be read in another way."""
+
+
+class SparsePiece:
+    """The heads of a piece, which were checked."""
+
+    def __init__(
+        self, piece: LogSlice, parts: SegmentParts, first: int, end: int, *, values: bool
+    ) -> None:
+        """`values`: `records_on` will be asked. Raises _Unusual, CorruptBatch."""
+        entries = parts.of(first, end)
+        positions, sizes, checks, value_checks = np.array(entries, np.int64).T
+        if not sizes.all() or (values and (value_checks == NO_CHECKS).any()):
+            raise _Unusual
+        stops = np.append(positions[1:], piece.position + piece.length)
+        begin = np.cumsum(sizes) - sizes
+        self._piece, self._parts = piece, parts
+        self._first_checks = value_checks
+        self._values_at = positions + sizes
+        raw = memoryview(self._read(positions.tolist(), sizes.tolist(), checks.tolist()))
+        self.head_bytes = len(raw)
+        self.value_bytes = piece.length - len(raw)
+        heads = heads_at(raw, begin)
+        self._check(heads, stops - positions)
+        self.header: BatchHeader = parse_header(raw)
+        """Of the first batch. All have its leader epoch."""
+        self._heads = ManyHeads(raw, begin, stops - positions, sizes)
+
+    def _read(self, positions: list[int], sizes: list[int], checks: list[int]) -> bytes:
+        """The heads, one after another."""
+        try:
+            found = self._piece.read_many(zip(positions, sizes, strict=True))
+        except OSError as error:
+            raise _Unusual from error
+        if [crc32c(memoryview(head)[HEADER_SIZE:]) for head in found] != checks:
+            raise _Unusual
+        raw = b"".join(found)
+        if len(raw) != sum(sizes):
+            raise _Unusual
+        return raw
+
+    def _check(self, heads: Heads, lengths: NDArray[np.int64]) -> None:
+        """The headers themselves, and that the batches are in their places and of one epoch."""
+        octets = heads.view(np.uint8).data
+        sums = [
+            crc32c(octets[at : at + HEADER_CRC_POSITION])
+            for at in range(0, HEADER_SIZE * len(heads), HEADER_SIZE)
+        ]
+        deltas = heads["last_offset_delta"].astype(np.int64)
+        bases = heads["base_offset"].astype(np.int64)
+        counts = heads["record_count"].astype(np.int64)
+        following = bases + deltas + 1
+        good = (np.array(sums, np.uint32) == heads["header_crc32c"]).all()
+        good &= (heads["magic"] == _MAGIC).all() and not heads["reserved"].any()
+        good &= not (heads["attributes"] & _UNUSUAL).any()
+        good &= (heads["length"] == lengths).all() and (counts > 0).all()
+        good &= (counts <= deltas + 1).all() and (bases[1:] == following[:-1]).all()
+        good &= bool(bases[0] == self._piece.first_offset)
+        good &= bool(following[-1] == self._piece.next_offset)
+        good &= (heads["leader_epoch"] == heads["leader_epoch"][0]).all()
+        if not good:
+            raise _Unusual
+
+    def marked(self) -> Columns | None:
+        """All records, with nothing but their offsets and the marks of tombstones. None if
+        something does not match."""
+        try:
+            return self._heads.marked()
+        except CorruptBatch:
+            return None
+
+    def records_on(
+        self, wanted: WantedSubjects, first_offset: int, stop_offset: int | None
+    ) -> Columns | None:
+        """The records on these subjects in [first_offset, stop_offset). None if they are to be read
+        in another way: they are many, or something does not match."""
+        try:
+            chosen, names, places = self._heads.on(wanted)
+            left = self.value_bytes - len(chosen) * SPARSE_VALUE_BYTES
+            if left < 0:
+                return None
+            some = self._heads.some(chosen)
+            starts, stops = some.values
+            if int((stops - starts).sum()) > left:
+                return None
+            low = int(some.offsets.searchsorted(first_offset))
+            high = len(chosen)
+            if stop_offset is not None:
+                high = int(some.offsets.searchsorted(stop_offset))
+            if high - low < len(chosen):
+                some, places = some.part(low, max(low, high)), places[low : max(low, high)]
+            values = self._values(some)
+        except (_Unusual, CorruptBatch):
+            return None
+        return Columns(
+            some.offsets,
+            some.timestamps_ns,
+            tuple([(name, False) for name in names]) or ((b"", False),),
+            places.astype(np.uint16) if len(names) > 1 else None,
+            some.keys,
+            some.headers,
+            values,
+        )
+
+    def _values(self, some: Some) -> BinaryColumn:
+        """Read and check the values. Raises _Unusual."""
+        starts, stops = some.values
+        lengths = stops - starts
+        ends = np.zeros(len(starts) + 1, np.int32)
+        np.cumsum(lengths, out=ends[1:])
+        at = self._values_at[some.batches] + starts
+        numbers = self._first_checks[some.batches] + some.rows
+        wanted = self._parts.checks_at(numbers)
+        if wanted is None:
+            raise _Unusual
+        try:
+            items = self._piece.read_many(zip(at.tolist(), lengths.tolist(), strict=True))
+        except OSError as error:
+            raise _Unusual from error
+        if [crc32c(item) for item in items] != wanted.tolist():
+            raise _Unusual
+        data = np.frombuffer(b"".join(items), np.uint8)
+        if len(data) != ends[-1]:
+            raise _Unusual
+        return BinaryColumn(ends, data, some.has_value)

@@ -1,0 +1,261 @@
+"""The files of a log when it is opened: what is not listed is removed, what is missing is noted."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from liftlog.log.files.filesystem import File, FileSystem, write_all
+from liftlog.log.files.manifest import (
+    COPY_NAME,
+    MANIFEST_NAME,
+    FoundManifest,
+    Manifest,
+    QuarantinedRange,
+    SegmentEntry,
+)
+from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.files.unreadable import read_zeroed
+from liftlog.log.segment.index import IndexEntry
+from liftlog.log.segment.segment import Segment, walk_batches
+
+logger = logging.getLogger("liftlog.log")
+
+_DERIVED = (".sketch", ".subjects")
+_BESIDE = (".index", *_DERIVED)
+"""What lies beside a segment."""
+BROKEN_SUFFIX = ".broken"
+UNLISTED_SUFFIX = ".unlisted"
+_COPY_BYTES = 4 * 1024 * 1024
+_MAX_TAIL_BYTES = 64 * 1024 * 1024
+_MAX_TAILS = 8
+_SEGMENT_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.log", re.ASCII)
+_TAIL_NAME = re.compile(r"(\d{20})(?:\.\d+)?\.log\.(\d+)" + re.escape(BROKEN_SUFFIX), re.ASCII)
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening found; `events` are sentences for the log."""
+
+    clean: bool = True
+    scanned_bytes: int = 0
+    cut_bytes: int = 0
+    events: list[str] = field(default_factory=list)
+    incomplete: str = ""
+    """As `Log.incomplete`; only of a replicated log."""
+
+
+class Inventory:
+    """The files of a log beside its manifest, and the ranges that turn out to be gone."""
+
+    def __init__(self, directory: Path, fs: FileSystem, manifest: Manifest) -> None:
+        self.directory = directory
+        self.fs = fs
+        self.manifest = manifest
+        self.report = RecoveryReport()
+        self.quarantined: list[QuarantinedRange] = list(manifest.quarantined)
+
+    def _note(self, event: str) -> None:
+        self.report.events.append(event)
+        logger.warning("recovery stream=%s %s", self.directory.name, event)
+
+    def _quarantine(
+        self, path: Path, first: int, following: int, start: int, end: int, reason: str
+    ) -> None:
+        bad = QuarantinedRange(first, following, path.name, start, end, reason)
+        self.quarantined.append(bad)
+        if not bad.is_loss:  # the cut of the tail was reported already
+            return
+        logger.error(
+            "quarantined stream=%s first_offset=%d next_offset=%d reason=%s",
+            self.directory.name,
+            first,
+            following,
+            reason,
+        )
+
+    def _quarantined_in(self, path: Path) -> list[QuarantinedRange]:
+        return [bad for bad in self.quarantined if bad.segment == path.name]
+
+    def write_missing_copy(self, found: FoundManifest) -> None:
+        """Write the manifest again if its two files differ, then remove what it does not list.
+
+        Both are true (see `manifest.py`), so writing the newer one loses nothing. While that fails
+        (a full disk), nothing is removed: the older one may list it, and the next start may find
+        only that.
+        """
+        for problem in found.problems:
+            self._note(f"{problem}; the other copy is used")
+        if not found.is_written_twice:
+            self.manifest = self.manifest.with_changes()
+            try:
+                self.manifest.write(self.fs, self.directory)
+            except OSError as error:
+                logger.warning("manifest-not-copied stream=%s error=%s", self.directory.name, error)
+                return
+        self._remove_garbage()
+
+    def _remove_garbage(self) -> None:
+        """Delete what a crash left between two steps: files that the manifest does not list.
+
+        Unless the manifest itself is the one that is out of date: then they are kept aside.
+        """
+        listed = {entry.file_name for entry in self.manifest.segments}
+        stems = {name.removesuffix(".log") for name in listed}
+        names = self.fs.list_directory(self.directory)
+        unlisted: list[str] = []
+        self._remove_old_tails([name for name in names if name.endswith(BROKEN_SUFFIX)])
+        for name in names:
+            known = (
+                name in listed
+                or name in (MANIFEST_NAME, COPY_NAME, SLOT_NAME)
+                or name.endswith(BROKEN_SUFFIX)
+                or (name.endswith(_BESIDE) and name.rpartition(".")[0] in stems)
+            )
+            if not known and name.endswith((".log", *_BESIDE, ".tmp")):
+                unlisted.append(name)
+        outdated = self._manifest_is_outdated(unlisted)
+        if outdated:
+            self._confirmed_is_missing("an older manifest was put back")
+        # In the order of their offsets: what shows that the manifest is outdated goes last, so a
+        # start that is interrupted here comes to the same result.
+        for name in unlisted:
+            if outdated and not name.endswith((*_DERIVED, ".tmp")):
+                self._keep_aside(name)
+            elif self.fs.exists(self.directory / name):
+                self._remove(name)
+
+    def _manifest_is_outdated(self, unlisted: Sequence[str]) -> bool:
+        """Whether files show that a newer manifest existed, so an old one was put back.
+
+        A crash leaves no such files. A segment gets its first bytes after the manifest lists it, so
+        one after the active segment is empty; except those from before a truncation, which are of
+        an older generation. And what a manifest lists was on disk before it was written.
+        """
+        *sealed, active = self.manifest.segments
+        for name in unlisted:
+            match = _SEGMENT_NAME.fullmatch(name)
+            if match is None:
+                continue
+            base_offset, generation = int(match[1]), int(match[2] or 0)
+            if (base_offset, generation) <= (active.base_offset, active.generation):
+                continue
+            if generation >= self.manifest.generation and self._size(name):
+                return True
+        if not unlisted:
+            return False
+        return not self.fs.exists(self.directory / active.file_name) or any(
+            entry.size_bytes
+            and not self.fs.exists(self.directory / entry.file_name)
+            and not self._is_known_lost(entry)
+            for entry in sealed
+        )
+
+    def _is_known_lost(self, entry: SegmentEntry) -> bool:
+        return any(
+            bad.first_offset <= entry.base_offset and bad.next_offset >= entry.next_offset
+            for bad in self.manifest.quarantined_in(entry.file_name)
+        )
+
+    def _size(self, name: str) -> int:
+        file = self.fs.open(self.directory / name, writable=False)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _confirmed_is_missing(self, reason: str) -> None:
+        """Records that were durable may not be there. Called before anything is changed that shows
+        it."""
+
+    def _keep_aside(self, name: str) -> None:
+        number, target = 1, self.directory / f"{name}{UNLISTED_SUFFIX}"
+        while self.fs.exists(target):
+            number += 1
+            target = self.directory / f"{name}.{number}{UNLISTED_SUFFIX}"
+        self.fs.rename(self.directory / name, target)
+        self._note(
+            f"the manifest does not list {name}, and files show that there was a newer manifest: "
+            f"it is kept as {target.name}"
+        )
+
+    def _copy_aside(self, file: File, position: int, size: int) -> tuple[int, str]:
+        """Copy what follows `position` to a file of its own, before it is given up; returns its
+        length and says, in words, where the copy is."""
+        length = max(min(size, file.size()) - position, 0)
+        kept = min(length, _MAX_TAIL_BYTES)
+        name = f"{file.path.name}.{position}{BROKEN_SUFFIX}"
+        try:
+            aside = self.fs.open(self.directory / name, create=True)
+            try:
+                for done in range(0, kept, _COPY_BYTES):
+                    piece = read_zeroed(file, min(_COPY_BYTES, kept - done), position + done)
+                    write_all(aside, [piece], done)
+                aside.fdatasync()
+            finally:
+                aside.close()
+            self.fs.fsync_directory(self.directory)
+        except OSError as error:
+            # No ack was given for these bytes; a full disk must not keep the stream from starting.
+            return length, f"it could not be kept: {error.strerror or error}"
+        return length, f"{'it is' if kept == length else f'{kept} of them are'} kept in {name}"
+
+    def _remove_old_tails(self, names: list[str]) -> None:
+        """Keep the newest tails that were cut off, and none of offsets that retention removed."""
+        first = self.manifest.segments[0].base_offset
+        # Other files with that suffix come from an operator: `manifest.broken`, for example.
+        tails = [match for name in names if (match := _TAIL_NAME.fullmatch(name)) is not None]
+        ages = sorted((int(match[1]), int(match[2]), match[0]) for match in tails)
+        for i, (base_offset, _, name) in enumerate(ages):
+            if base_offset < first or i < len(ages) - _MAX_TAILS:
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Remove a leftover. One that cannot be removed, like a directory, only takes room; the
+        next start tries again."""
+        try:
+            self.fs.unlink(self.directory / name)
+        except OSError as error:
+            logger.warning(
+                "file-not-removed stream=%s file=%s error=%s", self.directory.name, name, error
+            )
+
+    def _check_sealed(self, sealed: list[Segment]) -> None:
+        """Sealed files are trusted, since they were synced before the manifest listed them, but
+        they must be there in full length. No crash takes anything of them away, so what is missing
+        was acked and is noted as lost. The rest of a shorter file stays readable."""
+        for segment in sealed:
+            known = self._quarantined_in(segment.path)
+            if not segment.size_bytes or self._is_known_lost(segment.entry()):
+                continue
+            if not self.fs.exists(segment.path):
+                self._note(f"the sealed segment {segment.path.name} is missing")
+                self._quarantine(
+                    segment.path, segment.base_offset, segment.next_offset, 0, 0,
+                    "the file is missing",
+                )  # fmt: skip
+                continue
+            file = self.fs.open(segment.path, writable=False)
+            try:
+                end = max((bad.end_position for bad in known), default=0)
+                if max(file.size(), end) < segment.size_bytes:
+                    self._quarantine_lost_end(segment, file)
+            finally:
+                file.close()
+
+    def _quarantine_lost_end(self, segment: Segment, file: File) -> None:
+        self._note(f"{segment.path.name} has {file.size()} of {segment.size_bytes} bytes")
+        reached = IndexEntry(segment.base_offset, 0)
+        end = IndexEntry(segment.next_offset, segment.size_bytes)
+        known = self._quarantined_in(segment.path)
+        for position, header in walk_batches(file, reached, end, quarantined=known):
+            if position + header.length > file.size():
+                break
+            reached = IndexEntry(header.next_offset, position + header.length)
+        self._quarantine(
+            segment.path, reached.offset, segment.next_offset, reached.position,
+            segment.size_bytes, "the end of the file is missing",
+        )  # fmt: skip

@@ -1,0 +1,343 @@
+"""Opening a log: trust it after a clean stop, recover it after any other.
+
+The comments here and in `judging.py` prove, branch by branch, that an opening loses nothing that
+was acked, assigns no acked offset again, and keeps nothing that was refused. They rest on four
+facts about what writes:
+
+F1. What the manifest lists was on disk before it: sealed segments with all their bytes, and the
+    directory entry of the active segment.
+F2. A group is written only after the fdatasync of the one before. With durability `fsync` its acks
+    leave after its own fdatasync and after the slot said so; below that, the manifest said
+    `acks_before_sync` before the first of them left.
+F3. Recovery points and the clean marker tell of what an fdatasync has returned for.
+F4. The clean marker is removed, durably, before anything of the directory is changed.
+
+An opening may be interrupted at any point and runs again. It changes files in this order: bytes of
+the active segment that were judged (copied, cut, or written again as they are), then one write of
+the manifest, then the slot and a new segment. So until the manifest is written the next start
+judges the same damage by the same witnesses, and afterwards it finds the verdict in the manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from liftlog.errors import CorruptMetadata
+from liftlog.log.active_segment import ActiveSegment
+from liftlog.log.environment import LogConfig, LogEnvironment, build_index
+from liftlog.log.files.filesystem import File, storage_errors, write_all
+from liftlog.log.files.manifest import (
+    MOST_RESERVED,
+    Manifest,
+    SegmentEntry,
+    epochs_below,
+    epochs_from,
+    find_manifest,
+    ranges_below,
+)
+from liftlog.log.files.slot import SLOT_NAME
+from liftlog.log.files.unreadable import read_around
+from liftlog.log.log import Log
+from liftlog.log.recovery.inventory import RecoveryReport
+from liftlog.log.recovery.judging import OnBatch, TailJudge
+from liftlog.log.recovery.replica_recovery import ends_from, what_is_missing
+from liftlog.log.segment.index import SparseIndex, read_index
+from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.tail import ActiveState, find_data_end, scan
+from liftlog.log.state import LogState
+from liftlog.records.header import BatchHeader
+
+_WRITE_BYTES = 4 * 1024 * 1024
+
+
+def open_log(
+    directory: Path,
+    environment: LogEnvironment,
+    config: LogConfig,
+    *,
+    clean: ActiveState | None = None,
+    recovery_point: ActiveState | None = None,
+    boot_id: str | None = None,
+) -> tuple[Log, RecoveryReport]:
+    """Open an existing log.
+
+    `clean` is the stream's entry in the clean marker, None after an unclean stop. Returns when
+    everything below the high watermark is durable. Raises CorruptMetadata when there is data but
+    no readable manifest: such a stream stays as it is. Raises StorageError, UnsupportedFormat.
+    """
+    with storage_errors(f"opening {directory.name}"):
+        found = find_manifest(environment.fs, directory)
+        manifest = found.manifest
+        if manifest is None or not manifest.segments:
+            raise CorruptMetadata(f"stream {directory.name} has files but no manifest")
+        opening = _Opening(directory, environment, config, manifest, boot_id)
+        opening.write_missing_copy(found)
+        return opening.run(clean, recovery_point)
+
+
+class _Opening(TailJudge):
+    """The state of one opening; used once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        environment: LogEnvironment,
+        config: LogConfig,
+        manifest: Manifest,
+        boot_id: str | None,
+    ) -> None:
+        super().__init__(directory, environment.fs, manifest, boot_id)
+        self.environment = environment
+        self.config = config
+        self.high_watermark = 0  # what a replica knows of it
+
+    def run(
+        self, clean: ActiveState | None, recovery_point: ActiveState | None
+    ) -> tuple[Log, RecoveryReport]:
+        sealed = [
+            Segment(self.directory, entry, sealed=True) for entry in self.manifest.segments[:-1]
+        ]
+        known_ranges = len(self.quarantined)
+        self._check_sealed(sealed)
+        if len(self.quarantined) > known_ranges:
+            self._confirmed_is_missing("a sealed segment is shorter than it was, or missing")
+        entry = self.manifest.segments[-1]
+        path = self.directory / entry.file_name
+        # A state may be of an older segment, of an earlier stream of this name, or of what was
+        # truncated: it says nothing about this file.
+        known = [
+            state
+            for state in (clean, recovery_point)
+            if state is not None and state.is_of(self.manifest.incarnation, entry)
+        ]
+        # A clean marker that does not fit the file (it was cut or extended outside of liftlog)
+        # still says, by F3, how far the file was durable.
+        furthest = max(known, key=lambda state: state.next_offset, default=None)
+        self.durable_end = furthest.next_offset if furthest else 0
+        watermarks = [state.high_watermark for state in known]
+        self.high_watermark = max([self.manifest.high_watermark, *watermarks])
+        if clean not in known:
+            clean = None
+        self.active_is_missing = not self.fs.exists(path)
+        if self.active_is_missing:
+            self._note(f"the active segment {entry.file_name} is missing")
+            if clean is None or clean.position:
+                self._confirmed_is_missing("the active segment is missing")
+                if not self.config.replicated:
+                    self._note_lost_file(path, entry)
+        file = self.fs.open(path, create=self.active_is_missing)
+        try:
+            if clean is not None and clean.position == file.size():
+                # A clean stop: `close` synced and committed all of the file and gave back what was
+                # allocated ahead, so its size is where the data ends. By F4 nothing was appended
+                # since. Rot in it is found when it is read; it cannot be a write that was torn.
+                index = self._load_index(path, file, clean)
+                return self._finish(sealed, entry, file, clean, index)
+            self.report.clean = False
+            return self._recover(sealed, entry, file, furthest)
+        except BaseException:
+            file.close()
+            raise
+
+    # --- pieces ---
+
+    def _confirmed_is_missing(self, reason: str) -> None:
+        """Alone, the ranges that are gone say all of it. The other replicas have to be told, so
+        that is noted, durably, until they were."""
+        if not self.config.replicated:
+            return
+        if not self.manifest.incomplete:
+            self._note(f"this replica may miss what it had confirmed: {reason}")
+            self.manifest = self.manifest.with_changes(incomplete=reason)
+            self.manifest.write(self.fs, self.directory)
+
+    def _note_lost_file(self, path: Path, entry: SegmentEntry) -> None:
+        """By F1 no stop leaves the active segment without its file, so something else removed it,
+        and took along whatever was acked. That is noted before an empty file takes its place: a
+        stop after that leaves a log that looks as if its active segment had been empty."""
+        empty = ActiveState.empty(self.manifest.incarnation, entry.base_offset, entry.generation)
+        known = len(self.quarantined)
+        self._behind_lost_end(path, empty, entry.base_offset)
+        if len(self.quarantined) > known:
+            self.manifest = self.manifest.with_changes(quarantined=tuple(self.quarantined))
+            self.manifest.write(self.fs, self.directory)
+
+    def _load_index(self, path: Path, file: File, state: ActiveState) -> SparseIndex:
+        """Entries below `state`."""
+        entry = SegmentEntry(
+            base_offset=state.base_offset,
+            generation=state.generation,
+            next_offset=state.next_offset,
+            size_bytes=state.position,
+        )
+        index = read_index(self.fs, file, entry, self.manifest.incarnation)
+        if index is None:
+            segment = Segment(self.directory, entry, sealed=False)
+            index = build_index(file, segment, self._quarantined_in(path))
+        return index
+
+    def _recover(
+        self,
+        sealed: list[Segment],
+        entry: SegmentEntry,
+        file: File,
+        recovery_point: ActiveState | None,
+    ) -> tuple[Log, RecoveryReport]:
+        state = recovery_point
+        if state is None or state.position > file.size():
+            # Nothing to begin from, or the file ends before the point: it lost bytes that were
+            # durable. Every batch that is left is looked at, and `durable_end` still tells that
+            # more was acked.
+            state = ActiveState.empty(
+                self.manifest.incarnation, entry.base_offset, entry.generation
+            )
+        size = find_data_end(file, state.position)
+        self.report.scanned_bytes = size - state.position
+        index = self._load_index(file.path, file, state)
+        newest, proven = state.max_timestamp_ns, state.position
+        proven_offset = self._proven_offset(state)
+
+        def on_batch(position: int, header: BatchHeader) -> None:
+            nonlocal newest, proven
+            newest = max(newest, header.max_timestamp_ns)
+            index.maybe_add(header.base_offset, position, newest)
+            if header.next_offset <= proven_offset:
+                proven = position + header.length
+
+        if self.config.replicated:
+            state = self._scan_and_cut(file, state, size, on_batch)
+            log_end = state.next_offset
+        else:
+            state, log_end = self._scan_and_judge(file, state, size, on_batch)
+        # What the scan accepted may be in the page cache only. It has to be on disk before the high
+        # watermark of `_finish` declares it committed, or this replica confirms it.
+        self._write_again(file, proven, state.position)
+        file.fdatasync()
+        self.fs.fsync_directory(self.directory)
+        return self._finish(sealed, entry, file, state, index, log_end=log_end)
+
+    def _scan_and_cut(
+        self, file: File, state: ActiveState, size: int, on_batch: OnBatch
+    ) -> ActiveState:
+        """For a replica: give up everything from the first damage on.
+
+        What a failed sync gave up can follow the end of the log, if the disk took no new segment
+        then. An epoch may have begun at that end since: these batches are no part of it."""
+        state, damage = scan(file, state, size, on_batch, epochs=self.manifest.epochs)
+        reason = what_is_missing(
+            state.next_offset,
+            slot=self._slot_state(),
+            durable_end=self.durable_end,
+            high_watermark=self.high_watermark,
+        )
+        if not reason and self._slot_is_unreadable:
+            reason = f"the file {SLOT_NAME} cannot be read, which says how far it had confirmed"
+        if reason:
+            self._confirmed_is_missing(reason)
+            self.must_roll = True
+        if damage is not None:
+            self._keep_tail(file, damage, size)
+            if damage.unreadable:  # as in `_give_up_tail`
+                self.must_roll = True
+            elif not self.must_roll:
+                # Nothing confirmed is in it. A stop after this leaves a file that ends well.
+                file.truncate(damage.position)
+        return state
+
+    def _write_again(self, file: File, start: int, end: int) -> None:
+        """Make the pages dirty again, so that the fdatasync to come writes them.
+
+        Except what cannot be read: a page that came from the disk needs no writing, and zeros in
+        its place would end all hope for it. The same bytes go to the same place, so a stop in
+        between leaves what was there.
+        """
+        for position in range(start, end, _WRITE_BYTES):
+            raw, holes = read_around(file, min(_WRITE_BYTES, end - position), position)
+            at = position
+            for hole in (*holes, range(position + len(raw), position + len(raw))):
+                if hole.start > at:
+                    write_all(file, [raw[at - position : hole.start - position]], at)
+                at = hole.stop
+
+    def _finish(
+        self,
+        sealed: list[Segment],
+        entry: SegmentEntry,
+        file: File,
+        state: ActiveState,
+        index: SparseIndex,
+        *,
+        log_end: int | None = None,
+    ) -> tuple[Log, RecoveryReport]:
+        active = Segment(self.directory, entry, sealed=False)
+        active.size_bytes = state.position
+        active.next_offset = state.next_offset
+        active.record_count = state.record_count
+        active.max_timestamp_ns = state.max_timestamp_ns
+        active.created_ns = state.created_ns
+        end = state.next_offset if log_end is None else log_end
+        replicated = self.config.replicated
+        writing = ActiveSegment(active, file, index)
+        ends = [writing.end]
+        if replicated:
+            high = min(self.high_watermark, end)
+            about = self.manifest.incarnation, self.quarantined
+            ends = ends_from(self.environment, *about, sealed, writing, high)
+        self._store_manifest(state, ends[0].offset if replicated else end, end)
+        # From here on the slot is written, with no less than it said before.
+        log_state = LogState(
+            self.directory,
+            self.environment,
+            self.config,
+            self.manifest,
+            sealed,
+            writing,
+            committed=ends[0],
+        )
+        group = (state.commit_group + 1) & 0xFFFF
+        log = Log(log_state, commit_group=group, boot_id=self.boot_id, appended=ends[1:])
+        if replicated:
+            if self.must_roll:
+                log.leave_active_segment()
+        elif end != state.next_offset or self.must_roll:
+            # The file holds nothing for the offsets up to `end`, or cannot be appended to: it is
+            # sealed where its good bytes end. A stop before that: the manifest has the range from
+            # there to `end`, and the next start comes to the same place.
+            log.skip_to(end)
+        self.report.incomplete = log.incomplete
+        return log, self.report
+
+    def _store_manifest(self, state: ActiveState, high_watermark: int, end: int) -> None:
+        """One write says all that this recovery decided, so no start ever finds a part of it."""
+        manifest = self.manifest
+        epoch = max(manifest.leader_epoch, state.leader_epoch)
+        quarantined, epochs = tuple(self.quarantined), manifest.epochs
+        replicated = self.config.replicated
+        if self.report.clean:
+            settled = replace(manifest, quarantined=quarantined, replicated=replicated)
+            if settled != manifest:  # a sealed file may be missing
+                self.manifest = settled.with_changes()
+                self.manifest.write(self.fs, self.directory)
+            return
+        if replicated:
+            # The epochs come from the record of the stream, and what is fetched again of the
+            # offsets from `end` on is neither damaged nor of an epoch that is known yet.
+            epochs = epochs_below(epochs, end)
+            quarantined = ranges_below(quarantined, end)
+        else:
+            # A new epoch, durable before the first append: a reader that saw more of the old log
+            # than survived is told that it diverged. All that is left was just fdatasynced, so it
+            # counts as committed, and no ack is ahead of it.
+            epoch += 1
+            epochs = epochs_from((*epochs, (epoch, end)), manifest.log_start_offset)
+        self.manifest = manifest.with_changes(
+            leader_epoch=epoch,
+            epochs=epochs,
+            quarantined=quarantined,
+            high_watermark=high_watermark,
+            reserved_offset=max(manifest.reserved_offset, end + MOST_RESERVED),
+            acks_before_sync=False,
+            replicated=replicated,
+        )
+        self.manifest.write(self.fs, self.directory)

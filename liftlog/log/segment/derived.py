@@ -1,0 +1,172 @@
+"""Files beside a sealed segment that are made from it and can be missing: its sketch, its subject
+index. They are not fsynced; what a crash leaves of one fails its checksums.
+
+Each begins with its kind and version, and names the segment it was made from:
+
+     0  4  kind
+     4  4  version                        u32
+    12  4  CRC-32C of the log's lineage, and "/" and the generation of the segment if it is not 0
+    16  8  size of the segment in bytes   u64
+    24  8  offset after the segment       u64
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from crc32c import crc32c
+
+from liftlog.log.files.filesystem import Buffer, FileSystem, write_all
+from liftlog.log.files.manifest import SegmentEntry
+from liftlog.log.segment.index import index_path
+from liftlog.log.segment.segment import Segment
+
+logger = logging.getLogger("liftlog.log")
+
+CACHED_BYTES = 64 * 1024 * 1024
+"""Of what was read of the files of one kind."""
+
+_HEAD = struct.Struct("<4sI4xIQQ")
+_AT_ONCE = 512  # buffers in one system call, which takes 1,024
+_COMPARED_BYTES = 48  # of the beginning, with the checksums: tells a file from one made later
+_USELESS = 1000
+"""Of so many files that cannot be used it is known; others are read again."""
+
+Kind = tuple[bytes, int]
+"""How a file begins, and its version."""
+
+
+def sketch_path(log_path: Path) -> Path:
+    return log_path.with_suffix(".sketch")
+
+
+def subject_index_path(log_path: Path) -> Path:
+    return log_path.with_suffix(".subjects")
+
+
+def files_of(log_path: Path) -> tuple[Path, Path, Path, Path]:
+    """A segment and what lies beside it."""
+    return log_path, index_path(log_path), sketch_path(log_path), subject_index_path(log_path)
+
+
+def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> bool:
+    """Whether a file that begins so was made from this state of the segment."""
+    if len(raw) < _HEAD.size:
+        return False
+    found = _HEAD.unpack_from(raw)
+    about = history_check(segment, lineage), segment.size_bytes, segment.next_offset
+    return found == (*kind, *about)
+
+
+def history_check(segment: SegmentEntry, lineage: str) -> int:
+    """Name the segment in such a file, beside its size and end: a rewritten segment can share both
+    with the one that it replaced."""
+    name = f"{lineage}/{segment.generation}" if segment.generation else lineage
+    return crc32c(name.encode())
+
+
+def names_segment(
+    fs: FileSystem, path: Path, kind: Kind, segment: SegmentEntry, lineage: str
+) -> bool:
+    """True if this file exists, can be read, and names the segment."""
+    with suppress(OSError), closing(fs.open(path, writable=False)) as file:
+        return is_named(file.pread(_HEAD.size, 0), kind, segment, lineage)
+    return False
+
+
+def write_derived(fs: FileSystem, path: Path, parts: Sequence[Buffer]) -> int:
+    """Put a file with these parts, one after another, in the place of an older one; returns how
+    many bytes they are. Raises OSError."""
+    made, end = path.with_name(f"{path.name}.tmp"), 0
+    try:
+        with closing(fs.open(made, create=True)) as file:
+            file.truncate(0)
+            for first in range(0, len(parts), _AT_ONCE):
+                end += write_all(file, parts[first : first + _AT_ONCE], end)
+        fs.rename(made, path)
+    except OSError:
+        with suppress(OSError):
+            fs.unlink(made)
+        raise
+    return end
+
+
+class Derived(Protocol):
+    """What was read of a file: of which segment and lineage, and how much of it stays in memory."""
+
+    @property
+    def about(self) -> tuple[SegmentEntry, str]: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+D = TypeVar("D", bound=Derived)
+
+
+class DerivedFiles(Generic[D]):
+    """What was read of the files of one kind that were used last, up to CACHED_BYTES.
+    Thread-safe."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        path_of: Callable[[Path], Path],
+        read: Callable[[FileSystem, Path, SegmentEntry, str], D | None],
+    ) -> None:
+        """`path_of` a segment's file is the file beside it; `read` gets the former."""
+        self._fs = fs
+        self._path_of, self._read = path_of, read
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Path, D] = OrderedDict()
+        self._size = 0
+        self._useless: OrderedDict[Path, object] = OrderedDict()
+
+    def get(self, segment: Segment, lineage: str, *, load: bool) -> D | None:
+        """None if there is none that can be used, and if it is not in memory unless `load`."""
+        path, about = segment.path, (segment.entry(), lineage)
+        with self._lock:
+            found = self._found.get(path)
+            if found is not None and found.about == about:
+                self._found.move_to_end(path)
+                return found
+        if not load:
+            return None
+        try:
+            state = self._state_of(self._path_of(path))
+            if state is None or self._useless.get(path) == (about, state):
+                return None
+            found = self._read(self._fs, path, *about)
+        except OSError as error:
+            # It only saves reading, whatever keeps it from being opened or read. The next read
+            # tries again.
+            logger.debug("derived-file-not-read path=%s error=%s", path, error)
+            return None
+        if found is None:
+            with self._lock:
+                self._useless[path] = about, state
+                while len(self._useless) > _USELESS:
+                    self._useless.popitem(last=False)
+            return None
+        with self._lock:
+            replaced = self._found.pop(path, None)
+            self._size += found.size_bytes - (replaced.size_bytes if replaced else 0)
+            self._found[path] = found
+            while self._size > CACHED_BYTES and len(self._found) > 1:
+                _, unused = self._found.popitem(last=False)
+                self._size -= unused.size_bytes
+        return found
+
+    def _state_of(self, path: Path) -> tuple[bytes, int] | None:
+        """The beginning and the size of a file; None when it is missing. Raises OSError."""
+        if not self._fs.exists(path):
+            return None
+        with closing(self._fs.open(path, writable=False)) as file:
+            return file.pread(_COMPARED_BYTES, 0), file.size()

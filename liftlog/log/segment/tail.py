@@ -1,0 +1,209 @@
+"""What is left of the active segment after a stop that was not clean.
+
+A scan from the recovery point accepts batches as long as each is whole and continues the one
+before. Where it stops there is either nothing more, or a bad tail, and the question is whether
+that tail can have been acked. The reasoning, case by case, stands in `judge_tail`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from liftlog.errors import CorruptBatch
+from liftlog.log.files.filesystem import File
+from liftlog.log.files.manifest import SegmentEntry
+from liftlog.log.files.slot import SlotState
+from liftlog.log.files.unreadable import FileWindow, content_end
+from liftlog.log.segment.resync import Resync, find_resync
+from liftlog.records.format import ALIGNMENT, HEADER_SIZE
+from liftlog.records.header import BatchHeader, parse_header, verify_body
+from liftlog.records.place import Epochs, Place
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveState:
+    """How far the active segment is known to be good; also what clean marker and recovery
+    points store. `position` is the size in bytes up to there. A replica, which may hold what is
+    not committed, adds its `high_watermark`; 0 says nothing."""
+
+    incarnation: str
+    base_offset: int
+    position: int
+    next_offset: int
+    record_count: int
+    max_timestamp_ns: int
+    created_ns: int
+    leader_epoch: int
+    commit_group: int
+    generation: int = 0
+    high_watermark: int = 0
+
+    @classmethod
+    def empty(cls, incarnation: str, base_offset: int, generation: int = 0) -> ActiveState:
+        return cls(incarnation, base_offset, 0, base_offset, 0, 0, 0, 0, 0, generation)
+
+    def is_of(self, incarnation: str, entry: SegmentEntry) -> bool:
+        """Whether it speaks of this very file. Truncation gives its successor a new generation."""
+        return (self.incarnation, self.base_offset, self.generation) == (
+            incarnation,
+            entry.base_offset,
+            entry.generation,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The scan stopped at `position`, where the batch of `offset` should begin.
+
+    `unreadable`: the disk did not give bytes of that batch. No write that was under way leaves such
+    a sector, so nothing about it says that the batch was never acked.
+    """
+
+    position: int
+    offset: int
+    reason: str
+    header: BatchHeader | None  # when it could be read and continues the log
+    unreadable: bool = False
+    is_last: bool = False  # nothing can follow the batch: there are zeros, or the file ends
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do about a damage.
+
+    `cut`: the tail was never acked; drop it and continue at `log_end_offset`.
+    otherwise: it was (or may have been) acked; keep it and quarantine up to `quarantine_end`.
+    """
+
+    cut: bool
+    quarantine_end: int
+    log_end_offset: int
+
+
+def find_data_end(file: File, start: int) -> int:
+    """Where the zeros begin that were allocated ahead, at or after `start`; a multiple of 8.
+
+    Zeros at the end of the last batch are taken for allocated ones too, so a batch may reach past
+    this position. Nothing that can be a batch begins after it.
+    """
+    used = content_end(file, start) - start
+    return start + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def scan(
+    file: File,
+    state: ActiveState,
+    data_end: int,
+    on_batch: Callable[[int, BatchHeader], None],
+    *,
+    epochs: Epochs = (),
+) -> tuple[ActiveState, Damage | None]:
+    """Accept whole batches from `state` on up to `data_end`, each continuing the one before.
+
+    Calls `on_batch(position, header)` for each. With the `epochs` of the manifest, a batch that is
+    older than the epoch of its offset is damage. What the disk cannot read is damage, and never the
+    end of the data. Raises OSError for other errors, and UnsupportedFormat.
+    """
+    window = FileWindow(file, file.size())
+    position, offset = state.position, state.next_offset
+    count, newest, created = state.record_count, state.max_timestamp_ns, state.created_ns
+    epoch, group = state.leader_epoch, state.commit_group
+    place = Place(offset, epochs=epochs)
+    place.epoch = max(place.epoch, epoch)
+    damage = None
+    while position < data_end:
+        header = None
+        try:
+            header = parse_header(window.view(position, HEADER_SIZE))
+            if not place.holds(header):
+                damage = Damage(position, offset, place.problem(header), None)
+                break
+            verify_body(window.view(position, header.length), header)
+        except CorruptBatch as error:
+            damage = _with_holes(window, Damage(position, offset, str(error), header))
+            break
+        on_batch(position, header)
+        place.pass_by(header)
+        position += header.length
+        offset = header.next_offset
+        count += header.record_count
+        newest = max(newest, header.max_timestamp_ns)
+        created = created or header.base_timestamp_ns
+        epoch, group = header.leader_epoch, header.commit_group
+    good = replace(
+        state,
+        position=position,
+        next_offset=offset,
+        record_count=count,
+        max_timestamp_ns=newest,
+        created_ns=created,
+        leader_epoch=epoch,
+        commit_group=group,
+    )
+    return good, damage
+
+
+def _with_holes(window: FileWindow, damage: Damage) -> Damage:
+    """With what the disk does not give of the damaged batch."""
+    length = HEADER_SIZE if damage.header is None else damage.header.length
+    hole = window.unreadable(damage.position, length)
+    if not hole:
+        return damage
+    behind = damage.position + length
+    is_last = not window.unreadable(behind, HEADER_SIZE) and not any(
+        window.view(behind, HEADER_SIZE)
+    )
+    return replace(damage, reason=hole, unreadable=True, is_last=is_last)
+
+
+def resync_behind(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
+    """Where good batches continue after a damage of the active segment (see resync.py)."""
+    return find_resync(
+        file,
+        damage.position,
+        data_end,
+        offset=damage.offset,
+        epoch=good.leader_epoch,
+        header=damage.header,
+    )
+
+
+def judge_tail(
+    damage: Damage,
+    behind: Resync | None,
+    *,
+    recovery_point: int,
+    slot: SlotState | None,
+    reserved_offset: int,
+) -> Verdict:
+    """Decide what a damaged tail means.
+
+    One write is in flight per stream, so at most one commit group, the last, can be un-acked.
+    """
+    acked_end = max(recovery_point, slot.acked_end if slot else 0)
+    exact = slot is not None and slot.exact
+    if damage.offset < acked_end:
+        # Acked for sure: never cut. Where it ends is known only from what follows it, or from
+        # a slot written since the last reboot; else continue where no offset was ever assigned.
+        if behind is not None:
+            return Verdict(False, behind.offset, behind.offset)
+        end = acked_end if exact else max(acked_end, reserved_offset)
+        return Verdict(False, end, end)
+    if exact:
+        # The slot says precisely how far acks went, and that is not this far.
+        return Verdict(True, damage.offset, damage.offset)
+    # A power cut: what the slot said last may be lost, so these bytes look the same whether the
+    # write was under way or was acked and then one bit of it rotted. No offset is used again.
+    if behind is not None:
+        # One bad bit costs one batch; and if another commit group follows it, it was acked.
+        return Verdict(False, behind.offset, behind.offset)
+    if damage.unreadable:
+        # It was on the disk in full once, for all that is known: acked, so it is kept and told.
+        known = damage.header if damage.is_last else None
+        end = reserved_offset if known is None else known.next_offset
+        return Verdict(False, max(damage.offset, end), max(damage.offset, end))
+    if damage.header is not None:
+        return Verdict(True, damage.offset, damage.header.next_offset)
+    # It tells nothing, not even how many offsets were in it.
+    return Verdict(True, damage.offset, max(damage.offset, reserved_offset))

@@ -1,0 +1,199 @@
+"""CONSUMER.*: ordered reading over NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from acl.rules import OVER_NATS
+from liftlog.errors import Forbidden
+from liftlog.server.jetstream_api.answers import (
+    JetStreamError,
+    bad_request,
+    command,
+    invalid_json,
+)
+from liftlog.server.jetstream_api.consumers.config import ConsumerSpec, parse_consumer, refused
+from liftlog.server.jetstream_api.consumers.consumer import Consumer, PullRequest
+from liftlog.server.jetstream_api.inboxes import party_of
+from liftlog.server.jetstream_api.methods import (
+    Answer,
+    Request,
+    always,
+    answers,
+    read_object,
+    text,
+    whole,
+)
+
+_NS = 1_000_000_000
+_PAGE = 256
+_MAX_BATCH = 100_000
+_MAX_EXPIRES_SECONDS = 3600.0
+
+
+def _not_found() -> JetStreamError:
+    return JetStreamError(404, 10014, "consumer not found")
+
+
+@answers("CONSUMER.CREATE", "consumer_create", arguments=(1, None), at_leader=True)
+async def _create(request: Request) -> Answer:
+    body = request.body()
+    config = body.get("config")
+    if not isinstance(config, dict):
+        raise invalid_json("config: expected an object")
+    if text(body, "stream_name") != request.stream:
+        raise JetStreamError(400, 10056, "stream name in subject does not match request")
+    config = _named(request.arguments[1:], config)
+    return await _made(request, config, text(body, "action"))
+
+
+@answers("CONSUMER.DURABLE.CREATE", "consumer_create", arguments=(2, 2), at_leader=True)
+async def _create_durable(request: Request) -> Answer:
+    config = request.body().get("config")
+    return await _made(
+        request, {**(config if isinstance(config, dict) else {}), "durable_name": "durable"}, ""
+    )
+
+
+async def _made(request: Request, config: dict[str, Any], action: str) -> Answer:
+    consumers = request.parts.consumers
+    request.authorize("read")
+    host = request.led_stream()
+    spec = parse_consumer(config, secrets.token_hex(4))
+    there = consumers.find(request.stream, spec.name)
+    if there is not None:
+        if action != "update" and there.spec != spec:
+            raise JetStreamError(400, 10148, "consumer already exists")
+        if there.spec != spec:
+            raise refused("a consumer cannot be updated: delete it, and create another one")
+        return await there.info()
+    if action == "update":
+        raise JetStreamError(400, 10149, "consumer does not exist")
+    gate = request.parts.gate
+    readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
+
+    def may_read() -> bool:
+        """As when it was created: the ACL may change. `may` leaves no line in the audit."""
+        return (
+            gate.may(OVER_NATS, "read", host.name)
+            and gate.readable_subjects(OVER_NATS, host.name, peer="nats") == readable
+        )
+
+    consumer = await consumers.create(spec, host, readable, may_read, party_of(request.reply))
+    return await consumer.info(is_new=True)
+
+
+def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the name that the request's subject has. The subject may repeat the
+    filter, too."""
+    if not rest:
+        return config
+    for key in ("name", "durable_name"):
+        if config.get(key) not in (None, "", rest[0]):
+            raise JetStreamError(
+                400, 10017, "consumer name in subject does not match the one in the request"
+            )
+    if len(rest) > 1 and ".".join(rest[1:]) != config.get("filter_subject"):
+        raise JetStreamError(
+            400, 10131, "consumer create request did not match filtered subject from create subject"
+        )
+    return {**config, "name": rest[0]}
+
+
+@answers("CONSUMER.INFO", "consumer_info", arguments=(2, 2), at_leader=True, is_cheap=always)
+async def _info(request: Request) -> Answer:
+    request.authorize("read")
+    request.led_stream()
+    consumer = request.parts.consumers.find(request.stream, request.arguments[1])
+    if consumer is None:
+        raise _not_found()
+    return await consumer.info()
+
+
+@answers("CONSUMER.DELETE", "consumer_delete", arguments=(2, 2), at_leader=True, is_cheap=always)
+async def _delete(request: Request) -> Answer:
+    request.authorize("read")
+    request.led_stream()
+    if not await request.parts.consumers.delete(request.stream, request.arguments[1]):
+        raise _not_found()
+    return {"success": True}
+
+
+@answers("CONSUMER.NAMES", "consumer_names", arguments=(1, 1), at_leader=True, is_cheap=always)
+async def _names(request: Request) -> Answer:
+    found, answer = _page(request)
+    return {**answer, "consumers": [one.spec.name for one in found]}
+
+
+@answers("CONSUMER.LIST", "consumer_list", arguments=(1, 1), at_leader=True)
+async def _list(request: Request) -> Answer:
+    found, answer = _page(request)
+    return {**answer, "consumers": [await one.info() for one in found]}
+
+
+def _page(request: Request) -> tuple[list[Consumer], Answer]:
+    request.authorize("read")
+    request.led_stream()
+    offset = whole(request.body(), "offset")
+    found = request.parts.consumers.of(request.stream)
+    page = found[offset : offset + _PAGE]
+    return page, {"total": len(found), "offset": offset, "limit": _PAGE}
+
+
+@answers("CONSUMER.MSG.NEXT", "consumer_getnext", arguments=(2, 2), at_leader=True, is_cheap=always)
+async def _next(request: Request) -> None:
+    consumer = request.parts.consumers.find(request.stream, request.arguments[1])
+    if consumer is None or consumer.spec.deliver_subject:
+        await _say(request, b"503")
+        return
+    try:
+        request.record_target()
+        consumer.add(_pull_request(request, consumer.spec))
+    except Forbidden as error:
+        await _say(request, b"403 %b" % f"{error.message}: {error.hint}".encode())
+    except JetStreamError as error:
+        words = b"400 Bad Request - %b" if error.code == 400 else b"409 %b"
+        await _say(request, words % error.description.encode())
+
+
+async def _say(request: Request, words: bytes) -> None:
+    block = b"NATS/1.0 %b\r\n\r\n" % words
+    await request.parts.send(lambda: command(request.target(), b"", block))
+
+
+def _pull_request(request: Request, spec: ConsumerSpec) -> PullRequest:
+    """Raises JetStreamError."""
+    payload = request.payload.strip()
+    body = (
+        {"batch": int(payload)} if payload.isdigit() and len(payload) < 10 else read_object(payload)
+    )
+    batch = max(whole(body, "batch"), 1)
+    if spec.max_batch and batch > spec.max_batch:
+        raise JetStreamError(409, 10003, f"Exceeded MaxRequestBatch of {spec.max_batch}")
+    max_bytes = whole(body, "max_bytes")
+    if spec.max_bytes and max_bytes > spec.max_bytes:
+        raise JetStreamError(409, 10003, f"Exceeded MaxRequestMaxBytes of {spec.max_bytes}")
+    expires = whole(body, "expires") / _NS
+    heartbeat = whole(body, "idle_heartbeat") / _NS
+    if heartbeat and (not expires or 2 * heartbeat > expires):
+        raise bad_request("heartbeat value too large")
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    no_wait = body.get("no_wait") is True
+    return PullRequest(
+        request.reply,
+        min(batch, _MAX_BATCH),
+        max_bytes=max_bytes,
+        no_wait=no_wait,
+        # Without a limit it waits for long; with no_wait it then does not wait at all.
+        expires_at=(
+            None
+            if no_wait and not expires
+            else now + min(expires or _MAX_EXPIRES_SECONDS, _MAX_EXPIRES_SECONDS)
+        ),
+        heartbeat_seconds=heartbeat,
+        heartbeat_at=now + heartbeat if heartbeat else None,
+    )

@@ -1,0 +1,11 @@
+"""Consumers of JetStream's clients: each delivers the records of a stream in order.
+
+table       all consumers of this daemon, bounded in number
+consumer    one consumer, which delivers to its client
+config      JetStream's configuration of a consumer, and the fields that are refused
+cursor      the position of a consumer in the log
+deliveries  the subjects that a consumer may deliver to
+leaf        the connection over which consumers deliver
+leaf_login  the login of that connection
+budget      a bound that all consumers share
+"""

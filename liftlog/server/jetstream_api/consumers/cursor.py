@@ -1,0 +1,353 @@
+"""Where a consumer reads in the log: the records that it wants, in order, a piece at a time.
+
+The pieces are those of filtered fetches (`pull.filtering`): bounded, read in the threads that all
+readers share fairly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import compress
+from typing import NamedTuple, TypeVar
+
+from liftlog.errors import (
+    CorruptBatch,
+    CorruptRange,
+    LimitExceeded,
+    OffsetOutOfRange,
+    UnsupportedFormat,
+)
+from liftlog.log import Log
+from liftlog.log.state import ReadView
+from liftlog.records.codecs import raw_length
+from liftlog.records.columns.batch_columns import decode_columns
+from liftlog.records.columns.column_set import Flags
+from liftlog.records.columns.selection import OFFSET, Selection
+from liftlog.records.decode import RecordBatch, iter_batches
+from liftlog.records.header import parse_header
+from liftlog.server.jetstream_api.answers import without_statuses
+from liftlog.server.jetstream_api.consumers.budget import Budget, Part
+from liftlog.server.jetstream_api.messages.newest import newest_of
+from liftlog.server.jetstream_api.messages.shown import Shown
+from liftlog.server.pull.services import PullServices
+from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
+from liftlog.server.reading.tailing import Tail, TailGroup, read_from_memory
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+PIECE_BYTES = 128 * 1024
+_COUNT_SECONDS = 2.0
+_SEARCH_SECONDS = 4.5
+"""Clients wait for 5 s."""
+_CLOSE = 512
+"""Wanted records that are not further apart are read in one piece."""
+_LONGEST_RUN = 4096
+"""Records of one piece: to look for its end takes the event loop no longer than that."""
+
+Result = TypeVar("Result")
+
+
+class Row(NamedTuple):
+    offset: int
+    timestamp_ns: int
+    subject: bytes
+    headers: bytes
+    """A NATS header block; empty without headers."""
+    value: bytes
+
+
+class Budgets(NamedTuple):
+    """Of all cursors together: the offsets that are noted while one looks for the newest records,
+    some 200 bytes each, and those that wait to be delivered, 8 bytes each."""
+
+    noted: Budget
+    chosen: Budget
+
+
+class Cursor:
+    """Belongs to the event loop; one call at a time. `close` it."""
+
+    def __init__(
+        self,
+        services: PullServices,
+        shown: Shown,
+        filters: tuple[str, ...],
+        readable: tuple[str, ...] | None,
+        member: Hashable,
+        budgets: Budgets,
+    ) -> None:
+        self._shown = shown
+        self.log: Log = shown.host.log
+        self.next_offset = shown.first_offset
+        """Everything below was looked at."""
+        self.left = 0
+        """How many wanted records there are from `next_offset` on, as far as they were counted."""
+        self._selection = Selection(subjects=filters or None, readable=readable)
+        self.read_bytes = 0
+        """Upper bound of the bytes that were read last, with everything around the records."""
+        self._is_all = not filters and readable is None
+        self._keeps_tombstones = shown.history is None
+        self._threads = services.scanners.of("(nats)", member)
+        self._cold = services.cold_readers
+        self._noted = budgets.noted
+        self._kept: Part = budgets.chosen.part()
+        self._chosen: Sequence[int] = ()
+        self._chosen_end = 0  # below it only `_chosen` are wanted
+        self._counted_to = 0
+
+    # --- where to begin ---
+
+    async def begin(self, offset: int, newest: int | None) -> None:
+        """Begin there. `newest`: of each subject only so many of the records that there are now.
+        Raises LimitExceeded if that takes too long to find out."""
+        self.next_offset = max(offset, self._shown.first_offset)
+        if newest is None:
+            await self.count()
+            return
+        end = self.log.high_watermark
+        found = await self._newest(newest, end)
+        chosen = found[bisect_left(found, offset) :]
+        if not self._kept.resize(len(chosen)):
+            raise _too_many()
+        self._chosen = chosen
+        self._chosen_end = self._counted_to = end
+        self.left = len(self._chosen)
+
+    async def begin_at_time(self, timestamp_ns: int, newest: int | None) -> None:
+        await self.begin(
+            await self._run(self.log.offset_for_timestamp, timestamp_ns, cold=True), newest
+        )
+
+    async def begin_at_last(self) -> None:
+        """Begin with the last record."""
+        if self._is_all and self._keeps_tombstones:
+            await self.begin(self.log.high_watermark - 1, None)
+            return
+        found = await self._newest(1, self.log.high_watermark)
+        await self.begin(found[-1] if found else self.log.high_watermark, None)
+
+    async def count(self) -> None:
+        """Count what there is. It is exact unless that takes long; then records without a match are
+        counted, too."""
+        log, end = self.log, self.log.high_watermark
+        at = max(self.next_offset, self._counted_to)
+        if at >= end:
+            return
+        keeps = self._keeps_tombstones
+        if self._is_all and keeps and log.record_count == end - log.log_start_offset:
+            self.left += end - max(at, log.log_start_offset)
+        else:
+            only_offsets = replace(self._selection, columns=frozenset((OFFSET,)))
+            deadline = time.monotonic() + _COUNT_SECONDS
+            while at < end and time.monotonic() < deadline:
+                counts: list[int] = []
+                scan = Scan(at, end, MAX_ANSWER_BYTES, only_offsets)
+                scanned = await self._scan(scan, partial(_note_count, counts, end, keeps))
+                self.left += sum(counts)
+                at = max(scanned.next_offset, at + 1)
+            self.left += max(0, end - at)
+        self._counted_to = end
+
+    async def _newest(self, count: int, end: int) -> array[int]:
+        """The offsets of the newest `count` records of each subject below `end`, ascending."""
+        newest = newest_of(self._shown.history, end, count=count)
+        selection = replace(self._selection, columns=newest.columns)
+        noted = self._noted.part()
+        at, deadline = self._shown.first_offset, time.monotonic() + _SEARCH_SECONDS
+        try:
+            while at < end:
+                if time.monotonic() > deadline or not noted.resize(newest.size):
+                    raise _too_many()
+                scan = Scan(at, end, MAX_ANSWER_BYTES, selection)
+                scanned = await self._scan(scan, newest.note)
+                at = max(scanned.next_offset, at + 1)
+            return await self._run(lambda: array("Q", sorted(newest.offsets())), cold=True)
+        finally:
+            noted.close()
+
+    # --- reading on ---
+
+    async def read(self) -> tuple[list[Row], bool]:
+        """The next wanted records, perhaps none, and whether the high watermark was reached."""
+        at, stop = self.next_offset, None
+        if at < self._chosen_end:
+            place = bisect_left(self._chosen, at)
+            if place == len(self._chosen):
+                at, self._chosen = self._chosen_end, ()
+                self._kept.close()
+            else:
+                at, stop = self._chosen[place], _end_of_run(self._chosen, place)
+        rows: list[Row] = []
+        self.read_bytes = 0
+
+        def take(body: bytes) -> None:
+            rows.extend(_rows(body, keeps_tombstones=self._keeps_tombstones))
+            self.read_bytes = _inflated_bytes(body)
+
+        scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
+        end = max(scanned.next_offset, at)
+        if stop is not None:
+            end = min(end, stop)  # a piece may end behind the stop only where nothing is chosen
+            wanted = self._chosen[bisect_left(self._chosen, at) : bisect_left(self._chosen, end)]
+            chosen = set(wanted)
+            rows = [row for row in rows if row.offset in chosen]
+        self._advance(rows, end)
+        return rows, scanned.caught_up and stop is None
+
+    def _advance(self, rows: Sequence[Row], end: int) -> None:
+        """These are the wanted records between `next_offset` and `end`."""
+        self.next_offset = end
+        if end > self._counted_to:
+            self.left += len([row for row in rows if row.offset >= self._counted_to])
+            self._counted_to = end
+
+    def read_now(self, group: TailGroup) -> tuple[list[Row], bool] | None:
+        """As `read`, in the event loop, for records that were just written: a thread takes longer
+        to begin than that takes. None, and nothing changed, where `read` is needed."""
+        if self.next_offset < self._chosen_end:
+            return None
+        view = self.log.view
+        try:
+            tail = self._tail(group, view)
+            if tail is None or _inflated_bytes(tail.body) > PIECE_BYTES:
+                return None
+            rows = self._rows_in(tail)
+            self.read_bytes = PIECE_BYTES
+        except (CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat):
+            return None  # `read` finds out what is wrong
+        self._advance(rows, tail.next_offset)
+        return rows, tail.next_offset >= view.committed.offset
+
+    def _tail(self, group: TailGroup, view: ReadView) -> Tail | None:
+        """The next piece, if it is in memory."""
+        question = (self.next_offset, PIECE_BYTES, None)
+        known = group.recall(view, *question)
+        if known is not None:
+            return known
+        piece = self.log.read(*question)
+        if piece is None:
+            return None
+        if piece.length <= PIECE_BYTES:
+            found = group.take(piece, view, *question)
+            tail = found if isinstance(found, Tail) else read_from_memory(piece)
+            if tail is not None:
+                return tail
+        piece.release()
+        return None
+
+    def _rows_in(self, tail: Tail) -> list[Row]:
+        rows: list[Row] = []
+        for batch in iter_batches(tail.body):
+            flags = None if self._is_all else self._selection.matching(decode_columns(batch))
+            rows += _rows_of(batch, flags, keeps_tombstones=self._keeps_tombstones)
+        return [row for row in rows if row.offset >= self.next_offset]
+
+    def close(self) -> None:
+        """It reads no more."""
+        self._chosen = ()
+        self._kept.close()
+
+    def go_back(self, row: Row) -> None:
+        """Read from `row` on again."""
+        self.next_offset = row.offset
+
+    async def _scan(self, scan: Scan, take: Callable[[bytes], None] = lambda body: None) -> Scanned:
+        """What was found, after `take` has seen its batches. Skips what cannot be read: it is
+        reported by the daemon, and the sequence numbers show it."""
+        while True:
+            try:
+                return await self._run(_scan_and_take, self.log, scan, take)
+            except OffsetOutOfRange:
+                first = self.log.log_start_offset
+                if scan.offset >= first:
+                    # Above the end: nothing is there yet.
+                    return Scanned(self.log.incarnation, scan.offset, scan.offset, 0, (), True)
+            except CorruptRange as damage:
+                first = max(damage.next_offset, scan.offset + 1)
+                logger.warning(
+                    "jetstream-consumer-skipped first=%d next=%d",
+                    damage.first_offset,
+                    damage.next_offset,
+                )
+            if scan.stop_offset is not None and first >= scan.stop_offset:
+                return Scanned(self.log.incarnation, first, first, 0, (), False)
+            scan = scan._replace(offset=first)
+
+    async def _run(
+        self, function: Callable[..., Result], *arguments: object, cold: bool = False
+    ) -> Result:
+        threads = self._cold if cold else self._threads
+        return await asyncio.wrap_future(threads.submit(function, *arguments))
+
+
+def _scan_and_take(log: Log, scan: Scan, take: Callable[[bytes], None]) -> Scanned:
+    scanned = scan_log(log, scan)
+    if scanned.batches:
+        take(scanned.body)
+    return scanned
+
+
+def _rows(body: bytes, *, keeps_tombstones: bool) -> Iterable[Row]:
+    for batch in iter_batches(body, verify=False):
+        yield from _rows_of(batch, None, keeps_tombstones=keeps_tombstones)
+
+
+def _rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool) -> Iterable[Row]:
+    """The records of a batch for which `wanted` is true; all, if it is None."""
+    values = batch.values()
+    rows: Iterable[Row] = map(
+        Row,
+        batch.offsets(),
+        batch.timestamps_ns(),
+        batch.raw_subjects(),
+        without_statuses(batch.headers()),
+        [value or b"" for value in values],
+    )
+    if wanted is not None:
+        rows = compress(rows, wanted)
+    if keeps_tombstones or not batch.has_tombstones:
+        return rows
+    kept = [value is not None for value in values]
+    return compress(rows, kept if wanted is None else compress(kept, wanted))
+
+
+def _inflated_bytes(body: bytes) -> int:
+    """The size of some batches without compression."""
+    size = position = 0
+    while position < len(body):
+        header = parse_header(body, position)
+        size += raw_length(body[position : position + header.length], header)
+        position += header.length
+    return size
+
+
+def _note_count(counts: list[int], end: int, keeps_tombstones: bool, body: bytes) -> None:
+    for whole in iter_batches(body, verify=False):
+        batch = whole.trim(whole.base_offset, end)
+        counts.append(len(batch))
+        if batch.has_tombstones and not keeps_tombstones:
+            counts.append(-batch.values().count(None))
+
+
+def _too_many() -> LimitExceeded:
+    return LimitExceeded(
+        "the last record of each subject: the stream has too many records to look at",
+        hint="choose fewer with a filter, or read with the pull API",
+    )
+
+
+def _end_of_run(chosen: Sequence[int], place: int) -> int:
+    """Behind the last of those that follow closely."""
+    end = chosen[place]
+    for at in range(place + 1, min(place + _LONGEST_RUN, len(chosen))):
+        if chosen[at] - end > _CLOSE:
+            break
+        end = chosen[at]
+    return end + 1

@@ -1,0 +1,270 @@
+"""The connection over which consumers deliver: to NATS, the daemon is a leaf node there.
+
+A record reaches a client of JetStream on the client's inbox, but under the record's own subject. A
+NATS client cannot send that. A leaf node can: of a message whose reply subject is
+`$JS.ACK.<...>@<subject>`, the server takes the part after the `@` for the subject, as it does for
+the messages that the servers of a cluster send to each other. A leaf node is also told which
+subjects have subscribers, so a consumer whose client is gone is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from acl.subjects import matches
+from liftlog.errors import NatsUnavailable
+from liftlog.server.jetstream_api.consumers.leaf_login import LeafLogin
+from liftlog.stream.destinations import Destination
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+FLOW_PREFIX = "$JS.FC."
+"""Clients answer a request of flow control below it."""
+
+_CONNECT_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0
+_RECONNECT_SECONDS = 1.0
+_PING_SECONDS = 20.0
+_MAX_LINE_BYTES = 256 * 1024
+_MAX_PAYLOAD_BYTES = 64 * 2**20
+_UNSENT_BYTES = 1024 * 1024
+_PROTOCOL_VERSION = "2.10.0"
+"""The version of nats-server whose protocol for leaf nodes this is."""
+
+
+class LeafLink:
+    """Belongs to the event loop."""
+
+    def __init__(self, addresses: Sequence[str], login: LeafLogin, *, name: str) -> None:
+        """`addresses`: HOST:PORT of the `leafnodes` listeners of one server or several. The link
+        is to one of them at a time, and to the next when that fails."""
+        self._addresses = random.sample(addresses, len(addresses))  # daemons spread over them
+        self.problem = "no connection was made yet"
+        """Why there is no connection; empty while there is one."""
+        self._told: dict[str, str] = {}
+        """The last problem of each address, since there was a connection."""
+        self.on_flow: Callable[[bytes], None] = lambda subject: None
+        """Called with the subject of each answer to a request of flow control."""
+        self._name = name
+        self._login = login
+        self._id = f"LIFTLOG{secrets.token_hex(12).upper()}"
+        self._writer: asyncio.StreamWriter | None = None
+        self._literals: dict[str, int] = {}
+        self._patterns: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._heard = False
+        self.max_payload_bytes = 0
+        """Limit of one message; NATS ends the connection after a longer one. 0: not known."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- what others use ---
+
+    @property
+    def address(self) -> str:
+        """Of the server that is tried, or connected."""
+        return self._addresses[0]
+
+    @property
+    def connected(self) -> bool:
+        return self._ready.is_set()
+
+    async def send(self, commands: bytes) -> None:
+        """Returns when the server has taken most of what was sent. Raises NatsUnavailable."""
+        if not self.connected or self._writer is None:
+            raise self._unavailable()
+        try:
+            self._writer.write(commands)
+            await self._writer.drain()
+        except OSError as error:
+            raise NatsUnavailable(f"the leaf node connection ended: {error}") from error
+
+    def _unavailable(self) -> NatsUnavailable:
+        return NatsUnavailable(
+            f"consumers deliver over a leaf node connection, and there is none to {self.address}: "
+            f"{self.problem}"
+        )
+
+    async def wait_connected(self) -> None:
+        """Raises NatsUnavailable after some seconds."""
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                await self._ready.wait()
+        except TimeoutError:
+            raise self._unavailable() from None
+
+    def has_interest(self, subject: str) -> bool:
+        """Whether NATS has a subscriber for it."""
+        return subject in self._literals or any(
+            matches(pattern, subject) for pattern in self._patterns
+        )
+
+    async def interest_changed(self) -> None:
+        """Returns at the next change of any interest."""
+        await self._changed.wait()
+
+    # --- life cycle ---
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._supervise(), name="nats-leaf"),
+            asyncio.create_task(self._ping(), name="nats-leaf-ping"),
+        ]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _supervise(self) -> None:
+        while True:
+            try:
+                await self._serve()
+                problem = "the server closed it"
+            except (OSError, ValueError, EOFError, TimeoutError, NatsUnavailable) as error:
+                problem = str(error) or type(error).__name__
+            except Exception as error:  # a supervisor: the next connection may work
+                problem = repr(error)
+                logger.exception("nats-leaf-failed error=%r", error)
+            finally:
+                await self._abandon()
+            if problem != self._told.get(self.address):
+                logger.warning("nats-leaf-not-connected server=%s error=%s", self.address, problem)
+            self._told[self.address] = self.problem = problem
+            self._addresses.append(self._addresses.pop(0))
+            await asyncio.sleep(_RECONNECT_SECONDS / len(self._addresses))
+
+    async def _abandon(self) -> None:
+        self._ready.clear()
+        self._literals.clear()
+        self._patterns.clear()
+        self._tell_changed()
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        writer.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await writer.wait_closed()
+        except (OSError, TimeoutError):  # a server that is gone does not end TLS
+            writer.transport.abort()
+
+    async def _serve(self) -> None:
+        """Serve one connection until it ends."""
+        host, _, port = self.address.rpartition(":")
+        host = host.strip("[]")
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(host, int(port), limit=_MAX_LINE_BYTES)
+            self._writer = writer
+            writer.transport.set_write_buffer_limits(_UNSENT_BYTES)
+            await self._log_in(reader, writer, host)
+        while line := await reader.readline():
+            self._heard = True
+            await self._take(line, reader, writer)
+
+    async def _log_in(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str
+    ) -> None:
+        login, info = self._login, {}
+        if not login.first:
+            info = await _read_info(reader)
+        context = login.tls(info)
+        if context is not None:
+            await writer.start_tls(context, server_hostname=login.server_name(host))
+            writer.transport.set_write_buffer_limits(_UNSENT_BYTES)
+        if login.first:
+            info = await _read_info(reader)
+        limit = info.get("max_payload")
+        self.max_payload_bytes = limit if type(limit) is int and limit > 0 else 0
+        connect = {
+            "version": _PROTOCOL_VERSION,
+            "server_id": self._id,
+            "name": f"liftlog {self._name}",
+            "headers": True,
+            "compression": "off",
+            **login.fields(str(info.get("nonce") or ""), host),
+        }
+        writer.write(b"CONNECT %b\r\nLS+ %b>\r\nPING\r\n" % (_json(connect), FLOW_PREFIX.encode()))
+
+    async def _take(
+        self, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        words = line.split()
+        match words:
+            case [b"PING"]:
+                writer.write(b"PONG\r\n")
+            case [b"PONG"]:
+                # The interests that there are have come before it.
+                if not self.connected:
+                    logger.info("nats-leaf-connected server=%s", self.address)
+                    self.problem = ""
+                    self._told.clear()
+                    self._ready.set()
+            case [b"LS+", subject, *_]:
+                self._interest(subject, 1)
+            case [b"LS-", subject, *_]:
+                self._interest(subject, -1)
+            case [b"LMSG" | b"HMSG", subject, *_, size]:
+                length = int(size)
+                if not 0 <= length <= _MAX_PAYLOAD_BYTES:
+                    raise ValueError("a message has an impossible length")
+                await reader.readexactly(length + 2)
+                if subject.startswith(FLOW_PREFIX.encode()):
+                    self.on_flow(subject)
+            case [b"-ERR", *_]:
+                raise NatsUnavailable(line[4:].decode("utf-8", "replace").strip().strip("'"))
+
+    def _interest(self, subject: bytes, change: int) -> None:
+        name = subject.decode("utf-8", "replace")
+        is_pattern = not {"*", ">"}.isdisjoint(name.split("."))
+        table = self._patterns if is_pattern else self._literals
+        count = table.get(name, 0) + change
+        if count > 0:
+            table[name] = count
+        else:
+            table.pop(name, None)
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        self._changed.set()
+        self._changed.clear()
+
+    async def _ping(self) -> None:
+        """End a connection on which the server has been silent."""
+        while True:
+            await asyncio.sleep(_PING_SECONDS)
+            writer = self._writer
+            if writer is None or not self.connected:
+                continue
+            self._heard = False
+            writer.write(b"PING\r\n")
+            await asyncio.sleep(_PING_SECONDS)
+            if not self._heard and writer is self._writer:
+                writer.transport.abort()
+
+
+def leaf_message(target: Destination, reply: bytes, headers: bytes, body: bytes) -> bytes:
+    """The command with which one leaf node sends a message to another."""
+    place = b"%b %b" % (target, reply) if reply else target
+    if not headers:
+        return b"LMSG %b %d\r\n%b\r\n" % (place, len(body), body)
+    size = len(headers)
+    return b"HMSG %b %d %d\r\n%b%b\r\n" % (place, size, size + len(body), headers, body)
+
+
+async def _read_info(reader: asyncio.StreamReader) -> dict[str, Any]:
+    line = await reader.readline()
+    info = json.loads(line[5:]) if line.startswith(b"INFO ") else None
+    if not isinstance(info, dict):
+        raise NatsUnavailable("no leaf node listener answers there")
+    return info
+
+
+def _json(document: dict[str, object]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()

@@ -1,0 +1,309 @@
+"""Which records of a bucket are shown, and how large they are: noted in memory, and read on from
+where the last look ended.
+
+For what a description of a bucket counts, for revisions of a longer history, and for a limit of
+bytes: older records are deleted later, and must not keep new values out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from bisect import bisect_left
+from collections import deque
+from concurrent.futures import Executor
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+from liftlog.errors import CorruptBatch, CorruptRange, LiftlogError
+from liftlog.log import Log
+from liftlog.records.decode import RecordBatch, iter_batches
+from liftlog.server.commits.configs import counts_newest
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.jetstream_api.messages.ages import Ages, look_often
+from liftlog.server.jetstream_api.messages.newest import ROLLUP_LINE, deleted_below
+from liftlog.server.streams.broker import Broker
+
+logger = logging.getLogger("liftlog.server.jetstream_api")
+
+_PIECE_BYTES = 256 * 1024
+_TURN_SECONDS = 0.02
+"""Of one bucket, in a thread; then it is the turn of another, or of a scan."""
+_MAX_RECORDS = 2_000_000
+"""Shown of all buckets, some 250 bytes each. Of one that has more nothing is noted."""
+_PATIENCE_SECONDS = 2.0
+_LOOK_SECONDS = 0.2
+_MOST_OF_TIME = 0.2
+"""The share of time in which a bucket is read for its limit of bytes."""
+_OVERHEAD_BYTES = 24
+"""Of a record that shares its batch with others."""
+_TUPLE_RECORDS = 64
+"""More of one subject are in a deque, which takes little to drop the first, and more memory."""
+_SIZE_BITS = 32
+_SIZE_MASK = (1 << _SIZE_BITS) - 1
+
+_Some = tuple[int, ...] | deque[int]
+"""Offsets and, in the lowest bits, sizes, ascending. Garbage collection, which stops the whole
+process, passes over tuples of numbers only once: millions of lists would take it half a second."""
+
+
+class Buckets:
+    """Belongs to the event loop; `keep` is a task. Buckets are read in turns, one at a time."""
+
+    def __init__(self, broker: Broker, threads: Executor, ages: Ages) -> None:
+        self._broker, self._threads, self._ages = broker, threads, ages
+        self._known: WeakKeyDictionary[StreamHost, BucketIndex] = WeakKeyDictionary()
+        self._turn = asyncio.Lock()  # those who wait get it in the order in which they came
+
+    async def keep(self) -> None:
+        """Count what limits of bytes need."""
+        await look_often(self._broker, self._look)
+
+    async def close(self) -> None:
+        tasks = [one.advancing for one in self._known.values() if one.advancing is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def index(self, host: StreamHost) -> BucketIndex | None:
+        """Of all that is committed now; None for a stream without a history, and for one that has
+        too many records, or more than can be read while the caller waits."""
+        known = self._index_of(host)
+        if known is None:
+            return None
+        end, until = host.log.high_watermark, time.monotonic() + _PATIENCE_SECONDS
+        while known.advancing or self._is_behind(known, host, end):
+            if not self._begin(known, host):
+                return None
+            assert known.advancing is not None, "it was begun"
+            patience = max(0.0, until - time.monotonic())
+            done, _ = await asyncio.wait({known.advancing}, timeout=patience)
+            if not done or any(one.cancelled() or not one.result() for one in done):
+                return None
+        return known
+
+    def _index_of(self, host: StreamHost) -> BucketIndex | None:
+        own = host.settings.jetstream
+        history = None if own is None else own.max_msgs_per_subject
+        if history is None:
+            return None
+        known = self._known.get(host)
+        if known is None or known.history != history:
+            known = self._known[host] = BucketIndex(history)
+        return known
+
+    def _is_behind(self, index: BucketIndex, host: StreamHost, end: int) -> bool:
+        return index.next_offset < end or index.first_offset != self._ages.first_offset(host)
+
+    def _begin(self, index: BucketIndex, host: StreamHost) -> bool:
+        """Read on, unless that is being done. False if it would be too much."""
+        if index.advancing is None:
+            refused, log = index.refused, host.log
+            if refused is not None and refused.still(
+                log, self._ages.first_offset(host), self._most(index)
+            ):
+                return False
+            index.advancing = asyncio.create_task(self._advance(index, host))
+        return True
+
+    def _most(self, index: BucketIndex) -> int:
+        return _MAX_RECORDS - sum(one.count for one in self._known.values() if one is not index)
+
+    async def _advance(self, index: BucketIndex, host: StreamHost) -> bool:
+        """False if it cannot be read, or is too much."""
+        log, end, took = host.log, host.log.high_watermark, 0.0
+        try:
+            while True:
+                async with self._turn:
+                    first_offset, most = self._ages.first_offset(host), self._most(index)
+                    at_bytes = log.size_bytes  # what comes meanwhile may count twice
+                    began = time.monotonic()
+                    future = self._threads.submit(
+                        index.advance, log, first_offset, most, _TURN_SECONDS
+                    )
+                    fits = await asyncio.wrap_future(future)
+                    took += time.monotonic() - began
+                if not fits:
+                    index.refused = Refused(log, first_offset, most)
+                    host.newest.count(None)
+                    return False
+                if index.next_offset >= min(end, log.high_watermark):
+                    index.refused = None
+                    self._count(index, host, at_bytes)
+                    return True
+        except (LiftlogError, OSError) as error:
+            logger.warning("bucket-not-read stream=%s error=%s", log.name, error)
+            host.newest.count(None)
+            return False
+        finally:
+            index.look_at = time.monotonic() + max(_LOOK_SECONDS, took / _MOST_OF_TIME)
+            index.advancing = None
+
+    def _count(self, index: BucketIndex, host: StreamHost, at_bytes: int) -> None:
+        if counts_newest(host.settings):
+            host.newest.count(index.size_bytes, at_bytes)
+
+    async def _look(self, host: StreamHost) -> None:
+        """Waits for nothing: while one bucket is read, the others are counted."""
+        index = self._index_of(host) if host.is_leading and counts_newest(host.settings) else None
+        if index is None:
+            host.newest.count(None)
+        elif index.advancing is None:
+            at_bytes = host.log.size_bytes
+            if not self._is_behind(index, host, host.log.high_watermark):
+                self._count(index, host, at_bytes)
+            elif time.monotonic() >= index.look_at and not self._begin(index, host):
+                host.newest.count(None)
+
+
+class Refused:
+    """A bucket had more than `most`: to read it again would take long, and mostly say the same."""
+
+    def __init__(self, log: Log, first_offset: int, most: int) -> None:
+        self._first_offset, self._end, self._most = first_offset, log.high_watermark, most
+        self._size_bytes = log.size_bytes
+
+    def still(self, log: Log, first_offset: int, most: int) -> bool:
+        """False when it has lost, or deleted, or there is room for, an eighth more or so."""
+        extent = max(1, self._end - self._first_offset)
+        return (
+            self._first_offset <= first_offset < self._first_offset + extent / 8
+            # An end that is lower: records were lost. Twice as many: many may be tombstones.
+            and self._end <= log.high_watermark < self._end + extent
+            and log.size_bytes > self._size_bytes * 7 / 8
+            and most < self._most + _MAX_RECORDS / 8
+        )
+
+
+class BucketIndex:
+    """What is shown of one bucket. `advance` is for a thread; all else is for the event loop, while
+    none runs: see `advancing`."""
+
+    def __init__(self, history: int) -> None:
+        self.history = history
+        self.advancing: asyncio.Task[bool] | None = None
+        self.refused: Refused | None = None
+        self.look_at = 0.0
+        """When to read on for a limit of bytes, on the monotonic clock."""
+        # What is shown of each subject, by the newest of it.
+        self._shown: dict[bytes, _Some] = {}
+        self._start_over()
+
+    def _start_over(self) -> None:
+        while self._shown:  # `clear` of millions would keep the interpreter from the event loop
+            self._shown.popitem()
+        self._shown = {}
+        self.count = self.size_bytes = 0
+        self.next_offset = 0
+        """Everything below was noted."""
+        self.first_offset = 0
+
+    @property
+    def subject_count(self) -> int:
+        return len(self._shown)
+
+    def shows(self, subject: bytes, offset: int) -> bool:
+        some = self._shown.get(subject, ())
+        at = bisect_left(some, offset << _SIZE_BITS)
+        return at < len(some) and some[at] >> _SIZE_BITS == offset
+
+    def advance(self, log: Log, first_offset: int, most: int, seconds: float | None = None) -> bool:
+        """Note what is committed now, from `first_offset` on, up to `next_offset`: all of it, or as
+        much as takes about so many seconds. False if that is more than `most`. Blocking. Raises
+        LiftlogError, OSError."""
+        until = None if seconds is None else time.monotonic() + seconds
+        if log.high_watermark < self.next_offset or first_offset < self.first_offset:
+            self._start_over()  # records were lost, or are shown again
+        self._forget(first_offset)
+        end = log.high_watermark
+        at = max(self.next_offset, first_offset)
+        while at < end:
+            at = max(self._take(log, at, end), at + 1)
+            if self.count > most or (until is not None and time.monotonic() >= until):
+                break
+        self.next_offset = min(at, end)
+        if self.count > most:
+            self._start_over()
+            return False
+        return True
+
+    def _take(self, log: Log, at: int, end: int) -> int:
+        """Returns where to continue; what cannot be read is not shown."""
+        try:
+            piece = log.read(at, _PIECE_BYTES)
+            if piece is None:
+                return end
+            try:
+                raw, following = piece.pread(), piece.next_offset
+            finally:
+                piece.release()
+        except CorruptRange as damage:
+            return int(damage.next_offset)
+        try:
+            for batch in iter_batches(raw):
+                self._add(batch.trim(at, end))
+        except CorruptBatch:
+            pass
+        return following
+
+    def _add(self, batch: RecordBatch) -> None:
+        ends = batch.value_column()[1]
+        subjects, headers = batch.raw_subjects(), batch.headers()
+        rows = zip(subjects, batch.offsets(), headers, pairwise(ends), strict=True)
+        deletes = batch.has_tombstones
+        values, keys = (batch.values(), batch.keys()) if deletes else ((), ())
+        for row, (subject, offset, block, (low, high)) in enumerate(rows):
+            if deletes and values[row] is None:
+                self._keep(subject, deleted_below(keys[row], offset))
+                continue
+            some = self._shown.pop(subject, ())
+            if self.history == 1 or ROLLUP_LINE in block:
+                some = self._drop(some, offset)
+            elif len(some) >= self.history:
+                some = self._drop(some, (some[0] >> _SIZE_BITS) + 1)
+            size = high - low + len(block) + len(subject) + _OVERHEAD_BYTES
+            self._shown[subject] = _with(some, offset << _SIZE_BITS | size)
+            self.count += 1
+            self.size_bytes += size
+
+    def _keep(self, subject: bytes, first_offset: int) -> None:
+        """Of one subject nothing below that is shown any more."""
+        some = self._drop(self._shown.get(subject, ()), first_offset)
+        if some:
+            self._shown[subject] = some
+        else:
+            self._shown.pop(subject, None)
+
+    def _drop(self, some: _Some, first_offset: int) -> _Some:
+        dropped = 0
+        for one in some:
+            if one >> _SIZE_BITS >= first_offset:
+                break
+            dropped += 1
+            self.size_bytes -= one & _SIZE_MASK
+        self.count -= dropped
+        if isinstance(some, tuple):
+            return some[dropped:]
+        for _ in range(dropped):
+            some.popleft()
+        return some
+
+    def _forget(self, first_offset: int) -> None:
+        if first_offset <= self.first_offset:
+            return
+        self.first_offset = first_offset
+        for subject in list(self._shown):
+            if self._shown[subject][0] >> _SIZE_BITS < first_offset:
+                self._keep(subject, first_offset)
+            elif self.history == 1:
+                return  # the others are newer
+
+
+def _with(some: _Some, one: int) -> _Some:
+    if isinstance(some, tuple):
+        if len(some) < _TUPLE_RECORDS:
+            return (*some, one)
+        some = deque(some)
+    some.append(one)
+    return some

@@ -1,0 +1,128 @@
+"""Which records of a stream are the newest of their subjects: what JetStream would have kept.
+
+`note` runs in a thread, on pieces of the log in their order; the rest where it is asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from liftlog.records.columns.selection import HEADERS, KEY, OFFSET, SUBJECT
+from liftlog.records.decode import RecordBatch, iter_batches
+from liftlog.records.message_headers import ROLLUP
+from liftlog.stream.subject_sequences import PARTIAL
+
+ROLLUP_LINE = b"\r\n%b:" % ROLLUP.encode()
+"""A record with this header stands for all before it of its subject."""
+
+
+def deleted_below(key: bytes | None, offset: int) -> int:
+    """The records of its subject that the tombstone at `offset` deletes are below this offset."""
+    if key is None or not key.startswith(PARTIAL):
+        return offset
+    digits = key.removeprefix(PARTIAL)
+    return int(digits) if digits.isdigit() and len(digits) < 20 else 0
+
+
+def partial_key(below: int) -> bytes:
+    """Of a tombstone that deletes only what is below this offset; see `deleted_below`."""
+    return PARTIAL + b"%d" % below
+
+
+class LastOf:
+    """The last offset of each subject below `end`, of those whose last record is no tombstone, if
+    `tombstones_delete`."""
+
+    def __init__(self, end: int, *, tombstones_delete: bool) -> None:
+        self._end, self._tombstones_delete = end, tombstones_delete
+        self.columns = frozenset((OFFSET, SUBJECT, KEY) if tombstones_delete else (OFFSET, SUBJECT))
+        self._last: dict[bytes, int] = {}
+
+    @property
+    def size(self) -> int:
+        """The offsets that are noted."""
+        return len(self._last)
+
+    def note(self, body: bytes) -> None:
+        for batch in _below(body, self._end):
+            if self._tombstones_delete and batch.has_tombstones:
+                self._note_with_tombstones(batch)
+            else:
+                self._last.update(zip(batch.raw_subjects(), batch.offsets(), strict=True))
+
+    def _note_with_tombstones(self, batch: RecordBatch) -> None:
+        last = self._last
+        columns = (batch.raw_subjects(), batch.offsets(), batch.keys(), batch.values())
+        for subject, offset, key, value in zip(*columns, strict=True):
+            if value is not None:
+                last[subject] = offset
+                continue
+            below = deleted_below(key, offset)
+            if last.get(subject, below) < below:
+                del last[subject]
+
+    def by_subject(self) -> dict[bytes, Sequence[int]]:
+        return {subject: (offset,) for subject, offset in self._last.items()}
+
+    def offsets(self) -> Iterable[int]:
+        return self._last.values()
+
+
+class NewestOf:
+    """The last `count` offsets of each subject below `end`, none before its last roll-up, and none
+    that a tombstone deletes."""
+
+    columns = frozenset((OFFSET, SUBJECT, HEADERS, KEY))
+
+    def __init__(self, count: int, end: int) -> None:
+        self._count, self._end = count, end
+        self._found: dict[bytes, deque[int]] = {}
+        self.size = 0
+
+    def note(self, body: bytes) -> None:
+        for batch in _below(body, self._end):
+            columns = (batch.raw_subjects(), batch.offsets(), batch.headers())
+            values, keys = (batch.values(), batch.keys()) if batch.has_tombstones else ((), ())
+            for row, (subject, offset, headers) in enumerate(zip(*columns, strict=True)):
+                if values and values[row] is None:
+                    self._delete(subject, deleted_below(keys[row], offset))
+                    continue
+                some = self._found.get(subject)
+                if some is None or ROLLUP_LINE in headers:
+                    self.size -= len(some or ())
+                    some = self._found[subject] = deque(maxlen=self._count)
+                self.size += len(some) < self._count
+                some.append(offset)
+
+    def _delete(self, subject: bytes, below: int) -> None:
+        some = self._found.get(subject)
+        while some and some[0] < below:
+            some.popleft()
+            self.size -= 1
+        if some is not None and not some:
+            del self._found[subject]
+
+    def by_subject(self) -> dict[bytes, Sequence[int]]:
+        return {subject: list(some) for subject, some in self._found.items()}
+
+    def offsets(self) -> Iterable[int]:
+        return [offset for some in self._found.values() for offset in some]
+
+
+Newest = LastOf | NewestOf
+
+
+def newest_of(history: int | None, end: int, *, count: int | None = None) -> Newest:
+    """What to note of a stream that shows `history` records of each subject (None: all) in order
+    to find the last `count`."""
+    wanted = count or history or 1
+    if wanted == 1 and history in (None, 1):
+        return LastOf(end, tombstones_delete=history == 1)
+    return NewestOf(wanted, end)
+
+
+def _below(body: bytes, end: int) -> Iterable[RecordBatch]:
+    """A piece may end behind the offset at which a search stops."""
+    for batch in iter_batches(body, verify=False):
+        yield batch.trim(batch.base_offset, end)

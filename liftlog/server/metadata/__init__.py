@@ -1,0 +1,17 @@
+"""The metadata store and this node's place in it.
+
+records_file  keys, revisions and values in one checkpoint file; blocking
+file_store    the metadata store on top of it, for one daemon or several on one machine
+kv_bucket     the metadata in a key-value bucket of JetStream: subjects, configuration, answers
+kv_link       requests to JetStream over a connection of the store's own
+kv_view       the bucket as notices and scans describe it, put together
+kv_store      the metadata store on top of these, for a cluster
+sessions      a key that expires, renewed in the background, in either store
+one_cluster   rejects a store that belongs to another cluster
+records       the records of a daemon on its own, which follow the manifests of its streams
+
+membership    this node's name and start, and the names of the other nodes
+holders       the process that holds the name of a node, and whether it has ended
+mirror        this node's copy of the records, and how it changes them
+known_records the newest records that this node has seen, on its own disk
+"""

@@ -1,0 +1,195 @@
+"""Lets one process at a time hold the name of a node, whichever directory it uses.
+
+The holder writes itself into `live.<node>`, which expires when it is not renewed. Another process
+that wants the name waits for that, unless it can prove that the holder has ended: it holds the lock
+that the holder held, or both run under one kernel, which has no such process any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from liftlog.cluster.store import CasLost, Entry, MetaStore, NodeSession
+from liftlog.errors import ConfigError, CorruptMetadata
+from liftlog.log.files.lock import LockFile
+from liftlog.log.files.slot import current_boot_id
+from liftlog.server.metadata.membership import to_bytes, value_of
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_LOOK_SECONDS = 0.25
+_RENEWALS_OF_THE_LIVING = 2
+"""One renewal can arrive after its process has ended."""
+_TOLD_AGAIN_SECONDS = 60.0
+_PROCESSES = Path("/proc")
+_ENDED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process, and the directory that it uses. Fields that it could not find out are empty."""
+
+    data_id: str
+    life: str
+    """Drawn by the process: no other one has it."""
+    host: str = ""
+    data_dir: str = ""
+    boot_id: str = ""
+    lock: tuple[int, int] = (0, 0)
+    """Device and inode of the file `lock`."""
+    process_space: int = 0
+    """The PID namespace, in which `process` is a number."""
+    process: int = 0
+    process_began: int = 0
+    """In clock ticks since the boot: numbers of processes are used again. 0: not known."""
+
+    @classmethod
+    def here(cls, data_id: str, data_dir: Path, lock: LockFile | None) -> Holder:
+        """This process, which has the lock of `data_dir`. Blocking."""
+        number = os.getpid()
+        return cls(
+            data_id=data_id,
+            life=secrets.token_hex(8),
+            host=socket.gethostname(),
+            data_dir=str(data_dir),
+            boot_id=current_boot_id(),
+            lock=(0, 0) if lock is None else (lock.device, lock.inode),
+            process_space=_process_space(),
+            process=number,
+            process_began=_began(number),
+        )
+
+    @classmethod
+    def of(cls, entry: Entry) -> Holder | None:
+        """The process that has written `live.<node>`; None if an older version of liftlog has."""
+        try:
+            value = value_of(entry)
+            known: Mapping[str, Any] = {one: value[one] for one in cls.__slots__ if one in value}
+            device, inode = known.get("lock", (0, 0))
+            return cls(**{**known, "lock": (int(device), int(inode))})
+        except (CorruptMetadata, TypeError, ValueError):
+            return None
+
+    def to_bytes(self) -> bytes:
+        return to_bytes(asdict(self))
+
+    def has_ended(self, here: Holder) -> bool:
+        """True if `here` is certain that this process has ended. Blocking."""
+        if not self.boot_id or self.boot_id != here.boot_id:
+            return False
+        if self.lock == here.lock != (0, 0):
+            return True
+        if not self.process_space or self.process_space != here.process_space:
+            return False
+        return _is_gone(self.process, self.process_began)
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}, with the data directory {self.data_dir}"
+
+
+def _process_space() -> int:
+    """0 if it cannot be found out, or `/proc` is that of another one."""
+    try:
+        if int(str((_PROCESSES / "self").readlink())) != os.getpid():
+            return 0
+        return (_PROCESSES / "self" / "ns" / "pid").stat().st_ino
+    except (OSError, ValueError):
+        return 0
+
+
+def _is_gone(process: int, began: int) -> bool:
+    """True if it is certain that this process has ended: the kernel has no process of that number,
+    or `/proc` shows another one. That `/proc` shows none is no evidence, since it may hide those of
+    other users, and opening a file may fail."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OverflowError, TypeError):
+        return False  # no number of a process
+    except OSError:
+        pass  # of another user, at best
+    now = _began(process)
+    return now == _ENDED or 0 < now != began > 0
+
+
+def _began(process: int) -> int:
+    """Start time of a process; 0 if not known, _ENDED if it ended and was not waited for."""
+    try:
+        text = (_PROCESSES / str(process) / "stat").read_text()
+        # The name of the program comes second, in parentheses, and may have any characters.
+        fields = text.rpartition(")")[2].split()
+        return _ENDED if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+async def take_name(
+    store: MetaStore,
+    node: str,
+    here: Holder,
+    ttl_seconds: int,
+    *,
+    same_directory: bool,
+    was_displaced: bool = False,
+) -> NodeSession:
+    """Begin the session of `node`, which no other process has from now on.
+
+    `same_directory`: a holder of an older version, which writes nothing about itself, counts as an
+    earlier process of this directory. Raises ConfigError when a running process has the name; if
+    `was_displaced`, it waits until that process has ended. Raises CasUnknown, StoreUnavailable.
+    """
+    key = f"live.{node}"
+    seen, renewals, told_at = None, 0, float("-inf")
+    while True:
+        entry = await store.get(key)
+        holder = None if entry is None else Holder.of(entry)
+        if await _is_free(entry, holder, here, same_directory=same_directory):
+            try:
+                revision = 0 if entry is None else entry.revision
+                return await store.session(key, here.to_bytes(), ttl_seconds, revision)
+            except CasLost:
+                continue  # look at who was faster
+        assert entry is not None
+        if seen is not None and seen.revision != entry.revision:
+            renewals = renewals + 1 if seen.value == entry.value else 0
+        seen = entry
+        if renewals >= _RENEWALS_OF_THE_LIVING and not was_displaced:
+            raise _in_use(node, holder)
+        now = asyncio.get_running_loop().time()
+        if now - told_at >= _TOLD_AGAIN_SECONDS:
+            told_at = now
+            logger.warning(
+                "node-name-awaited node=%s session_seconds=%d holder=%s",
+                node,
+                ttl_seconds,
+                holder or "another process",
+            )
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _is_free(
+    entry: Entry | None, holder: Holder | None, here: Holder, *, same_directory: bool
+) -> bool:
+    """True if no process that may still run has the name."""
+    if entry is None:
+        return True
+    if holder is None:
+        return same_directory
+    return await asyncio.to_thread(holder.has_ended, here)
+
+
+def _in_use(node: str, holder: Holder | None) -> ConfigError:
+    return ConfigError(
+        f"node {node} runs already: {holder or 'another process'} renews its session",
+        hint=f"give this daemon a cluster.node of its own. If it is to replace that one, stop that "
+        f"one first: `liftlog cluster status` shows node {node}",
+    )

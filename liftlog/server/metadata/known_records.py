@@ -1,0 +1,241 @@
+"""What this node has seen in the metadata store, in `<data_dir>/known-records`.
+
+A store can be lost, or restored from an older copy, while nodes are down. So each of them keeps the
+newest records that it has seen, those of the nodes with them. What a record makes of this node is
+on its disk before the node acts on it; the rest follows within a second.
+
+The file also names the streams of which the directory has held a copy. If the copy of one of these
+is missing, it was lost; that of any other stream was never there. The list is complete only if it
+was never lost. After damage, or after an older version, streams that it does not name are unknown
+until all streams of the node were opened.
+
+An error of the read says nothing about the content. The file then stays as it is, and is read again
+before anything is written. Until it can be read, this node changes no record and takes no role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import CorruptMetadata, LiftlogError, StorageError
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_text
+from liftlog.log.files.filesystem import FileSystem, storage_errors
+from liftlog.server.vitals.rare_warnings import RareWarnings
+
+logger = logging.getLogger("liftlog.server.replication")
+
+KNOWN_RECORDS_NAME = "known-records"
+_KIND = "known-records"
+_PAUSE_SECONDS = 1.0
+
+
+class Known(NamedTuple):
+    """The content of the file, by names of streams and nodes."""
+
+    streams: dict[str, StreamRecord]
+    nodes: dict[str, bytes]
+    """The records of the nodes in the store."""
+    held: dict[str, str]
+    """The incarnations of the streams of which the directory has held a copy."""
+    is_held_known: bool
+    """True if `held` names all of them."""
+
+
+_NOTHING = Known({}, {}, {}, is_held_known=False)
+
+
+def read_known_records(fs: FileSystem, data_dir: Path) -> Known:
+    """Read what the node has seen in earlier starts. Blocking. Raises CorruptMetadata and
+    UnsupportedFormat for what the file holds, StorageError if it cannot be read."""
+    try:
+        with storage_errors(f"reading {KNOWN_RECORDS_NAME}"):
+            content = read_checkpoint_file(fs, data_dir / KNOWN_RECORDS_NAME, _KIND)
+    except CorruptMetadata as error:
+        if isinstance(error.__cause__, OSError):  # the disk does not give its bytes at present
+            raise StorageError(error.message) from error
+        raise
+    if content is None:
+        return _NOTHING
+    try:
+        streams = {
+            str(name): StreamRecord.from_json(text.encode())
+            for name, text in content["streams"].items()
+        }
+        nodes = {str(name): text.encode() for name, text in content["nodes"].items()}
+        held = content.get("held")
+        is_held_known = held is not None and bool(content.get("held_known", True))
+        held = {str(name): str(incarnation) for name, incarnation in (held or {}).items()}
+    except (KeyError, AttributeError, TypeError) as error:
+        raise CorruptMetadata(f"{KNOWN_RECORDS_NAME} lacks a field: {error!r}") from error
+    return Known(streams, nodes, held, is_held_known)
+
+
+class KnownRecords:
+    """Belongs to the event loop, except `read`, which comes first."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        data_dir: Path,
+        *,
+        on_late: Callable[[dict[str, StreamRecord]], None] = lambda records: None,
+    ) -> None:
+        """`on_late` is called with the records of streams in the file if `read` could not read it,
+        as soon as it can be read."""
+        self._fs = fs
+        self._data_dir = data_dir
+        self._on_late = on_late
+        self.problem = ""
+        """Why the file cannot be read; nothing is written before it can."""
+        self._streams: dict[str, str] = {}  # as they stand in the file
+        self._nodes: dict[str, str] = {}
+        self._held: dict[str, str] = {}  # incarnations of streams, by name
+        self._is_held_known = False
+        self._changes = self._written = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._warn = RareWarnings(logger).warn
+
+    def read(self) -> dict[str, StreamRecord]:
+        """The records of streams. Blocking. A damaged file counts as none. Of one that cannot be
+        read `problem` says why; it is read again later."""
+        try:
+            return self._take(self._read())
+        except StorageError as error:
+            self._note_problem(error)
+            return {}
+
+    def _read(self) -> Known:
+        """Blocking. Raises StorageError."""
+        try:
+            return read_known_records(self._fs, self._data_dir)
+        except StorageError:
+            raise
+        except LiftlogError as error:
+            logger.warning("known-records-ignored error=%s", error)
+            return _NOTHING
+
+    def _take(self, found: Known) -> dict[str, StreamRecord]:
+        """Add what the file says to what was noted since the start, which is newer."""
+        self.problem = ""
+        streams = {name: _quoted(one.to_json()) for name, one in found.streams.items()}
+        nodes = {name: value.decode() for name, value in found.nodes.items()}
+        self._streams = {**streams, **self._streams}
+        self._nodes = {**nodes, **self._nodes}
+        self._held = {**found.held, **self._held}
+        self._is_held_known = found.is_held_known
+        return found.streams
+
+    def _note_problem(self, error: StorageError) -> None:
+        self.problem = error.message
+        self._warn("known-records-not-read error=%s", error)
+
+    def note(self, record: StreamRecord) -> None:
+        """A newer record."""
+        self._streams[record.name] = _quoted(record.to_json())
+        self._changes += 1
+
+    def note_node(self, node: str, value: bytes | None) -> None:
+        """What the store says of a node, None when it was removed."""
+        text = None if value is None else value.decode()
+        if self._nodes.get(node) == text:
+            return
+        self._changes += 1
+        if text is None:
+            del self._nodes[node]
+        else:
+            self._nodes[node] = text
+
+    async def hold(self, name: str, incarnation: str) -> None:
+        """The directory has a copy of that stream from now on. Durable on return. Raises
+        StorageError."""
+        if self._held.get(name) != incarnation:
+            self._held[name] = incarnation
+            self._changes += 1
+        await self.written()
+
+    def has_held(self, name: str, incarnation: str) -> bool | None:
+        """True if the directory has had a copy of that stream; None: not known."""
+        if self._held.get(name) == incarnation:
+            return True
+        return False if self._is_held_known else None
+
+    def all_held(self, streams: Iterable[StreamRecord]) -> None:
+        """These are all streams that the node has a copy of. If each of them was noted, the
+        directory has held no other one."""
+        if self._is_held_known or self.problem:
+            return
+        if all(self._held.get(one.name) == one.incarnation for one in streams):
+            self._is_held_known = True
+            self._changes += 1
+
+    def forget(self, name: str) -> None:
+        """The record of a stream that was deleted is not in the store any more."""
+        self._held.pop(name, None)
+        if self._streams.pop(name, None) is not None:
+            self._changes += 1
+
+    @property
+    def nodes(self) -> Mapping[str, str]:
+        """What the store said of the nodes, as JSON."""
+        return self._nodes
+
+    async def written(self) -> None:
+        """Return when all that was noted until now is durable; one write for all who wait. Raises
+        StorageError, also while the file cannot be read."""
+        wanted = self._changes
+        while self.problem or self._written < wanted:
+            if self._writing is None:
+                self._writing = asyncio.get_running_loop().create_task(self._write())
+            await asyncio.shield(self._writing)
+
+    async def run(self) -> None:
+        """Write what no one waits for, and read what could not be read, until cancelled."""
+        while True:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            try:
+                await self.written()
+            except StorageError as error:
+                if not self.problem:
+                    self._warn("known-records-not-written error=%s", error)
+
+    async def _read_again(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._read)
+        except StorageError as error:
+            self._note_problem(error)
+            raise
+        logger.info("known-records-read streams=%d", len(found.streams))
+        self._on_late(self._take(found))
+
+    async def _write(self) -> None:
+        try:
+            if self.problem:
+                await self._read_again()
+            changes = self._changes
+            nodes, streams = json.dumps(self._nodes, sort_keys=True), self._streams.copy()
+            held = json.dumps(self._held, sort_keys=True)
+            is_known = self._is_held_known
+            await asyncio.to_thread(self._replace, nodes, held, streams, is_held_known=is_known)
+            self._written = changes
+        finally:
+            self._writing = None
+
+    def _replace(
+        self, nodes: str, held: str, streams: Mapping[str, str], *, is_held_known: bool
+    ) -> None:
+        entries = ",".join([f"{json.dumps(name)}:{streams[name]}" for name in sorted(streams)])
+        known = json.dumps(is_held_known)
+        text = f'{{"held":{held},"held_known":{known},"nodes":{nodes},"streams":{{{entries}}}}}'
+        with storage_errors(f"writing {KNOWN_RECORDS_NAME}"):
+            write_checkpoint_text(self._fs, self._data_dir / KNOWN_RECORDS_NAME, _KIND, text)
+
+
+def _quoted(value: bytes) -> str:
+    """JSON as a text in JSON. Made once for each record: the file holds those of all streams."""
+    return json.dumps(value.decode())

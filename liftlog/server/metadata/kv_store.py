@@ -1,0 +1,552 @@
+"""`NatsKvMetaStore`: the metadata store of a cluster in a key-value bucket of JetStream.
+
+The only operation that decides anything is a write with an expected sequence: it takes a majority
+of the NATS servers that hold the bucket. A read is a guess. A NATS leader that was deposed goes on
+answering reads for some seconds, so what must be certain is confirmed by a write (`get_newest`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from liftlog.cluster.store import (
+    CasLost,
+    CasUnknown,
+    Entry,
+    MetaStoreError,
+    OnChange,
+    StoreUnavailable,
+    check_size,
+)
+from liftlog.errors import ConfigError, MetadataUnavailable
+from liftlog.server.metadata.kv_bucket import (
+    IN_PROCESS,
+    MARKER_SECONDS,
+    NO_CLUSTER,
+    NO_JETSTREAM,
+    NO_PEERS,
+    NO_STREAM,
+    WRONG_SEQUENCE,
+    Bucket,
+    Found,
+    Refused,
+    State,
+    check_created,
+    found_message,
+)
+from liftlog.server.metadata.kv_link import KvLink, NobodyAnswers, NotAllowed, Unanswered
+from liftlog.server.metadata.kv_view import BucketView, Changes
+from liftlog.server.metadata.membership import create_cluster
+from liftlog.server.metadata.sessions import RenewedKey
+from liftlog.server.vitals.rare_warnings import RareWarnings
+from liftlog.settings import NatsSettings
+from liftlog.stream.run import MessageRun
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_ANSWER_SECONDS = 3.0
+_CREATE_SECONDS = 20.0
+_LOOK_SECONDS = 10.0
+"""Between two looks for changes that no notice told of. A NATS server that leads no longer, and
+does not know it yet, answers reads for less."""
+_NOTICE_SECONDS = 1.0
+_RETRY_SECONDS = 0.5
+_SCANS_IN_DOUBT = 2
+"""So many scans after notices may have been missed: the first may come from such a server."""
+_FULL_SCAN_SECONDS = 300.0
+_LAG_SECONDS = 0.1
+_READS_AT_ONCE = 64
+_ATTEMPTS = 10
+_NO_SERVICE_SECONDS = 10.0
+_SAFE_REPLICAS = 3
+
+_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
+_OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+_TTL = "Nats-TTL"  # in whole seconds
+
+_T = TypeVar("_T")
+Headers = Sequence[tuple[str, str]]
+
+
+class BucketMissing(StoreUnavailable):
+    """JetStream knows no such bucket. It was deleted, or never made."""
+
+
+class _Doubtful(MetaStoreError):
+    """A server refuses a write because of what it knows of a key. `found` is the sequence there."""
+
+    def __init__(self, message: str, found: int | None) -> None:
+        super().__init__(message)
+        self.found = found
+
+
+class NoBucket(ConfigError):
+    """There is no bucket: it was lost, or never made."""
+
+
+class NotEnoughServers(ConfigError):
+    """JetStream cannot keep as many copies of the bucket."""
+
+
+class NatsKvMetaStore:
+    """A MetaStore. Belongs to one event loop.
+
+    `node` is whose barrier is written; see `get_newest`. Changes are as durable as JetStream is:
+    `sync_interval: always` there makes each of them survive a power cut of all servers.
+    """
+
+    def __init__(
+        self, settings: NatsSettings, servers: Sequence[str], cluster: str, node: str
+    ) -> None:
+        self.bucket = Bucket(cluster)
+        self._barrier = f"barrier.{node}"
+        self._link = KvLink(
+            settings,
+            servers,
+            self.bucket.notices,
+            on_notices=self._noticed,
+            on_connected=self._doubt,
+        )
+        self._view = BucketView()
+        self._watchers: dict[object, tuple[str, OnChange]] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._look_now = asyncio.Event()
+        self._view_grew = asyncio.Event()
+        self._scans_due = _SCANS_IN_DOUBT
+        self._scanned_at = 0.0
+        self._written = 0
+        self._warn = RareWarnings(logger).warn
+        self.times_set_back = 0
+        """How often the bucket was found to have gone back in time."""
+
+    async def open(self) -> None:
+        """Connect, and check the bucket; waits until JetStream answers. Raises ConfigError when it
+        never will: no JetStream, no bucket, no permission, a bucket of another configuration."""
+        self._link.start()
+        await self._link.wait_connected(_ANSWER_SECONDS)
+        began = time.monotonic()
+        while True:
+            try:
+                await self._check()
+                return
+            except NobodyAnswers as error:
+                if time.monotonic() - began > _NO_SERVICE_SECONDS:
+                    raise _no_jetstream() from error
+                self._warn("metadata-store-awaited error=%s", error)
+            except (StoreUnavailable, CasUnknown) as error:  # the write binds no one
+                self._warn("metadata-store-awaited error=%s", error)
+            await asyncio.sleep(_RETRY_SECONDS)
+            await self._link.wait_connected(_ANSWER_SECONDS)
+
+    async def _check(self) -> None:
+        """Raises ConfigError, StoreUnavailable, CasUnknown."""
+        bucket = self.bucket
+        try:
+            state = await self._state()
+            await self._write(self._barrier, b"{}", [(_TTL, str(MARKER_SECONDS))])
+        except BucketMissing as error:
+            raise NoBucket(
+                f"there is no bucket {bucket.name} in JetStream",
+                hint="`liftlog cluster init -c FILE` makes it, once, for a new cluster. If the "
+                "cluster exists, its metadata is gone: restore the JetStream stream "
+                f"{bucket.stream} from a backup, or see `liftlog cluster init --again`",
+            ) from error
+        except NotAllowed as error:
+            raise ConfigError(str(error), hint=_permissions(bucket)) from error
+        if self._link.notices_refused:
+            raise ConfigError(
+                f"the NATS user may not subscribe to {bucket.notices}", hint=_permissions(bucket)
+            )
+        if state.problem:
+            raise ConfigError(
+                f"the bucket {bucket.name} cannot be used: {state.problem}",
+                hint=f"`nats stream edit {bucket.stream}` changes it",
+            )
+        if state.replicas < _SAFE_REPLICAS:
+            logger.warning(
+                "caution setting=cluster.store problem=%s advice=%s",
+                f"the bucket {bucket.name} is on {state.replicas} NATS server(s) only",
+                "keep it on three, or the loss of one is the loss of the metadata",
+            )
+
+    async def create(self, replicas: int, cluster_id: str = "") -> bool:
+        """Make the bucket and the record of the cluster, for `liftlog cluster init`; False if both
+        are there. Instead of `open`; `cluster_id` is that of a cluster whose bucket was lost.
+        Raises ConfigError, CasUnknown, StoreUnavailable."""
+        bucket = self.bucket
+        self._link.start()
+        until = time.monotonic() + _CREATE_SECONDS
+        await self._link.wait_connected(_ANSWER_SECONDS)
+        while True:
+            try:
+                made = await self._create_bucket(replicas)
+                return await create_cluster(self, cluster_id) or made
+            except NotAllowed as error:
+                raise ConfigError(str(error), hint=_permissions(bucket)) from error
+            except NobodyAnswers as error:
+                if time.monotonic() > until:
+                    raise _no_jetstream() from error
+            except NotEnoughServers as error:
+                if time.monotonic() > until or error.details["code"] == NO_CLUSTER:
+                    raise
+            except (CasUnknown, StoreUnavailable):
+                if time.monotonic() > until:  # longer than an election takes
+                    raise
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _create_bucket(self, replicas: int) -> bool:
+        """False if it exists as it should be."""
+        bucket = self.bucket
+        try:
+            state = await self._state()
+        except BucketMissing:
+            pass
+        else:
+            if state.problem:
+                raise ConfigError(
+                    f"the bucket {bucket.name} exists and cannot be used: {state.problem}",
+                    hint=f"`nats stream edit {bucket.stream}` changes it",
+                )
+            return False
+        question = json.dumps(bucket.configuration(replicas)).encode()
+        subject = f"$JS.API.STREAM.CREATE.{bucket.stream}"
+        try:
+            await self._link.ask(subject, question, check_created, seconds=_CREATE_SECONDS)
+        except Unanswered as error:
+            raise StoreUnavailable(str(error)) from error
+        except Refused as error:
+            if error.code in (NO_PEERS, NO_CLUSTER):
+                raise NotEnoughServers(
+                    f"JetStream cannot keep the bucket on {replicas} servers: {error}",
+                    hint="start three nats-servers with JetStream that form a cluster; for a test "
+                    "on one, `--replicas 1`",
+                    code=error.code,
+                ) from error
+            raise ConfigError(f"JetStream refuses to make the bucket: {error}") from error
+        return True
+
+    async def close(self) -> None:
+        """End the connection. Sessions are closed before; calls that come later, or wait now, raise
+        StoreUnavailable or CasUnknown."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+        await self._link.close()
+
+    # --- MetaStore ---
+
+    async def get(self, key: str) -> Entry | None:
+        return (await self._find(key)).entry
+
+    async def get_newest(self, key: str) -> Entry | None:
+        """JetStream writes the barrier only if the key is still at the sequence that was read."""
+        for _ in range(_ATTEMPTS):
+            found = await self._find(key)
+            try:
+                if await self._is_at(key, found.sequence):
+                    return found.entry
+            except CasUnknown as error:
+                raise StoreUnavailable(f"{key} was read and not confirmed: {error}") from error
+            await asyncio.sleep(_LAG_SECONDS)  # it has changed, or the server that answered lags
+        raise StoreUnavailable(f"{key} changes all the time, or a NATS server that lags answers")
+
+    async def scan(self, prefix: str) -> dict[str, Entry]:
+        found, _ = await self._scan(prefix)
+        entries = {key: one.entry for key, one in found.items() if key.startswith(prefix)}
+        return {key: entry for key, entry in entries.items() if entry is not None}
+
+    async def cas(self, key: str, value: bytes, revision: int) -> int:
+        return await self._put(key, value, revision, [])
+
+    async def put_for(self, key: str, value: bytes, revision: int, ttl_seconds: int) -> int:
+        """`cas` of an entry that expires."""
+        return await self._put(key, value, revision, [(_TTL, str(max(1, ttl_seconds)))])
+
+    async def delete(self, key: str, revision: int) -> None:
+        marker = [("KV-Operation", "DEL"), (_TTL, str(MARKER_SECONDS))]
+        await self._compare_and_set(key, b"", revision, marker)
+
+    async def watch(self, prefix: str, on_change: OnChange) -> None:
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._keep_looking())
+        for key, entry in self._view.entries(prefix).items():
+            on_change(key, entry)
+        watcher = object()
+        self._watchers[watcher] = (prefix, on_change)
+        try:
+            await asyncio.get_running_loop().create_future()  # until it is cancelled
+        finally:
+            del self._watchers[watcher]
+
+    async def session(
+        self, key: str, value: bytes, ttl_seconds: int, revision: int = 0
+    ) -> RenewedKey:
+        session = RenewedKey(self, key, value, ttl_seconds)
+        await session.begin(revision)
+        return session
+
+    # --- writes ---
+
+    async def _put(self, key: str, value: bytes, revision: int, headers: Headers) -> int:
+        check_size(key, value)
+        expected = revision
+        for _ in range(_ATTEMPTS):
+            try:
+                return await self._compare_and_set(key, value, expected, headers)
+            except CasLost:
+                if revision:
+                    raise
+                # To JetStream, a key that has expired or was deleted is there for a while.
+                found = await self._find(key)
+                if found.value is not None or found.sequence == expected:
+                    raise
+                expected = found.sequence
+        raise CasLost(f"{key} comes and goes all the time")
+
+    async def _compare_and_set(
+        self, key: str, value: bytes, expected: int, headers: Headers = ()
+    ) -> int:
+        """Returns the new sequence. Raises CasLost, CasUnknown, StoreUnavailable.
+
+        While NATS changes its leader, the old and the new one may get the same write, and the
+        refusal of the one may arrive before the ack of the other. So each write has an id, by which
+        JetStream knows it again, and a refusal counts only from a server that has something newer
+        than expected, which is then not this write. Otherwise the write is sent once more: it can
+        be made only once.
+        """
+        conditions = [
+            (_SEQUENCE, str(expected)),
+            ("Nats-Msg-Id", secrets.token_hex(12)),
+            *headers,
+        ]
+        is_unknown = False
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await self._write(key, value, conditions)
+            except _Doubtful as doubt:
+                if doubt.found is not None and doubt.found > expected:
+                    raise CasLost(f"{key} is at another revision: {doubt}") from doubt
+                await asyncio.sleep(_LAG_SECONDS * (attempt + 1) / 2)
+                found = doubt.found
+            except StoreUnavailable as error:
+                if not is_unknown:
+                    raise
+                raise CasUnknown(f"it is not known whether {key} was written: {error}") from error
+            is_unknown = True
+        if found is not None and await self._is_at(key, found):
+            raise CasLost(f"{key} is at revision {found}, not {expected}")
+        raise CasUnknown(f"it is not known whether {key} was written: servers disagree")
+
+    async def _is_at(self, key: str, sequence: int) -> bool:
+        """Whether the key is at this sequence now. Raises CasUnknown, StoreUnavailable."""
+        headers = [
+            (_SEQUENCE, str(sequence)),
+            (_OF_SUBJECT, self.bucket.subject(key)),
+            (_TTL, str(MARKER_SECONDS)),
+        ]
+        try:
+            await self._write(self._barrier, b"{}", headers)
+        except _Doubtful:
+            return False
+        return True
+
+    async def _write(self, key: str, value: bytes, headers: Headers) -> int:
+        """Returns the new sequence. Raises _Doubtful, CasUnknown, StoreUnavailable."""
+        newest = max(self._written, self._view.highest)
+        try:
+            revision, is_new = await self._link.ask(
+                self.bucket.subject(key),
+                value,
+                self.bucket.revision,
+                headers=[*headers, ("Nats-Expected-Stream", self.bucket.stream)],
+                seconds=_ANSWER_SECONDS,
+            )
+        except Refused as error:
+            if error.code == WRONG_SEQUENCE or error.code in IN_PROCESS:
+                raise _Doubtful(str(error), error.found_sequence) from error
+            if not error.is_certain:
+                raise CasUnknown(f"JetStream failed to write {key}: {error}") from error
+            raise StoreUnavailable(f"JetStream refused to write {key}: {error}") from error
+        except Unanswered as error:
+            raise CasUnknown(f"it is not known whether {key} was written: {error}") from error
+        if is_new and revision <= newest:
+            self._has_gone_back(revision, newest)
+        self._written = max(self._written, revision)
+        return revision
+
+    def _has_gone_back(self, revision: int, newest: int) -> None:
+        logger.error(
+            "metadata-store-set-back bucket=%s revision=%d known=%d advice=%s",
+            self.bucket.name,
+            revision,
+            newest,
+            "it was restored from an older copy, or made again: keep the nodes running, their "
+            "records are newer",
+        )
+        self.times_set_back += 1
+        self._written = 0
+        self._view.set_back()
+        self._doubt()
+
+    # --- reads ---
+
+    async def _find(self, key: str) -> Found:
+        question = json.dumps({"last_by_subj": self.bucket.subject(key)}).encode()
+        return await self._read("STREAM.MSG.GET", question, found_message)
+
+    async def _state(self) -> State:
+        return await self._read("STREAM.INFO", b"", self.bucket.state)
+
+    async def _scan(self, prefix: str) -> tuple[dict[str, Found], State]:
+        """The newest message of each key, and the state of the bucket before that."""
+        state = await self._state()
+        keys: list[str] = []
+        total = 1
+        while len(keys) < total:
+            filter_ = {"subjects_filter": self.bucket.subjects(prefix), "offset": len(keys)}
+            question = json.dumps(filter_).encode()
+            more, total = await self._read("STREAM.INFO", question, self.bucket.keys)
+            if not more:
+                break
+            keys += more
+        found: dict[str, Found] = {}
+        left = iter(dict.fromkeys(keys))
+
+        async def read() -> None:
+            for key in left:
+                try:
+                    found[key] = await self._find(key)
+                except ValueError:  # not a key: another program wrote it
+                    logger.warning("metadata-key-ignored key=%r", key)
+
+        tasks = [asyncio.ensure_future(read()) for _ in range(min(_READS_AT_ONCE, len(keys)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return found, state
+
+    async def _read(self, what: str, question: bytes, parse: Callable[[bytes], _T | None]) -> _T:
+        """Raises StoreUnavailable."""
+        subject = f"$JS.API.{what}.{self.bucket.stream}"
+        try:
+            return await self._link.ask(subject, question, parse, seconds=_ANSWER_SECONDS)
+        except Refused as error:
+            if error.code == NO_STREAM:
+                raise BucketMissing(
+                    f"there is no bucket {self.bucket.name}: it was deleted, or never made"
+                ) from error
+            if error.code in NO_JETSTREAM:
+                raise NobodyAnswers(f"JetStream: {error}") from error
+            raise StoreUnavailable(f"JetStream: {error}") from error
+        except Unanswered as error:
+            raise StoreUnavailable(str(error)) from error
+
+    # --- what changes ---
+
+    def _doubt(self) -> None:
+        """Changes may have been missed: look now."""
+        self._scans_due = _SCANS_IN_DOUBT
+        self._look_now.set()
+
+    def _noticed(self, run: MessageRun) -> None:
+        headers = run.headers or (b"",) * len(run)
+        for subject, block, payload in zip(run.subjects, headers, run.payloads, strict=True):
+            notice = self.bucket.notice(subject, block, payload)
+            if notice is None:
+                continue
+            had_missed = self._view.has_missed
+            self._report(self._view.note(notice))
+            if self._view.has_missed and not had_missed:
+                self._doubt()
+        self._view_grew.set()
+
+    def _report(self, changes: Changes) -> None:
+        for prefix, on_change in list(self._watchers.values()):
+            for key, entry in changes.items():
+                if key.startswith(prefix):
+                    try:
+                        on_change(key, entry)
+                    except Exception:  # the connection, and other watchers, go on
+                        logger.exception("watch-failed key=%s", key)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            self._look_now.clear()
+            try:
+                await self._look()
+            except StoreUnavailable as error:
+                self._warn("metadata-store-unavailable error=%s", error)
+                pause = _RETRY_SECONDS
+            except Exception:  # a supervisor
+                logger.exception("metadata-look-failed")
+                pause = _LOOK_SECONDS
+            else:
+                pause = _LOOK_SECONDS
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._look_now.wait()
+
+    async def _look(self) -> None:
+        """See to it that the view has all that was written until now. Raises StoreUnavailable."""
+        state = await self._state()
+        is_complete = state.messages == self._view.messages
+        try:
+            barrier = await self._write(self._barrier, b"{}", [(_TTL, str(MARKER_SECONDS))])
+        except CasUnknown as error:
+            raise StoreUnavailable(str(error)) from error
+        is_due = self._scans_due or time.monotonic() - self._scanned_at > _FULL_SCAN_SECONDS
+        if not is_due and is_complete and await self._has_come(barrier):
+            return
+        found, state = await self._scan("")
+        self._scans_due = max(0, self._scans_due - 1)
+        self._scanned_at = time.monotonic()
+        self._report(self._view.scanned(found, state.last_sequence))
+
+    async def _has_come(self, sequence: int) -> bool:
+        """Whether notices tell of everything until `sequence`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_NOTICE_SECONDS):
+                while self._view.highest < sequence:
+                    self._view_grew.clear()
+                    await self._view_grew.wait()
+        return self._view.highest >= sequence and not self._view.has_missed
+
+
+async def make_store(
+    settings: NatsSettings, cluster: str, replicas: int, cluster_id: str = ""
+) -> bool:
+    """See `NatsKvMetaStore.create`. Raises ConfigError, and MetadataUnavailable when JetStream does
+    not answer."""
+    store = NatsKvMetaStore(settings, settings.servers, cluster, "init")
+    try:
+        return await store.create(replicas, cluster_id)
+    except (CasUnknown, StoreUnavailable) as error:
+        raise MetadataUnavailable(
+            str(error), hint="check nats.servers and the servers, and run the command again"
+        ) from error
+    finally:
+        await store.close()
+
+
+def _no_jetstream() -> ConfigError:
+    return ConfigError(
+        "the NATS servers do not run JetStream, which cluster.store: nats needs",
+        hint="enable `jetstream {}` on three of them, with `sync_interval: always`",
+    )
+
+
+def _permissions(bucket: Bucket) -> str:
+    return (
+        f"allow it to publish to $KV.{bucket.name}.>, $JS.API.STREAM.INFO.{bucket.stream} and "
+        f"$JS.API.STREAM.MSG.GET.{bucket.stream}, and to subscribe to {bucket.notices} and _INBOX.>"
+    )

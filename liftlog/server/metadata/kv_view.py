@@ -1,0 +1,77 @@
+"""What a node knows of the bucket: what notices and scans tell is put together here. No I/O.
+
+Notices may be missed, and a scan may be answered by a server that lags behind or no longer leads,
+so neither is trusted alone. Sequences only rise, so what is older than what is known is ignored.
+They fall only if the bucket was restored from an older copy or made again; a write shows that
+without doubt, and then nothing is known any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from liftlog.cluster.store import Entry
+from liftlog.server.metadata.kv_bucket import ABSENT, Found, Notice
+
+Changes = dict[str, Entry | None]
+"""The newest entry by key, None if the key is gone."""
+
+
+class BucketView:
+    """`highest` is the newest sequence that was seen. `has_missed`: there are, or may be, changes
+    that were not seen."""
+
+    def __init__(self) -> None:
+        self.highest = 0
+        self.has_missed = True
+        self._found: dict[str, Found] = {}
+
+    @property
+    def messages(self) -> int:
+        """How many messages the bucket holds, as far as is known."""
+        return len(self._found)
+
+    def entries(self, prefix: str) -> Changes:
+        return {
+            key: one.entry
+            for key, one in self._found.items()
+            if one.value is not None and key.startswith(prefix)
+        }
+
+    def note(self, notice: Notice) -> Changes:
+        """A notice has come."""
+        sequence = notice.found.sequence
+        if sequence > self.highest:
+            self.has_missed = self.has_missed or sequence != self.highest + 1
+            self.highest = sequence
+        return self._take(notice.key, notice.found)
+
+    def scanned(self, found: Mapping[str, Found], last_sequence: int) -> Changes:
+        """All keys were read, ABSENT for one that was listed and then not found; `last_sequence`
+        is what the bucket had come to before that."""
+        changes: Changes = {}
+        for key, one in found.items():
+            changes |= self._take(key, one)
+            self.highest = max(self.highest, one.sequence)
+        for key, known in list(self._found.items()):
+            if key not in found and known.sequence <= last_sequence:
+                del self._found[key]
+                if known.value is not None:
+                    changes[key] = None
+        self.has_missed = False
+        return changes
+
+    def set_back(self) -> None:
+        """The bucket has gone back in time. What the next scan finds is believed, older or not."""
+        self.highest = 0
+        self.has_missed = True
+        self._found = {key: Found(0, one.value) for key, one in self._found.items()}
+
+    def _take(self, key: str, found: Found) -> Changes:
+        known = self._found.get(key, ABSENT)
+        if found.sequence <= known.sequence:
+            return {}
+        self._found[key] = found
+        if found.value is None and known.value is None:
+            return {}
+        return {key: found.entry}

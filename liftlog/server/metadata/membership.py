@@ -1,0 +1,450 @@
+"""This node's membership of its cluster: who it is, in which of its starts, and who the others are.
+
+`<data_dir>/node` says which node the directory belongs to. The record `node.<name>` says the same,
+so a directory that was set back, swapped or emptied is found out: then nothing that the node
+confirmed before is taken for granted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from liftlog import __version__
+from liftlog.cluster.store import CLUSTER_KEY, CasLost, CasUnknown, Entry, MetaStore
+from liftlog.errors import ConfigError, Conflict, CorruptMetadata
+from liftlog.log.data_dir import STREAMS_NAME, DataDir
+from liftlog.log.files.checkpoint_file import read_checkpoint_file, write_checkpoint_file
+from liftlog.log.files.filesystem import FileSystem, storage_errors
+from liftlog.log.files.identity import DirectoryIdentity
+from liftlog.names import is_stream_name
+from liftlog.server.metadata.known_records import KNOWN_RECORDS_NAME, read_known_records
+
+logger = logging.getLogger("liftlog.server.replication")
+
+NODE_FILE_NAME = "node"
+_KIND = "node"
+_FORMAT_VERSION = 1
+_ATTEMPTS = 20
+_MAX_NAMED = 5
+
+
+def value_of(entry: Entry) -> dict[str, Any]:
+    """The JSON object of an entry. Raises CorruptMetadata."""
+    try:
+        value = json.loads(entry.value)
+    except (ValueError, RecursionError) as error:
+        raise CorruptMetadata(
+            f"the metadata store holds something else than JSON: {error}"
+        ) from error
+    if not isinstance(value, dict):
+        raise CorruptMetadata("the metadata store holds something else than a JSON object")
+    return value
+
+
+def to_bytes(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """The content of `<data_dir>/node`. `start` is the last one that the store is known to have;
+    `claimed` is the one that was about to be written there; with `born` the directory began, or
+    began again after it was set back."""
+
+    cluster_id: str
+    node: str
+    data_id: str
+    start: int
+    claimed: int
+    born: int = 0
+
+
+def read_node_file(fs: FileSystem, data_dir: Path) -> NodeFile | None:
+    """None when the directory belongs to no node. Raises CorruptMetadata, OSError."""
+    content = read_checkpoint_file(fs, data_dir / NODE_FILE_NAME, _KIND)
+    if content is None:
+        return None
+    try:
+        known = {name: content[name] for name in NodeFile.__slots__ if name != "born"}
+        known["born"] = content.get("born", 0)
+    except KeyError as error:
+        raise CorruptMetadata(f"{NODE_FILE_NAME} lacks {error}") from error
+    return NodeFile(**known)
+
+
+def write_node_file(fs: FileSystem, data_dir: Path, content: NodeFile) -> None:
+    """Durable on return. Raises OSError."""
+    write_checkpoint_file(fs, data_dir / NODE_FILE_NAME, _KIND, asdict(content))
+
+
+def refuse_node(data_dir: DataDir) -> None:
+    """Raises ConfigError if the directory belongs to a node, for a daemon on its own: it would give
+    offsets of replicas to other messages than the cluster does. Blocking. Raises StorageError,
+    CorruptMetadata."""
+    with storage_errors("reading the node file"):
+        file = read_node_file(data_dir.environment.fs, data_dir.path)
+    if file is not None:
+        raise ConfigError(
+            f"the data directory {data_dir.path} belongs to node {file.node} of a cluster, and the "
+            "settings have no section cluster",
+            hint=f"start it with the section cluster of node {file.node}, or give this daemon a "
+            "data_dir of its own. A backup of the directory can be restored for a daemon on its "
+            "own: `liftlog docs how-to/backup-cluster`",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node as its record describes it."""
+
+    name: str
+    start: int
+    data_id: str
+    address: str
+    version: str = ""
+    zone: str = ""
+    web: str = ""
+    draining: bool = False
+    stopping: bool = False
+    """Its process has begun to stop: it is given nothing until it has started again."""
+    features: tuple[str, ...] = ()
+
+    @classmethod
+    def from_value(cls, name: str, value: Mapping[str, Any]) -> NodeInfo:
+        """Raises CorruptMetadata."""
+        try:
+            return cls(
+                name=name,
+                start=int(value["start"]),
+                data_id=str(value["data_id"]),
+                address=str(value["address"]),
+                version=str(value.get("version", "")),
+                zone=str(value.get("zone", "")),
+                web=str(value.get("web", "")),
+                draining=bool(value.get("draining", False)),
+                stopping=bool(value.get("stopping", False)),
+                features=tuple(value.get("features", ())),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptMetadata(f"the record of node {name} lacks a field: {error!r}") from error
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether other nodes are to lead, for good or for a while."""
+        return self.draining or self.stopping
+
+
+@dataclass(slots=True)
+class Directory:
+    """The nodes that the store knows, and which of them have a session."""
+
+    nodes: dict[str, NodeInfo] = field(default_factory=dict)
+    live: set[str] = field(default_factory=set)
+    stopping: frozenset[str] = frozenset()
+    """Those of the nodes that have begun to stop."""
+
+    def note(self, key: str, entry: Entry | None) -> bool:
+        """What the store reports of a key that begins with `node.` or `live.`. Returns whether
+        anything is different; a renewed session is the same. Raises CorruptMetadata."""
+        kind, _, name = key.partition(".")
+        if kind == "live":
+            was_live = name in self.live
+            (self.live.discard if entry is None else self.live.add)(name)
+            return was_live != (name in self.live)
+        if kind != "node":
+            return False
+        known = self.nodes.get(name)
+        if entry is not None:
+            self.nodes[name] = NodeInfo.from_value(name, value_of(entry))
+        elif known is not None:
+            del self.nodes[name]
+        self.stopping = frozenset(one.name for one in self.nodes.values() if one.stopping)
+        return known != self.nodes.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """This node, once it has joined. `is_same`: the data directory is the one that the last start
+    left, so all that was confirmed then is there, if recovery finds it. It does not have what was
+    confirmed before the start `born`."""
+
+    cluster_id: str
+    name: str
+    start: int
+    is_same: bool
+    born: int = 0
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What this start has stored as `node.<name>`."""
+    known_start: int = 0
+    """The last start before this one that the directory knows of."""
+
+    def had(self, start: int) -> bool:
+        """Whether the directory has what this node confirmed in the life that began with `start`,
+        if recovery finds it."""
+        return self.born <= start <= self.known_start or start == self.start
+
+
+async def join(
+    store: MetaStore,
+    fs: FileSystem,
+    data_dir: Path,
+    *,
+    node: str,
+    address: str,
+    zone: str = "",
+    web: str = "",
+    may_create: bool = True,
+    may_bring_streams: bool = False,
+    identity: DirectoryIdentity | None = None,
+) -> Member:
+    """`identify` and `register`, for a caller that knows that no other process has the name."""
+    file = await identify(
+        store,
+        fs,
+        data_dir,
+        node=node,
+        may_create=may_create,
+        may_bring_streams=may_bring_streams,
+    )
+    return await register(
+        store, fs, data_dir, file, address=address, zone=zone, web=web, identity=identity
+    )
+
+
+async def identify(
+    store: MetaStore,
+    fs: FileSystem,
+    data_dir: Path,
+    *,
+    node: str,
+    may_create: bool = True,
+    may_bring_streams: bool = False,
+) -> NodeFile:
+    """Check that the directory belongs to this node of the cluster of this store, or to none yet.
+    `may_create`: an empty store becomes that of a new cluster, if the directory belongs to none.
+    `may_bring_streams`: the caller adopts the streams of a directory that belongs to none.
+
+    Raises ConfigError when the directory belongs to another node or cluster, or the store is empty
+    and should not be; MetaStoreError, StorageError.
+    """
+    with storage_errors("reading the node file"):
+        file = read_node_file(fs, data_dir)
+    if file is None and not may_bring_streams and fs.exists(data_dir / KNOWN_RECORDS_NAME):
+        raise ConfigError(
+            f"the data directory {data_dir} belonged to a node of a cluster, and its file "
+            f"{NODE_FILE_NAME} is gone",
+            hint=f"put the file back, or start node {node} with an empty data_dir: it fetches its "
+            "replicas from the other nodes. A stream with one replica stays without a leader then, "
+            "and needs this directory",
+        )
+    if file is None and not may_bring_streams and (streams := _streams_in(fs, data_dir)):
+        raise ConfigError(
+            f"the data directory has streams of a daemon on its own: {', '.join(streams)}",
+            hint="`liftlog cluster init -c FILE --adopt` makes it the first node of a new cluster; "
+            "any other node begins with an empty data_dir",
+        )
+    cluster_id = await _cluster_id(store, may_create=may_create and file is None)
+    if not cluster_id:
+        raise ConfigError(
+            "the metadata store is empty"
+            + (
+                ""
+                if file is None
+                else f", and the data directory belongs to cluster {file.cluster_id}"
+            ),
+            hint="for a new cluster, `liftlog cluster init -c FILE` prepares it"
+            if file is None
+            else "the metadata was lost: restore it from a backup, or check cluster.store. Without "
+            "a backup, `liftlog cluster init -c FILE --again` has the nodes store what they know",
+        )
+    if file is not None and file.node != node:
+        raise ConfigError(
+            f"the data directory belongs to node {file.node}, not to node {node}",
+            hint="give each node its own data_dir, and check cluster.node",
+        )
+    if file is not None and file.cluster_id != cluster_id:
+        raise another_cluster(cluster_id, file.cluster_id)
+    return file or NodeFile(cluster_id, node, secrets.token_hex(16), 0, 0)
+
+
+async def register(
+    store: MetaStore,
+    fs: FileSystem,
+    data_dir: Path,
+    file: NodeFile,
+    *,
+    address: str,
+    zone: str = "",
+    web: str = "",
+    identity: DirectoryIdentity | None = None,
+) -> Member:
+    """Raise the start of the node, in the store and in its directory.
+
+    A stop at any point leaves a directory that the next start knows again. Raises Conflict when
+    another process registers the same node; MetaStoreError, StorageError.
+    """
+    cluster_id, node = file.cluster_id, file.node
+    for _ in range(_ATTEMPTS):
+        entry = await store.get(f"node.{node}")
+        value = {} if entry is None else value_of(entry)
+        registered = value.get("start", 0)
+        if not isinstance(registered, int):
+            raise CorruptMetadata(f"the record of node {node} has the start {registered!r}")
+        is_same = _is_same_directory(file, None if entry is None else value, identity)
+        known_start = max(file.start, file.claimed)
+        start = max(registered, file.start, file.claimed) + 1
+        # The claim comes first: whatever is then in the store, this directory knows of it.
+        born = file.born if is_same else start
+        stored = (file.start if entry is None else registered) if is_same else 0
+        claim = NodeFile(cluster_id, node, file.data_id, stored, start, born)
+        with storage_errors("writing the node file"):
+            write_node_file(fs, data_dir, claim)
+        taken = None if identity is None else identity.taken
+        described = {
+            **value,
+            "v": _FORMAT_VERSION,
+            "start": start,
+            "data_id": file.data_id,
+            "address": address,
+            "zone": zone,
+            "web": web,
+            "version": __version__,
+            "features": [],
+            "draining": value.get("draining", False),
+            "stopping": False,
+            "directory": None if taken is None else taken._asdict(),
+        }
+        try:
+            await store.cas(
+                f"node.{node}", to_bytes(described), 0 if entry is None else entry.revision
+            )
+        except (CasLost, CasUnknown):
+            file = claim
+            continue
+        with storage_errors("writing the node file"):
+            joined = NodeFile(cluster_id, node, file.data_id, start, start, born)
+            write_node_file(fs, data_dir, joined)
+        if not is_same and registered:
+            logger.warning("node-directory-is-another node=%s start=%d", node, start)
+        return Member(cluster_id, node, start, is_same, born, described, known_start)
+    raise Conflict(
+        f"node {node} cannot register itself: the record changes all the time",
+        hint="two daemons may run as the same node: give each its own cluster.node",
+    )
+
+
+def _is_same_directory(
+    file: NodeFile, value: Mapping[str, Any] | None, identity: DirectoryIdentity | None
+) -> bool:
+    """Whether the directory is the one that the node has used last. `value` is what the store says
+    of the node, None for nothing.
+
+    A store that was set back knows of fewer starts than the directory; one that knows of more was
+    used by another directory. One that knows of no start at all was made again; then the records of
+    the streams tell whether the directory was set back (`Member.had`).
+    """
+    if value is None:
+        return file.start > 0
+    registered = value.get("start", 0)
+    if value.get("data_id") != file.data_id:
+        return False
+    if registered > file.start and registered != file.claimed:
+        return False
+    return identity is None or not identity.is_copy(registered, value.get("directory"))
+
+
+def _streams_in(fs: FileSystem, data_dir: Path) -> list[str]:
+    """Names of some streams in a data directory; the daemon's own do not count."""
+    directory = data_dir / STREAMS_NAME
+    with storage_errors("listing the streams"):
+        names = fs.list_directory(directory) if fs.exists(directory) else []
+    return sorted(filter(is_stream_name, names))[:_MAX_NAMED]
+
+
+async def _cluster_id(store: MetaStore, *, may_create: bool) -> str:
+    """The id of the cluster; drawn when the store is new. Empty if there is none."""
+    entry = await store.get_newest(CLUSTER_KEY)
+    if entry is None and may_create:
+        await create_cluster(store)
+        entry = await store.get_newest(CLUSTER_KEY)
+    if entry is None:
+        return ""
+    try:
+        return str(value_of(entry)["cluster_id"])
+    except KeyError as error:
+        raise CorruptMetadata("the record of the cluster lacks its id") from error
+
+
+async def create_cluster(store: MetaStore, cluster_id: str = "") -> bool:
+    """Store the id of a cluster, drawn if none is given; False if there is one. Raises CasUnknown,
+    StoreUnavailable."""
+    cluster_id = cluster_id or secrets.token_hex(16)
+    drawn = {"v": 1, "cluster_id": cluster_id, "created_ns": time.time_ns()}
+    try:
+        await store.cas(CLUSTER_KEY, to_bytes(drawn), 0)
+    except CasLost:
+        return False
+    return True
+
+
+def another_cluster(found: str, own: str) -> ConfigError:
+    """The error for a store that belongs to the cluster `found`, and not to that of the data
+    directory."""
+    return ConfigError(
+        f"the metadata store is that of cluster {found}, and the data directory belongs to cluster "
+        f"{own}",
+        hint="check cluster.store, cluster.name and nats.servers. If they are right, the store was "
+        "lost and `liftlog cluster init` has made another one: `liftlog cluster init -c FILE "
+        "--again` makes that the store of this cluster",
+    )
+
+
+async def take_back(
+    store: MetaStore, fs: FileSystem, data_dir: Path, own: str, entry: Entry
+) -> None:
+    """Make a store that was founded by mistake, where that of the cluster `own` was lost, the store
+    of that cluster. Raises ConfigError if a node has used it that was not in the cluster, as far
+    as this data directory knows; MetaStoreError, CorruptMetadata, StorageError."""
+    with storage_errors("reading the node file"):
+        file = read_node_file(fs, data_dir)
+    known = {} if file is None else {file.node: file.data_id}
+    with contextlib.suppress(CorruptMetadata):
+        for name, text in read_known_records(fs, data_dir)[1].items():
+            known[name] = str(json.loads(text).get("data_id"))
+    found = str(value_of(entry).get("cluster_id"))
+    strangers = [
+        key.removeprefix("node.")
+        for key, node in (await store.scan("node.")).items()
+        if value_of(node).get("data_id") != known.get(key.removeprefix("node."))
+    ]
+    if strangers:
+        raise ConfigError(
+            f"the metadata store is that of cluster {found}, which has nodes that do not belong to "
+            f"cluster {own}: {', '.join(sorted(strangers)[:_MAX_NAMED])}",
+            hint="check cluster.store, cluster.name and nats.servers. If the store was made by "
+            "mistake, stop these nodes, delete the store, and run the command again",
+        )
+    changed = {**value_of(entry), "cluster_id": own}
+    await store.cas(CLUSTER_KEY, to_bytes(changed), entry.revision)
+    logger.warning("metadata-store-taken-back cluster=%s was=%s", own, found)
+
+
+def cluster_of(fs: FileSystem, data_dir: Path, node: str) -> str:
+    """The id of the cluster that the directory of this node belongs to. Blocking. Raises
+    ConfigError when it belongs to none, or to another node; CorruptMetadata, StorageError."""
+    with storage_errors("reading the node file"):
+        file = read_node_file(fs, data_dir)
+    if file is None or file.node != node:
+        raise ConfigError(
+            f"the data directory {data_dir} does not belong to node {node} of a cluster",
+            hint="name the configuration of a node that was in the cluster, on its machine",
+        )
+    return file.cluster_id

@@ -1,0 +1,513 @@
+"""What this node knows of the metadata store, and how it changes it.
+
+A read may be out of date when it arrives. So every change reads the record, applies a pure function
+to it and commits the result by compare-and-set. When another node was faster, it reads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from liftlog.cluster import transitions
+from liftlog.cluster.guard import is_regressed
+from liftlog.cluster.leading import Change
+from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.store import (
+    CasLost,
+    CasUnknown,
+    Entry,
+    MetaStore,
+    MetaStoreError,
+    StoreUnavailable,
+    check_given,
+)
+from liftlog.errors import (
+    Conflict,
+    CorruptMetadata,
+    LiftlogError,
+    MetadataUnavailable,
+    NewerFormat,
+)
+from liftlog.server.metadata.known_records import KnownRecords
+from liftlog.server.metadata.membership import Directory, NodeInfo, to_bytes, value_of
+
+logger = logging.getLogger("liftlog.server.replication")
+
+STREAM_PREFIX = "stream."
+NODE_PREFIX = "node."
+_ATTEMPTS = 50
+_CHANGES_AT_ONCE = 64
+"""A node with many streams changes all of their records when it starts and when it stops. More at
+once would keep the store from answering what is urgent, such as the session."""
+_LOAD_ATTEMPTS = 20
+_LOAD_PAUSE_SECONDS = 0.5
+
+
+def record_of(key: str, entry: Entry) -> StreamRecord:
+    """The record under a key. Raises CorruptMetadata, UnsupportedFormat."""
+    record = StreamRecord.from_json(entry.value)
+    if STREAM_PREFIX + record.name != key:
+        raise CorruptMetadata(f"the key {key} holds the record of stream {record.name!r}")
+    return record
+
+
+class Mirror:
+    """Belongs to one event loop. `on_record` is called with each newer record, `on_nodes` when a
+    node comes or goes."""
+
+    def __init__(
+        self,
+        store: MetaStore,
+        *,
+        on_record: Callable[[StreamRecord], None],
+        on_nodes: Callable[[], None],
+        kept: KnownRecords | None = None,
+    ) -> None:
+        self.directory = Directory()
+        self.records: dict[str, StreamRecord] = {}
+        self.changes = 0
+        """So often a record has become another one, or was removed."""
+        self.writes = dict.fromkeys(("stored", "lost", "unknown", "unavailable"), 0)
+        """Attempts to change a record, by what came of them."""
+        self.known: dict[str, StreamRecord] = {}
+        """The newest records that this node has seen, in this start or an earlier one."""
+        self.doubtful: set[str] = set()
+        """Streams of which the store may have forgotten what this node has seen."""
+        self.regressed: set[str] = set()
+        """Those of which it has. No one leads or is elected by what is stored."""
+        self.newer: dict[str, str] = {}
+        """Streams whose records have a form that only a newer version can read, and the reason."""
+        self._kept = kept
+        self._store = store
+        self._turns = asyncio.Semaphore(_CHANGES_AT_ONCE)
+        self._revisions: dict[str, int] = {}
+        self._on_record = on_record
+        self._on_nodes = on_nodes
+        self._is_loaded = False
+
+    async def load(self) -> None:
+        """Read everything once. Raises MetadataUnavailable when the store is away for too long."""
+        for attempts_left in reversed(range(_LOAD_ATTEMPTS)):
+            try:
+                entries = await self._store.scan("")
+                break
+            except StoreUnavailable as error:
+                if not attempts_left:
+                    raise MetadataUnavailable(str(error)) from error
+                logger.warning("records-not-read error=%s", error)
+                await asyncio.sleep(_LOAD_PAUSE_SECONDS)
+        self._is_loaded = True
+        for key, entry in entries.items():
+            self._note(key, entry)
+        for name in [one for one in self.known if STREAM_PREFIX + one not in entries]:
+            self._note_purged(name)
+
+    def remember(self, records: Mapping[str, StreamRecord]) -> None:
+        """What this node has seen in earlier starts. Call it before `load`, or later if it could
+        not be read before: `check_memory` has kept this node from acting meanwhile."""
+        for name, record in records.items():
+            seen = self.known.get(name)
+            if seen is None:
+                self.known[name] = record
+                if self._is_loaded:
+                    self._note_purged(name)
+            elif is_regressed(record, seen):
+                self._doubt(record)
+
+    def _doubt(self, record: StreamRecord) -> None:
+        """An earlier start has seen this record, and the store has one that is not newer."""
+        self.known[record.name] = record
+        self.doubtful.add(record.name)
+        self.records.pop(record.name, None)
+        self._revisions.pop(record.name, None)
+        self.changes += 1
+        if self._kept is not None:
+            self._kept.note(record)
+
+    def check_memory(self) -> None:
+        """Raises MetadataUnavailable while it cannot be read what this node has seen in earlier
+        starts: the store may have been set back."""
+        if self._kept is not None and self._kept.problem:
+            raise MetadataUnavailable(
+                f"what this node has seen of the metadata cannot be read: {self._kept.problem}"
+            )
+
+    async def remembered(self) -> None:
+        """Return when this node will remember what it knows now, whatever becomes of the store.
+        Raises StorageError."""
+        if self._kept is not None:
+            await self._kept.written()
+
+    async def hold(self, record: StreamRecord) -> None:
+        """This node has a copy of the stream from now on; it remembers that, too, on return. Raises
+        StorageError."""
+        if self._kept is not None:
+            await self._kept.hold(record.name, record.incarnation)
+
+    def has_held(self, record: StreamRecord) -> bool | None:
+        """True if this node has had a copy of the stream in its directory; None: not known."""
+        if self._kept is None:
+            return None
+        return self._kept.has_held(record.name, record.incarnation)
+
+    async def run(self) -> None:
+        """Hear of changes until cancelled."""
+        await self._store.watch("", self._note)
+
+    def _note(self, key: str, entry: Entry | None) -> None:
+        try:
+            if key.startswith(("node.", "live.")):
+                if self._kept is not None and key.startswith(NODE_PREFIX):
+                    self._kept.note_node(key[len(NODE_PREFIX) :], entry and entry.value)
+                if self.directory.note(key, entry):
+                    self._on_nodes()
+            elif key.startswith(STREAM_PREFIX) and entry is not None:
+                if not self._has_noted(key.removeprefix(STREAM_PREFIX), entry):
+                    self._note_record(record_of(key, entry), entry.revision)
+            elif key.startswith(STREAM_PREFIX):
+                self._note_purged(key.removeprefix(STREAM_PREFIX))
+        except LiftlogError as error:
+            if isinstance(error, NewerFormat):
+                self.newer[key.removeprefix(STREAM_PREFIX)] = str(error)
+            logger.error("record-not-read key=%s error=%s", key, error)  # noqa: TRY400
+
+    def _has_noted(self, name: str, entry: Entry) -> bool:
+        """Whether this is the newest known record, as for who has stored it: then nothing in it
+        needs to be looked at."""
+        known = self.records.get(name)
+        return (
+            known is not None
+            and self._revisions[name] == entry.revision
+            and known.to_json() == entry.value
+        )
+
+    def _note_record(self, record: StreamRecord, revision: int) -> None:
+        """A newer version of a record; an older one is a late notice, or the store was set back."""
+        seen = self.known.get(record.name)
+        if seen is not None and is_regressed(seen, record):
+            self.doubtful.add(record.name)
+            return
+        known = self.records.get(record.name)
+        is_same_stream = known is not None and known.incarnation == record.incarnation
+        if is_same_stream and known is not None and record.version <= known.version:
+            if record.version == known.version:  # another node may have told of it
+                self._revisions[record.name] = max(revision, self._revisions[record.name])
+            return
+        if not is_same_stream and revision <= self._revisions.get(record.name, 0):
+            return
+        self._adopt(record, revision)
+
+    def _adopt(self, record: StreamRecord, revision: int) -> None:
+        self.records[record.name] = self.known[record.name] = record
+        self.newer.pop(record.name, None)
+        self._revisions[record.name] = revision
+        self.changes += 1
+        if self._kept is not None:
+            self._kept.note(record)
+        self._on_record(record)
+
+    def _note_purged(self, name: str) -> None:
+        """The store has no such record any more. One of a stream that was not deleted counts on:
+        only who loses the metadata removes that."""
+        known = self.known.get(name)
+        if known is None or not known.deleted:
+            if known is not None:
+                self.doubtful.add(name)
+            return
+        del self.known[name]
+        self.changes += 1
+        self.records.pop(name, None)
+        self._revisions.pop(name, None)
+        if self._kept is not None:
+            self._kept.forget(name)
+
+    # --- changes ---
+
+    async def create(self, record: StreamRecord, *, has_log: bool = False) -> StreamRecord:
+        """Store the first record of a stream, in the place of a deleted one; returns the record
+        that is there then. A stream that a daemon has had on its own `has_log`, and settings that
+        may be larger. Raises InvalidArgument when it is too large, MetadataUnavailable."""
+        async with self._turns:
+            for _ in range(_ATTEMPTS):
+                entry, first = await self._get(record.name), record
+                present = self._believed(record.name, entry)
+                if entry is not None and present is not None:
+                    if not present.deleted:
+                        self._note_record(present, entry.revision)
+                        return present
+                    first = transitions.in_place_of(record, present)
+                if not has_log:
+                    check_given(STREAM_PREFIX + record.name, record.to_json())
+                if await self._cas(first, 0 if entry is None else entry.revision):
+                    return first
+        raise _busy(f"stream {record.name}")
+
+    async def change(
+        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
+    ) -> StreamRecord | None:
+        """Apply `step`, which returns None when nothing is to be changed. Returns the record as it
+        is then, None when there is none. Raises what `step` raises, MetadataUnavailable.
+
+        It reads first, even a record that is known here: a store that was set back may have given
+        its revision to what another node has stored since, which would be lost unread."""
+        async with self._turns:
+            for _ in range(_ATTEMPTS):
+                entry = await self._get(name)
+                record = self._believed(name, entry)
+                if entry is None or record is None:
+                    return None
+                self._note_record(record, entry.revision)
+                after = step(record)
+                if after is None:
+                    return record
+                if await self._cas(after, entry.revision):
+                    return after
+        raise _busy(f"stream {name}")
+
+    async def purge(self, name: str) -> None:
+        """Remove the record of a deleted stream that no node has a copy of. When it has changed
+        meanwhile, or the store does not answer, it stays. Raises CorruptMetadata."""
+        try:
+            entry = await self._store.get(STREAM_PREFIX + name)
+            if entry is None:
+                self._note_purged(name)
+                return
+            record = record_of(STREAM_PREFIX + name, entry)
+            if record.deleted and not record.starts:
+                await self._store.delete(STREAM_PREFIX + name, entry.revision)
+                self._note_purged(name)
+                logger.info("record-purged stream=%s", name)
+        except MetaStoreError as error:
+            logger.info("record-not-purged stream=%s reason=%s", name, error)
+
+    async def update(
+        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
+    ) -> StreamRecord | None:
+        """`change` of the settings. Raises InvalidArgument, too, when they would become too large;
+        larger ones that are there may become smaller."""
+
+        def checked(present: StreamRecord) -> StreamRecord | None:
+            after = step(present)
+            if after is not None:
+                with_these = replace(present, settings=after.settings).to_json()
+                if len(with_these) > len(present.to_json()):
+                    check_given(STREAM_PREFIX + name, with_these)
+            return after
+
+        return await self.change(name, checked)
+
+    def told(self, record: StreamRecord) -> None:
+        """Another node has this record, which the store may not tell this one for long. Its
+        revision is not known here."""
+        known = self.records.get(record.name)
+        if (
+            known is not None
+            and known.incarnation == record.incarnation
+            and known.version < record.version
+        ):
+            self._note_record(record, 0)
+
+    async def commit(self, change: Change) -> None:
+        """Try a leader's change of the in-sync set once, after a read as `change` does. A newer
+        record tells what came of it, or the leader asks for it again. Raises MetadataUnavailable,
+        CorruptMetadata."""
+        name = change.after.name
+        known = self.records.get(name)
+        if known is None or known.version != change.before.version:
+            return
+        for _ in range(2):  # who was faster is known then
+            entry = await self._get(name)
+            record = self._believed(name, entry)
+            if entry is None or record is None:
+                return
+            self._note_record(record, entry.revision)
+            if record.version != change.before.version:
+                return
+            if await self._cas(change.after, entry.revision):
+                return
+
+    def _believed(self, name: str, entry: Entry | None) -> StreamRecord | None:
+        """The record in the store. Raises MetadataUnavailable if this node has seen a newer one:
+        nothing is changed on the ground of what was forgotten; CorruptMetadata."""
+        self.check_memory()
+        known = self.known.get(name)
+        if entry is not None and known is not None and known.to_json() == entry.value:
+            return known  # as a rule; then nothing in it needs to be looked at
+        record = None if entry is None else record_of(STREAM_PREFIX + name, entry)
+        if known is not None and is_regressed(known, record):
+            self.doubtful.add(name)
+            raise MetadataUnavailable(
+                f"the metadata store has {'no' if record is None else 'an older'} record of stream "
+                f"{name} than this node has seen",
+                hint="if it stays so, the store was set back: see `liftlog cluster status` and "
+                "`liftlog cluster restore-metadata`",
+            )
+        return record
+
+    async def confirmed(self, name: str) -> StreamRecord | None:
+        """The record in the store, without doubt of this moment, and known here from now on. It may
+        cost a write. Raises MetadataUnavailable, also if this node has seen a newer one;
+        CorruptMetadata."""
+        entry = await self._get_newest(name)
+        record = self._believed(name, entry)
+        if entry is not None and record is not None:
+            self._note_record(record, entry.revision)
+        return record
+
+    # --- what was forgotten ---
+
+    async def read(self, name: str) -> StreamRecord | None:
+        """The record in the store, believed or not. Raises MetadataUnavailable, CorruptMetadata."""
+        entry = await self._get(name)
+        return None if entry is None else record_of(STREAM_PREFIX + name, entry)
+
+    async def read_newest(self, name: str) -> tuple[StreamRecord | None, int]:
+        """The same and its revision, without doubt of this moment; it may cost a write."""
+        entry = await self._get_newest(name)
+        if entry is None:
+            return None, 0
+        return record_of(STREAM_PREFIX + name, entry), entry.revision
+
+    async def read_newest_or_damaged(self, name: str) -> tuple[StreamRecord | None, int]:
+        """The same; a damaged record is as if there were none, with its revision. Raises
+        UnsupportedFormat, MetadataUnavailable."""
+        entry = await self._get_newest(name)
+        if entry is None:
+            return None, 0
+        try:
+            return record_of(STREAM_PREFIX + name, entry), entry.revision
+        except CorruptMetadata:
+            return None, entry.revision
+
+    async def put(self, record: StreamRecord, revision: int) -> bool:
+        """Store a record in the place of what has this revision, 0: nothing. False when another
+        change came first. Raises MetadataUnavailable."""
+        self.check_memory()
+        return await self._cas(record, revision)
+
+    async def go_over(self, name: str, node: str, checked: StreamRecord) -> StreamRecord | None:
+        """Believe what is stored, which has not come from what this node has seen, if it has come
+        from `checked`. The copy of `node` counts for nothing in it any more. Returns the record;
+        None when the store has changed. Raises Conflict, MetadataUnavailable, CorruptMetadata."""
+        stored, revision = await self.read_newest(name)
+        known = self.known.get(name)
+        if stored is None or known is None or not is_regressed(known, stored):
+            return None
+        if not stored.follows(checked):
+            return None
+        after = transitions.give_up(stored, node)
+        if after is not None:
+            written = await self._write(STREAM_PREFIX + name, after.to_json(), revision)
+            if written is None:
+                return None
+            stored, revision = after, written
+        self.doubtful.discard(name)
+        self.regressed.discard(name)
+        self._adopt(stored, revision)
+        return stored
+
+    # --- nodes ---
+
+    async def change_node(
+        self, node: str, step: Callable[[Mapping[str, Any]], dict[str, Any] | None]
+    ) -> None:
+        """Apply `step` to what the store says of a node; None: nothing is to be changed. Raises
+        Conflict when there is no such node any more, MetadataUnavailable, CorruptMetadata."""
+        key = NODE_PREFIX + node
+        for _ in range(_ATTEMPTS):
+            entry = await self._read(key)
+            if entry is None:
+                raise Conflict(f"node {node} was removed from the cluster meanwhile")
+            after = step(value_of(entry))
+            if after is None:
+                return
+            value = to_bytes(after)
+            stored = await self._write(key, value, entry.revision)
+            if stored is not None:
+                self._note(key, Entry(stored, value))
+                return
+        raise _busy(f"node {node}")
+
+    async def restore_node(self, node: str, value: Mapping[str, Any]) -> None:
+        """Store what a node says of itself, if the store has forgotten this start of it. Raises
+        MetadataUnavailable, CorruptMetadata."""
+        key = NODE_PREFIX + node
+        for _ in range(_ATTEMPTS):
+            try:
+                entry = await self._store.get_newest(key)
+            except (CasUnknown, StoreUnavailable) as error:
+                raise MetadataUnavailable(str(error)) from error
+            if entry is not None and int(value_of(entry).get("start", 0)) >= value["start"]:
+                self._note(key, entry)
+                return
+            content = to_bytes(value)
+            stored = await self._write(key, content, 0 if entry is None else entry.revision)
+            if stored is not None:
+                logger.warning("node-restored node=%s start=%d", node, value["start"])
+                self._note(key, Entry(stored, content))
+                return
+        raise _busy(f"node {node}")
+
+    async def remove_node(self, node: str) -> None:
+        """Remove what the store says of a node, which does not run. Raises Conflict when it has
+        started meanwhile, MetadataUnavailable, CorruptMetadata."""
+        key = NODE_PREFIX + node
+        entry = await self._read(key)
+        if entry is None:
+            return
+        known = self.directory.nodes.get(node)
+        try:
+            if known is None or NodeInfo.from_value(node, value_of(entry)) != known:
+                raise CasLost
+            await self._store.delete(key, entry.revision)
+        except CasLost:
+            raise Conflict(f"node {node} has started, or was changed, meanwhile") from None
+        except (CasUnknown, StoreUnavailable) as error:
+            raise MetadataUnavailable(str(error)) from error
+        self._note(key, None)
+
+    # --- the store ---
+
+    async def _get(self, name: str) -> Entry | None:
+        return await self._read(STREAM_PREFIX + name)
+
+    async def _get_newest(self, name: str) -> Entry | None:
+        try:
+            return await self._store.get_newest(STREAM_PREFIX + name)
+        except (CasUnknown, StoreUnavailable) as error:
+            raise MetadataUnavailable(str(error)) from error
+
+    async def _read(self, key: str) -> Entry | None:
+        try:
+            return await self._store.get(key)
+        except StoreUnavailable as error:
+            raise MetadataUnavailable(str(error)) from error
+
+    async def _cas(self, record: StreamRecord, revision: int) -> bool:
+        """False when another change came first."""
+        stored = await self._write(STREAM_PREFIX + record.name, record.to_json(), revision)
+        if stored is None:
+            return False
+        self._note_record(record, stored)
+        return True
+
+    async def _write(self, key: str, value: bytes, revision: int) -> int | None:
+        """The new revision; None when another change came first."""
+        try:
+            stored = await self._store.cas(key, value, revision)
+        except CasLost:
+            self.writes["lost"] += 1
+            return None
+        except (CasUnknown, StoreUnavailable) as error:
+            self.writes["unknown" if isinstance(error, CasUnknown) else "unavailable"] += 1
+            raise MetadataUnavailable(str(error)) from error
+        self.writes["stored"] += 1
+        return stored
+
+
+def _busy(what: str) -> MetadataUnavailable:
+    return MetadataUnavailable(f"the record of {what} changes all the time: try again")

@@ -1,0 +1,351 @@
+"""The records of a daemon on its own, in `<data_dir>/records`.
+
+Without a cluster the directories of the streams are the truth, and the records follow them: what a
+manifest says goes into the record at the next start at the latest. So older versions of liftlog,
+which do not know the file, may create, change and delete streams; and a stop between a manifest and
+its record does no harm.
+
+A record gives a new stream its incarnation. An unclean start raises the leader epoch in the
+manifest, which happens while the log is opened, and then in the record; all records that a start
+changes are stored with one write. If a log knows of an older epoch than its record, its directory
+was set back: it continues in an epoch above both, so readers that saw more are told.
+
+Beside the records the file names the streams that the directory has held. If the directory of one
+is missing, it was lost, as by a mount that was forgotten: its offsets must not be given again. Only
+the file knows that. While it cannot be read, no stream is created, and the file is left as it is,
+until an operator puts it back, or takes it away and says by that that no stream is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.store import CasLost, CasUnknown, Entry, MetaStoreError
+from liftlog.cluster.transitions import create, register, truncate, update
+from liftlog.errors import CorruptMetadata, DiskFull, LiftlogError, StorageError, UnsupportedFormat
+from liftlog.log import Log
+from liftlog.log.files.filesystem import FileSystem, is_full
+from liftlog.log.files.unreadable import read_small_file
+from liftlog.server.metadata.file_store import FileMetaStore
+from liftlog.server.metadata.records_file import Change, parse_records
+
+logger = logging.getLogger("liftlog.server")
+
+RECORDS_NAME = "records"
+LOCAL = "local"
+"""The node of a daemon without a cluster."""
+_PREFIX = "stream."
+_HELD_PREFIX = "held."
+_HELD = b"{}"
+_TRIES = 5
+
+
+class ManifestFacts(NamedTuple):
+    """What the manifest of an open log says of its stream."""
+
+    name: str
+    incarnation: str
+    leader_epoch: int
+    log_start_offset: int
+    settings: Mapping[str, Any]
+    is_system: bool = False
+
+    @classmethod
+    def of(cls, log: Log) -> ManifestFacts:
+        manifest = log.view.manifest
+        return cls(
+            log.name,
+            manifest.incarnation,
+            manifest.leader_epoch,
+            manifest.log_start_offset,
+            manifest.metadata.get("settings", {}),
+            log.name.startswith("_"),
+        )
+
+
+def read_stored_record(fs: FileSystem, data_dir: Path, name: str) -> StreamRecord | None:
+    """The record of a stream, for tools that run without the daemon; None if there is none that can
+    be read. Blocking."""
+    try:
+        raw = read_small_file(fs, data_dir / RECORDS_NAME)
+        if not isinstance(raw, bytes):
+            return None
+        stored = parse_records(raw, RECORDS_NAME).entries.get(_PREFIX + name)
+        record = None if stored is None else StreamRecord.from_json(stored.entry.value)
+    except (CorruptMetadata, UnsupportedFormat, OSError):
+        return None
+    return None if record is None or record.deleted else record
+
+
+def following(record: StreamRecord | None, facts: ManifestFacts, *, closed: bool) -> StreamRecord:
+    """The record that fits the manifest: `record` itself if it does, else its next version.
+
+    `closed`: nothing of the log came after what the manifest tells, as after a clean stop, or while
+    it is open. Otherwise a new life begins. The leader epoch is that of the manifest or higher; if
+    it is higher, the log has to begin it.
+    """
+    if record is None or record.incarnation != facts.incarnation or record.members != (LOCAL,):
+        made = create(
+            facts.name,
+            facts.incarnation,
+            facts.settings,
+            [LOCAL],
+            starts={LOCAL: 1},
+            leader_epoch=facts.leader_epoch,
+            system=facts.is_system,
+        )
+        return made if record is None else replace(made, version=record.version + 1)
+    after = record
+    if record.deleted or record.leader != LOCAL or record.isr != (LOCAL,):
+        after = replace(record, deleted=False, leader=LOCAL, isr=(LOCAL,))
+    if not closed:
+        start = record.starts.get(LOCAL, 0) + 1
+        after = register(after, LOCAL, start, clean=True) or after
+    if after.settings != facts.settings:
+        after = update(after, facts.settings) or after
+    epoch = max(after.leader_epoch, facts.leader_epoch)
+    if closed and facts.leader_epoch < epoch:
+        epoch += 1
+    log_start = min(after.log_start, facts.log_start_offset)
+    if (epoch, log_start) != (after.leader_epoch, after.log_start):
+        after = replace(after, leader_epoch=epoch, log_start=log_start)
+    if after is record:
+        return record
+    return replace(after, version=record.version + 1)
+
+
+def _certainly_follows(value: bytes, facts: ManifestFacts) -> bool:
+    """Whether a stored record says what the manifest does, at a quarter of the cost of `following`:
+    a start asks that of each stream."""
+    try:
+        record = json.loads(value)
+        return bool(
+            record["incarnation"] == facts.incarnation
+            and record["leader_epoch"] == facts.leader_epoch
+            and record["settings"] == facts.settings
+            and record["log_start"] <= facts.log_start_offset
+            and record["replicas"] == record["isr"] == [record["leader"]] == [LOCAL]
+            and not record["deleted"]
+        )
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+class StreamRecords:
+    """Belongs to the event loop."""
+
+    def __init__(self, store: FileMetaStore) -> None:
+        self._store = store
+        self._entries: dict[str, Entry] = {}
+        """What is stored, by stream."""
+        self._held: dict[str, int] = {}
+        """Revisions of the notes that the directory has held a stream, by its name."""
+        self._due: dict[str, StreamRecord | None] = {}
+        """What the start has found and not stored yet; None: to be deleted."""
+        self.problem = ""
+        """Why the file could not be read; empty if it could, or there is none."""
+
+    def close(self) -> None:
+        """Wait for the write under way. Nothing is stored after this."""
+        self._store.close()
+
+    def record(self, name: str) -> StreamRecord | None:
+        """The stored record; one that cannot be read counts as none."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return None
+        try:
+            return StreamRecord.from_json(entry.value)
+        except (CorruptMetadata, UnsupportedFormat) as error:
+            logger.warning("record-ignored stream=%s error=%s", name, error)
+            return None
+
+    # --- the start ---
+
+    async def load(self, present: Collection[str]) -> list[str]:
+        """Read the records; those of streams that are not among `present`, the directories on
+        disk, will be deleted. Without the file every stream gets a new record. Returns the streams
+        that the directory has held, and whose directories are missing: theirs are kept. If the
+        file cannot be read, `problem` says why, and no stream must be created."""
+        try:
+            entries = await self._store.scan(_PREFIX)
+            held = await self._store.scan(_HELD_PREFIX)
+        except MetaStoreError as error:
+            self.problem = str(error)
+            logger.error("records-not-read error=%s", error)  # noqa: TRY400
+            return []
+        self._entries = {key.removeprefix(_PREFIX): one for key, one in entries.items()}
+        self._held = {key.removeprefix(_HELD_PREFIX): one.revision for key, one in held.items()}
+        missing = [name for name in self._entries if name not in present]
+        lost = [name for name in missing if name in self._held]
+        self._due = {name: None for name in missing if name not in lost}
+        return lost
+
+    async def hold(self, names: Iterable[str]) -> None:
+        """Note that the directory has these streams, with one write. Call it before anything of
+        them is acked. A failure is logged only: the next start notes it."""
+        new = [name for name in names if name not in self._held]
+        if not new:
+            return
+        changes = [Change(_HELD_PREFIX + name, _HELD, 0) for name in new]
+        try:
+            results = await self._store.apply(changes)
+        except MetaStoreError as error:
+            logger.warning("records-not-stored count=%d error=%s", len(new), error)
+            return
+        for name, result in zip(new, results, strict=True):
+            if isinstance(result, int):
+                self._held[name] = result
+
+    def opened(self, log: Log, *, clean: bool) -> int:
+        """A stream of the data directory was opened; its record is stored with the next `store`.
+        Returns the leader epoch in which the log has to continue."""
+        facts = ManifestFacts.of(log)
+        entry = self._entries.get(log.name)
+        if clean and entry is not None and _certainly_follows(entry.value, facts):
+            return facts.leader_epoch
+        record = self.record(log.name)
+        try:
+            after = following(record, facts, closed=clean)
+        except LiftlogError as error:  # settings that could not be stored in the manifest
+            logger.warning("record-not-made stream=%s error=%s", log.name, error)
+            return facts.leader_epoch
+        if after is not record:
+            self._due[log.name] = after
+        return after.leader_epoch
+
+    async def store(self) -> None:
+        """Store what the start has changed, with one write. A failure is logged only: the manifests
+        say all of it, and the next change or start stores it."""
+        due, self._due = self._due, {}
+        try:
+            await self._store_all(due)
+        except MetaStoreError as error:
+            logger.warning("records-not-stored count=%d error=%s", len(due), error)
+
+    # --- changes ---
+
+    async def create(
+        self, settings: Mapping[str, Mapping[str, Any]], *, is_system: bool = False
+    ) -> dict[str, StreamRecord]:
+        """The records of streams that are about to be made, from their settings, by name. Durable
+        on return, with one write. Raises StorageError, DiskFull; then
+        records may have been stored, which the next start deletes."""
+        made = {
+            name: create(name, uuid.uuid4().hex, one, [LOCAL], starts={LOCAL: 1}, system=is_system)
+            for name, one in settings.items()
+        }
+        try:
+            await self._store_all(made)
+        except MetaStoreError as error:
+            raise _storage_error(error) from error
+        return made
+
+    async def changed(self, log: Log) -> None:
+        """The settings in the manifest have changed. Durable on return, or logged; see `store`."""
+        await self._follow(log, log_start=0)
+
+    async def truncated(self, log: Log, offset: int) -> None:
+        """An administrator has made `offset` the log start. As `changed`."""
+        await self._follow(log, log_start=offset)
+
+    async def removed(self, name: str) -> None:
+        """The stream is to exist no longer. As `changed`."""
+        try:
+            revision = self._held.pop(name, 0)
+            if revision:
+                with contextlib.suppress(CasLost):
+                    await self._store.delete(_HELD_PREFIX + name, revision)
+            await self._commit(name, partial(_instead, None))
+        except MetaStoreError as error:
+            logger.warning("record-not-deleted stream=%s error=%s", name, error)
+
+    async def _follow(self, log: Log, *, log_start: int) -> None:
+        def change(record: StreamRecord | None) -> StreamRecord:
+            after = following(record, ManifestFacts.of(log), closed=True)
+            return truncate(after, log_start) or after
+
+        try:
+            await self._commit(log.name, change)
+        except (MetaStoreError, LiftlogError) as error:
+            logger.warning("record-not-stored stream=%s error=%s", log.name, error)
+
+    async def _store_all(self, records: Mapping[str, StreamRecord | None]) -> None:
+        """Store or delete these records, whatever is stored, with one write. Raises
+        MetaStoreError."""
+        changes: dict[str, Change] = {}
+        for name, record in records.items():
+            entry = self._entries.get(name)
+            value = None if record is None else record.to_json()
+            if value is not None or entry is not None:
+                revision = 0 if entry is None else entry.revision
+                changes[name] = Change(_PREFIX + name, value, revision)
+        if not changes:
+            return
+        results = await self._store.apply(list(changes.values()))
+        for (name, change), result in zip(changes.items(), results, strict=True):
+            if not isinstance(result, int):
+                await self._read_again(name)
+                await self._commit(name, partial(_instead, records[name]))
+            elif change.value is None:
+                del self._entries[name]
+            else:
+                self._entries[name] = Entry(result, change.value)
+
+    async def _commit(self, name: str, change: NextRecord) -> None:
+        """Store what `change` makes of the stored record. Raises MetaStoreError."""
+        key = _PREFIX + name
+        for tries_left in reversed(range(_TRIES)):
+            entry = self._entries.get(name)
+            revision = 0 if entry is None else entry.revision
+            before = self.record(name)
+            after = change(before)
+            try:
+                if after is None:
+                    if entry is not None:
+                        await self._store.delete(key, revision)
+                        self._entries.pop(name, None)
+                elif after is not before:
+                    value = after.to_json()
+                    made = await self._store.cas(key, value, revision)
+                    self._entries[name] = Entry(made, value)
+            except (CasLost, CasUnknown):
+                await self._read_again(name)
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    async def _read_again(self, name: str) -> None:
+        entry = await self._store.get(_PREFIX + name)
+        if entry is None:
+            self._entries.pop(name, None)
+        else:
+            self._entries[name] = entry
+
+
+NextRecord = Callable[[StreamRecord | None], StreamRecord | None]
+"""From the stored record to the one to store; None to delete it."""
+
+
+def _instead(record: StreamRecord | None, before: StreamRecord | None) -> StreamRecord | None:
+    """`record`, whatever is stored."""
+    if record is None or before is None or record.version > before.version:
+        return record
+    return replace(record, version=before.version + 1)
+
+
+def _storage_error(error: MetaStoreError) -> LiftlogError:
+    message = f"no stream can be created, since its record cannot be stored: {error}"
+    if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
+        return DiskFull(message)
+    return StorageError(message)

@@ -1,0 +1,138 @@
+"""The directories of replicated streams on this node: opened, created, and removed when a record
+says that the stream was deleted. What no record accounts for is left alone, and shown.
+
+Blocking; for threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import Conflict, LiftlogError, StorageError
+from liftlog.log import DataDir, Log
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.files.manifest import read_manifest
+from liftlog.names import is_stream_name
+from liftlog.server.commits.configs import log_config
+from liftlog.server.commits.host import new_metadata
+from liftlog.server.streams.settings import origin_of, settings_of
+
+GIVEN_UP = "it was written by metadata that were given up"
+"""Why a copy is incomplete that is to be dropped as soon as no one counts on it."""
+
+logger = logging.getLogger("liftlog.server.replication")
+
+
+def open_copy(data_dir: DataDir, record: StreamRecord) -> tuple[Log, bool]:
+    """The copy of a stream, and whether it was created just now. In its place may be a copy of an
+    earlier stream of the name, which is removed if the record tells that it was deleted. Raises
+    Conflict if it does not, StorageError and what opening a log raises."""
+    name, settings = record.name, settings_of(record)
+    config = log_config(settings, replicated=True)
+    data_dir.remove_unfinished(name)  # a try before this one failed: the disk was full
+    found = _incarnation_of_copy(data_dir, name)
+    if found == record.incarnation:
+        log, report = data_dir.open_log(name, config)
+        logger.info(
+            "replica-opened stream=%s clean=%s log_end=%d high_watermark=%d incomplete=%s",
+            name,
+            report.clean,
+            log.log_end_offset,
+            log.high_watermark,
+            log.incomplete or "no",
+        )
+        return log, False
+    if found is not None:
+        _remove(data_dir, record, found)
+    log = data_dir.create_log(
+        name,
+        config,
+        initial_offset=settings.initial_offset,
+        metadata=new_metadata(settings, origin_of(record)),
+        incarnation=record.incarnation,
+    )
+    logger.info("replica-created stream=%s", name)
+    return log, True
+
+
+def check_is_there(data_dir: DataDir, record: StreamRecord) -> None:
+    """Raises StorageError when the copy, which this start of the node has had, is gone: acked
+    records may be in it alone."""
+    if _incarnation_of_copy(data_dir, record.name) is None:
+        raise StorageError(
+            f"the directory {data_dir.stream_path(record.name)} has disappeared while the daemon "
+            "runs",
+            hint="put it back and restart the daemon; without it the stream is fetched from other "
+            "nodes after a restart, and one without other replicas stays without a leader",
+        )
+
+
+def remove_copy(data_dir: DataDir, record: StreamRecord) -> None:
+    """Remove the copy of a stream that was deleted, or has moved to other nodes. Durable on return;
+    without a copy it does nothing. Raises Conflict, StorageError."""
+    found = _incarnation_of_copy(data_dir, record.name)
+    if found is not None:
+        _remove(data_dir, record, found)
+
+
+def _remove(data_dir: DataDir, record: StreamRecord, incarnation: str) -> None:
+    if incarnation not in (record.incarnation, *record.former):
+        raise Conflict(
+            f"the directory {data_dir.stream_path(record.name)} holds another stream of this name, "
+            "of which the metadata do not say that it was deleted",
+            hint="were the metadata set back? Move the directory away if you do not need it",
+        )
+    data_dir.delete_log(record.name)
+    logger.info("replica-removed stream=%s incarnation=%s", record.name, incarnation)
+
+
+def unknown_streams(
+    data_dir: DataDir, names: Iterable[str], records: Mapping[str, StreamRecord], node: str
+) -> dict[str, str]:
+    """Why those of the streams `names` that are on disk are not served, by name: those of which
+    `node` has no copy, as the records say."""
+    found = {}
+    for name in filter(is_stream_name, names):
+        record = records.get(name)
+        is_accounted_for = record is not None and (record.concerns(node) or record.deleted)
+        if not is_accounted_for and (reason := _why_unknown(data_dir, name)):
+            found[name] = reason
+            logger.warning("stream-unknown stream=%s reason=%s", name, reason)
+    return found
+
+
+def _why_unknown(data_dir: DataDir, name: str) -> str:
+    """Empty if it was removed meanwhile."""
+    try:
+        if _incarnation_of_copy(data_dir, name) is None:
+            return ""
+    except LiftlogError as error:
+        return str(error)
+    return (
+        "by the metadata this node has no copy of it: they were set back, or the data directory "
+        "was. `liftlog stream delete` removes the copy"
+    )
+
+
+def _incarnation_of_copy(data_dir: DataDir, name: str) -> str | None:
+    """None when there is no directory. Raises Conflict for a stream that is no replica: no record
+    has ever told of it, so none can say that it was deleted."""
+    path, fs = data_dir.stream_path(name), data_dir.environment.fs
+    with storage_errors(f"reading the manifest of {name}"):
+        if not fs.exists(path):
+            return None
+        manifest = read_manifest(fs, path)
+    if manifest is None:
+        raise Conflict(
+            f"the directory {path} has no manifest",
+            hint="`liftlog log repair` may find one; or move the directory away",
+        )
+    if not manifest.replicated:
+        raise Conflict(
+            f"the directory {path} holds a stream that belonged to no cluster",
+            hint="`liftlog cluster adopt` makes it a stream of the cluster; else move it away: a "
+            "daemon on its own, with another data_dir, can read it",
+        )
+    return manifest.incarnation

@@ -1,0 +1,271 @@
+"""Which node should lead the streams of this one: the one that an operator names, the first replica
+when all is well, any other one when this node stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from liftlog.cluster import transitions
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import Conflict, LiftlogError, StreamNotFound
+from liftlog.server.metadata.mirror import Mirror
+from liftlog.server.node.handing_over import Handovers
+from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.replication.serving import ServedStream
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_AT_ONCE = 8
+_TURNS = 6
+_MOST_AT_ONCE = 64
+"""A handover waits more than it works. So a node that leads many streams hands over more of them at
+once when it stops: it is to be done with all in a few seconds. What the others hold meanwhile is
+what NATS delivers in the time of a handover, however many there are at once."""
+_TELL_SECONDS = 2.0
+"""So often a node that stops tells how many streams it still has to hand over."""
+_HEIRS_TRIED = 2
+_AGAIN_SECONDS = 2.0
+_REFUSES_SECONDS = 1.0
+"""A leader that could store nothing for this long looks for another one."""
+_STOP_LOOK_SECONDS = 0.05
+_ROUNDS = 2
+"""A stop asks the heirs of a stream so often: one may not have seen yet that it is in sync."""
+_COMING_SECONDS = 5.0
+"""A stop waits no longer for a lead that this node has by the record, and has not taken."""
+
+
+class Leadership:
+    """Belongs to the event loop. `led` are the streams that this node leads; `is_coming` tells
+    whether it may get the lead of another one by what has begun already."""
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        handovers: Handovers,
+        link_to: Callable[[str], PeerLink],
+        led: Callable[[], Mapping[str, ServedStream]],
+        is_coming: Callable[[], bool],
+        refuses_seconds: Callable[[str], float] = lambda name: 0.0,
+    ) -> None:
+        """`refuses_seconds` tells for how long each commit of a stream has failed here."""
+        self._mirror = mirror
+        self._handovers = handovers
+        self._link_to = link_to
+        self._led = led
+        self._is_coming = is_coming
+        self._refuses_seconds = refuses_seconds
+        self._again_at: dict[str, float] = {}
+        self._first_since: dict[str, float] = {}
+        """By stream: since when its first replica, another node, could lead it."""
+        self._moving: list[str] = []
+        """The streams of which a move takes replicas, as of so many changes; as a rule none."""
+        self._moving_as_of = -1
+
+    async def elect(self, name: str, to: str | None = None) -> str:
+        """Have a node of the in-sync set lead a stream: `to`, or the first replica. Returns the
+        node. Raises StreamNotFound, Conflict, StreamUnavailable; see `Handovers.hand_over`."""
+        record = self._mirror.records.get(name)
+        if record is None or record.deleted:
+            raise StreamNotFound(f"there is no stream {name!r}")
+        chosen = record.replicas[0] if to is None else to
+        if chosen != self._handovers.node or record.leader != chosen:
+            await self._handovers.hand_over(name, chosen)
+        return chosen
+
+    async def recover(self, name: str, to: str, lost: Collection[str]) -> str:
+        """Have `to` lead a stream that no node can lead: all complete copies were on the nodes
+        `lost`, and are gone for good. What only they had is given up. Returns `to`. Raises
+        StreamNotFound, Conflict while a node leads or other copies are complete,
+        MetadataUnavailable."""
+        directory = self._mirror.directory
+
+        def step(record: StreamRecord) -> StreamRecord | None:
+            leader = record.leader or ""
+            present = directory.nodes.get(leader) if leader in directory.live else None
+            if leader != to and present is not None and record.leads(leader, present.start):
+                raise Conflict(
+                    f"node {leader} leads stream {name}, and is live",
+                    hint="nothing is lost: without --lost the stream is handed over. A node that "
+                    "was killed counts as live until its session ends",
+                )
+            if to not in directory.live:
+                raise Conflict(f"node {to} is down", hint="start it, or name another one")
+            for node in lost:
+                known = directory.nodes.get(node) if node in directory.live else None
+                has_all = node in record.isr or node in record.eligible
+                if has_all and known is not None and known.start == record.starts.get(node):
+                    raise Conflict(
+                        f"node {node} is live, and has a complete copy of stream {name}",
+                        hint="it is elected by itself; if its disk is lost, stop that node first",
+                    )
+            return transitions.recover(record, to, lost=lost)
+
+        record = await self._mirror.change(name, step)
+        if record is None or record.deleted:
+            raise StreamNotFound(f"there is no stream {name!r}")
+        logger.warning(
+            "unclean-recovery stream=%s node=%s epoch=%d lost=%s",
+            name,
+            to,
+            record.leader_epoch,
+            ",".join(sorted(lost)),
+        )
+        self._handovers.tell(record)
+        return to
+
+    async def give_up(self, name: str) -> None:
+        """Have any other node lead a stream that this one leads, if one can. Does not raise."""
+        try:
+            for to in self._heirs(name)[:1]:
+                await self._handovers.hand_over(name, to)
+        except LiftlogError as error:
+            logger.warning("not-handed-over stream=%s error=%s", name, error)
+
+    async def hand_over_all(self) -> None:
+        """Before a planned stop: other nodes lead all streams of this one, also those whose lead
+        was on its way here already. Those that cannot be handed over are left to an election. Does
+        not raise."""
+        self._handovers.is_stopping = True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _COMING_SECONDS
+        tried = Counter[tuple[str, int]]()
+        while True:
+            led = [(name, self._mirror.records[name].leader_epoch) for name in self._led()]
+            due = [one for one in led if tried[one] < _ROUNDS]
+            tried.update(due)
+            await self._give_away([name for name, _ in due])
+            if due or self._is_coming():
+                until = loop.time() + _COMING_SECONDS
+            elif not self._to_be_led() or loop.time() >= until:
+                return
+            await asyncio.sleep(_STOP_LOOK_SECONDS)
+
+    def _to_be_led(self) -> bool:
+        """Whether this node will lead a stream that it does not lead yet, as the record says."""
+        led, me = self._led(), self._handovers.node
+        return any(
+            one.leader == me and one.name not in led and bool(self._heirs(one.name))
+            for one in self._mirror.records.values()
+        )
+
+    async def _give_away(self, names: Sequence[str]) -> None:
+        gate = asyncio.Semaphore(max(_AT_ONCE, min(_MOST_AT_ONCE, len(names) // _TURNS)))
+        leads = Counter(record.leader for record in self._mirror.records.values())
+        loop, left = asyncio.get_running_loop(), len(names)
+        tell_at = loop.time() + _TELL_SECONDS
+
+        async def give_one(name: str) -> None:
+            nonlocal left, tell_at
+            await give(name)
+            left -= 1
+            if left and loop.time() >= tell_at:
+                tell_at = loop.time() + _TELL_SECONDS
+                logger.info("handing-over left=%d of=%d", left, len(names))
+
+        async def give(name: str) -> None:
+            async with gate:
+                await self._handovers.finished(name)
+                if self._mirror.records[name].leader != self._handovers.node:
+                    return  # it was being handed over already
+                heirs = sorted(self._heirs(name), key=lambda node: leads[node])
+                for to in heirs[:_HEIRS_TRIED]:
+                    leads[to] += 1
+                    try:
+                        await self._handovers.hand_over(name, to)
+                        return
+                    except LiftlogError as error:
+                        logger.warning("not-handed-over stream=%s error=%s", name, error)
+
+        await asyncio.gather(*map(give_one, names))
+
+    async def hand_over_moved(self) -> None:
+        """Give up the lead of streams of which a move takes the replica here, and waits for nothing
+        else. What fails is tried again a little later. Does not raise."""
+        now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
+
+        async def give(name: str) -> None:
+            leaving = self._mirror.records[name].removing
+            heirs = [node for node in self._heirs(name) if node not in leaving]
+            async with gate:
+                try:
+                    if heirs:
+                        await self._handovers.hand_over(name, heirs[0])
+                except LiftlogError as error:
+                    logger.warning("not-handed-over stream=%s error=%s", name, error)
+                    self._again_at[name] = now + _AGAIN_SECONDS
+
+        if self._moving_as_of != self._mirror.changes:
+            self._moving_as_of = self._mirror.changes
+            self._moving = [one.name for one in self._mirror.records.values() if one.removing]
+        led = self._led()
+        due = [
+            name
+            for name in self._moving
+            if name in led
+            and transitions.successor(led[name].leader.record) is not None
+            and self._again_at.get(name, now) <= now
+        ]
+        if due and not self._handovers.is_stopping:
+            await asyncio.gather(*map(give, due))
+
+    async def hand_over_refusing(self) -> None:
+        """Give up the lead of streams that cannot store anything here, as on a full disk, to a node
+        that can. What fails is tried again a little later. Does not raise."""
+        now, gate = asyncio.get_running_loop().time(), asyncio.Semaphore(_AT_ONCE)
+
+        async def give(name: str) -> None:
+            async with gate:
+                for to in self._heirs(name):
+                    try:
+                        await self._handovers.hand_over(name, to)
+                        logger.warning("gave-up-lead stream=%s to=%s cause=not-stored", name, to)
+                        return
+                    except LiftlogError as error:
+                        logger.warning("not-handed-over stream=%s error=%s", name, error)
+            self._again_at[name] = now + _AGAIN_SECONDS
+
+        due = [
+            name
+            for name in self._led()
+            if self._refuses_seconds(name) >= _REFUSES_SECONDS
+            and self._again_at.get(name, now) <= now
+        ]
+        if due and not self._handovers.is_stopping:
+            await asyncio.gather(*map(give, due))
+
+    async def balance(self, interval_seconds: float, settled_seconds: float) -> None:
+        """Hand streams over to their first replica, one at a time, once it has lived and been in
+        sync for `settled_seconds`; until it is cancelled or stops."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            for name in self._misplaced(settled_seconds):
+                if self._handovers.is_stopping:
+                    return  # a stop hands over everything
+                try:
+                    await self.elect(name)
+                except LiftlogError as error:
+                    logger.warning("not-balanced stream=%s error=%s", name, error)
+
+    def _misplaced(self, settled_seconds: float) -> list[str]:
+        """The streams that their first replica should lead instead of this node."""
+        now, since = asyncio.get_running_loop().time(), {}
+        for name in self._led():
+            if self._mirror.records[name].replicas[0] in self._heirs(name):
+                since[name] = self._first_since.get(name, now)
+        self._first_since = since
+        return [name for name, at in since.items() if now - at >= settled_seconds]
+
+    def _heirs(self, name: str) -> list[str]:
+        """The nodes that could lead a stream of this one at once, in the order of its replicas."""
+        directory = self._mirror.directory
+        return [
+            node
+            for node in self._mirror.records[name].isr
+            if node != self._handovers.node
+            and node in directory.live
+            and not directory.nodes[node].is_leaving
+            and self._link_to(node).peer is not None
+        ]

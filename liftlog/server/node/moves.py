@@ -1,0 +1,227 @@
+"""Replicas go from node to node: a stream is moved, a node is drained, and one is forgotten.
+
+A move is a state of the stream's record, and being drained is one of the node's. So no node has to
+stay up until it is complete: whichever leads a stream continues its moves, and begins those that a
+drained node needs. New replicas catch up outside the in-sync set; a leader whose own replica goes
+hands over first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from liftlog.cluster import transitions
+from liftlog.cluster.placement import replace_nodes
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import Conflict, InvalidArgument, LiftlogError, StreamNotFound
+from liftlog.server.metadata.mirror import Mirror
+from liftlog.server.node.placing import candidates, takers_text
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_AT_ONCE = 8
+"""Streams of one leader that copy to new replicas because nodes are drained. What they fetch
+together is bounded by `cluster.catch_up_rate`."""
+_MAX_NAMED = 5
+
+
+class Moves:
+    """Belongs to the event loop. Each change is durable on return, and may be asked for again."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._stuck: dict[str, str] = {}
+        """Why streams stay on a drained node."""
+
+    async def move(self, name: str, target: Sequence[str]) -> None:
+        """Begin to move a stream to the nodes `target`, the preferred leader first. Raises
+        StreamNotFound, InvalidArgument, Conflict while it is moved elsewhere or when a new node
+        cannot take it, MetadataUnavailable."""
+        await self._check_nodes(target)
+
+        def step(record: StreamRecord) -> StreamRecord | None:
+            after = _allowed(transitions.reassign(record, target))
+            for node in () if after is None else after.adding:
+                self._check_takes(node)
+            return after
+
+        record = await self._change(name, step)
+        logger.info("move-begun stream=%s replicas=%s", name, ",".join(record.replicas))
+
+    async def cancel(self, name: str) -> None:
+        """End a move under way with the replicas from before it. Raises StreamNotFound,
+        InvalidArgument as `move`, Conflict when the new ones are needed, MetadataUnavailable."""
+        await self._change(name, lambda record: _allowed(transitions.cancel(record)))
+        logger.info("move-cancelled stream=%s", name)
+
+    async def drain(self, node: str) -> None:
+        """Place nothing more on `node`, and move what it has to other nodes. Raises Conflict when
+        these are too few, MetadataUnavailable."""
+        await self._check_nodes([node])
+        self._check_leavable(node)
+        await self._mirror.change_node(node, _draining(True))
+        logger.info("drain-begun node=%s", node)
+
+    async def undrain(self, node: str) -> None:
+        """Place replicas on `node` again. What has moved does not come back by that. Raises
+        Conflict, MetadataUnavailable."""
+        await self._check_nodes([node])
+        await self._mirror.change_node(node, _draining(False))
+        logger.info("drain-ended node=%s", node)
+
+    async def forget(self, node: str) -> None:
+        """Remove a node for good. Raises Conflict while it is live or has replicas,
+        MetadataUnavailable."""
+        await self._mirror.load()
+        await self._check_nodes([node])
+        if node in self._mirror.directory.live:
+            raise Conflict(
+                f"node {node} is live",
+                hint="stop its daemon; one that was killed counts as live until its session ends",
+            )
+        if held := self._held(node):
+            raise Conflict(
+                f"node {node} has replicas of {_named(held)}",
+                hint=f"`liftlog cluster drain {node}` moves them to other nodes; "
+                "`liftlog stream rm` deletes a stream that has no other replica",
+            )
+        for name, record in list(self._mirror.records.items()):
+            if node in record.starts:
+                await self._mirror.change(name, lambda one: transitions.removed(one, node))
+        await self._mirror.remove_node(node)
+        logger.info("node-forgotten node=%s", node)
+
+    # --- what the leader of a stream does ---
+
+    async def leave_drained(self, led: Iterable[str]) -> None:
+        """Begin to move those of the streams `led` here that have replicas on drained nodes, a few
+        at a time. Does not raise: what fails is tried again."""
+        drained = {one.name for one in self._mirror.directory.nodes.values() if one.draining}
+        if not drained:
+            self._stuck.clear()
+            return
+        records = [self._mirror.records[name] for name in led]
+        free = _AT_ONCE - sum(1 for one in records if one.adding)
+        for record in records:
+            if free <= 0:
+                return
+            moving = record.adding or record.removing
+            if moving or record.deleted or drained.isdisjoint(record.target):
+                continue
+            free -= await self._leave_node(record, drained)
+
+    async def _leave_node(self, record: StreamRecord, drained: set[str]) -> bool:
+        name = record.name
+        try:
+            # Of the record as it is then: an operator may have moved the stream meanwhile.
+            after = await self._mirror.change(
+                name, lambda one: transitions.reassign(one, self._without(one, drained))
+            )
+        except LiftlogError as error:
+            if self._stuck.get(name) != str(error):
+                logger.warning("not-moved stream=%s reason=%s", name, error)
+            self._stuck[name] = str(error)
+            return False
+        self._stuck.pop(name, None)
+        if after is None or after.version == record.version:
+            return False
+        logger.info("move-begun stream=%s replicas=%s", name, ",".join(after.target))
+        return True
+
+    # --- checks ---
+
+    async def _change(
+        self, name: str, step: Callable[[StreamRecord], StreamRecord | None]
+    ) -> StreamRecord:
+        record = await self._mirror.change(name, step)
+        if record is None:
+            raise StreamNotFound(f"there is no stream {name!r}")
+        return record
+
+    async def _check_nodes(self, nodes: Sequence[str]) -> None:
+        """Raises InvalidArgument if one of them does not exist. One that has come just now may not
+        be known here yet."""
+        known = self._mirror.directory.nodes
+        if not known.keys() >= set(nodes):
+            await self._mirror.load()
+        for node in nodes:
+            if node not in known:
+                raise InvalidArgument(
+                    f"there is no node {node!r} in this cluster",
+                    hint=f"its nodes are {', '.join(sorted(known))}",
+                )
+
+    def _check_takes(self, node: str) -> None:
+        directory = self._mirror.directory
+        if node not in directory.live:
+            raise Conflict(f"node {node} is down", hint="start it, or name another one")
+        if directory.nodes[node].draining:
+            raise Conflict(
+                f"node {node} is being drained",
+                hint=f"`liftlog cluster undrain {node}` ends that, or name another one",
+            )
+
+    def _check_leavable(self, node: str) -> None:
+        """Raises Conflict if a stream cannot leave the node."""
+        left_by = {one.name for one in self._mirror.directory.nodes.values() if one.draining}
+        stuck = []
+        for name in self._held(node):
+            try:
+                self._without(self._mirror.records[name], {*left_by, node})
+            except Conflict:
+                stuck.append(name)
+        if stuck:
+            others = [one for one in candidates(self._mirror) if one.node != node]
+            raise Conflict(
+                f"node {node} cannot be drained: no other node can take its replicas of "
+                f"{_named(stuck)}; there are {takers_text(others)}",
+                hint="start another node; or give these streams fewer replicas, with "
+                "`liftlog cluster move STREAM --replicas a,b`",
+            )
+
+    def _without(self, record: StreamRecord, leaving: set[str]) -> tuple[str, ...]:
+        """The nodes of the stream when these have left. One of the cluster itself has as many
+        replicas as there are nodes for; it grows again. Raises Conflict."""
+        try:
+            return replace_nodes(candidates(self._mirror), record.target, leaving)
+        except Conflict:
+            left = tuple(node for node in record.target if node not in leaving)
+            if not record.system or not left:
+                raise
+            return left
+
+    def _held(self, node: str) -> list[str]:
+        """The streams that have a replica there, and are not about to leave it."""
+        return sorted(
+            name
+            for name, record in self._mirror.records.items()
+            if node in record.members and not record.deleted
+        )
+
+
+def _allowed(after: StreamRecord | None) -> StreamRecord | None:
+    """A change of the replicas, if the durability permits it, as when a stream is created. Raises
+    InvalidArgument."""
+    durability = "fsync" if after is None else after.settings.get("durability", "fsync")
+    if after is not None and durability != "fsync" and len(after.target) > 1:
+        raise InvalidArgument(
+            f"stream {after.name!r} cannot have {len(after.target)} replicas with durability: "
+            f"{durability}",
+            hint=f"`liftlog stream update {after.name} --set durability=fsync` comes first",
+        )
+    return after
+
+
+def _named(names: Sequence[str]) -> str:
+    some = ", ".join(names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"{len(names)} stream{'s' if len(names) > 1 else ''}: {some}{more}"
+
+
+def _draining(wanted: bool) -> Callable[[Mapping[str, Any]], dict[str, Any] | None]:
+    def step(value: Mapping[str, Any]) -> dict[str, Any] | None:
+        return None if value.get("draining", False) is wanted else {**value, "draining": wanted}
+
+    return step

@@ -1,0 +1,187 @@
+"""The checkpoints and consumer groups that a node has of its own: from before it was a node, or of
+versions in which each node had its own. At the first start they are set aside, and then stored
+among those of the cluster. One that a consumer has committed there since is left as it is, and so
+is a group that has begun there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from liftlog.errors import CheckpointMoved, LiftlogError
+from liftlog.groups.state import decode_key as decode_group_key
+from liftlog.log import DataDir, LogConfig
+from liftlog.log.files.filesystem import storage_errors
+from liftlog.log.files.manifest import read_manifest
+from liftlog.protocol.checkpoints import CommitCheckpoint
+from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
+from liftlog.server.checkpoints.service import complete
+from liftlog.server.checkpoints.table import CheckpointTable, load_table
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.node.replicated import ReplicatedStreams
+from liftlog.server.streams.broker import Broker
+
+logger = logging.getLogger("liftlog.server.checkpoints")
+
+_SET_ASIDE = "_offsets_before"
+_PAUSE_SECONDS = 1.0
+
+
+def set_aside(data_dir: DataDir) -> None:
+    """Give a stream `_offsets` that is no replica another name, so that the node can have a replica
+    of the cluster's. Blocking; durable on return. Raises StorageError."""
+    fs = data_dir.environment.fs
+    path, aside = data_dir.stream_path(OFFSETS_STREAM), data_dir.stream_path(_SET_ASIDE)
+    with storage_errors(f"reading the manifest of {OFFSETS_STREAM}"):
+        if not fs.exists(path) or fs.exists(aside):
+            return
+        manifest = read_manifest(fs, path)
+    if manifest is not None and not manifest.replicated:
+        data_dir.rename_log(OFFSETS_STREAM, _SET_ASIDE)
+        logger.info("own-checkpoints-set-aside directory=%s", aside)
+
+
+class OwnCheckpoints:
+    """What was set aside on this node. Belongs to the event loop."""
+
+    def __init__(self, data_dir: DataDir) -> None:
+        self._data_dir = data_dir
+        self._table: CheckpointTable | None = None
+        self._is_loaded = False
+        self._loading = asyncio.Lock()
+        self._groups_stored = asyncio.Event()
+
+    async def store_groups(self, offsets: StreamHost, table: CheckpointTable, prefix: str) -> None:
+        """Store the groups in `offsets`, which this node leads, and add them to its `table`, before
+        either is used. Raises what storing them raises; they are then looked for again."""
+        await self._load()
+        own = {} if self._table is None else self._table.groups
+        new = {key: value for key, value in own.items() if key not in table.groups}
+        if new:
+            stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            subjects = [_subject_of_group(prefix, key) for key in new]
+            offsets.store(subjects, list(new), list(new.values()), partial(complete, stored))
+            await stored
+            table.groups.update(new)
+            logger.info("own-groups-taken-over count=%d", len(new))
+        self._groups_stored.set()
+
+    async def store_at(self, checkpoints: Checkpoints) -> None:
+        """Store it before consumers are answered, where this node begins to lead the checkpoints:
+        one that asked too early would hear that it has no position. Raises what may pass; what was
+        stored is then found stored."""
+        for request, owner in await self._requests():
+            try:
+                await _commit_here(checkpoints, request, owner)
+            except LiftlogError as error:
+                if error.retriable:
+                    raise
+
+    async def take_over(self, broker: Broker, streams: ReplicatedStreams) -> None:
+        """Store it among the checkpoints of the cluster, wherever they are led, then remove it. A
+        stop in between is made up for by the next start."""
+        try:
+            requests = await self._requests()
+            if self._table is None:
+                return
+            if self._table.groups:  # their records can be stored by who leads the checkpoints only
+                await self._groups_stored.wait()
+            for request, owner in requests:
+                await _store(broker, streams, request, owner)
+            self._table = None
+            await asyncio.to_thread(self._data_dir.delete_log, _SET_ASIDE)
+            logger.info("own-checkpoints-taken-over count=%d", len(requests))
+        except LiftlogError as error:
+            logger.error("own-checkpoints-left directory=%s error=%s", _SET_ASIDE, error)  # noqa: TRY400
+
+    async def _load(self) -> None:
+        async with self._loading:
+            if not self._is_loaded:
+                self._table = await asyncio.to_thread(_load, self._data_dir)
+                self._is_loaded = True
+
+    async def _requests(self) -> list[tuple[CommitCheckpoint, str]]:
+        """Each with its owner."""
+        await self._load()
+        return [
+            (
+                CommitCheckpoint(
+                    stream,
+                    consumer,
+                    stored.offset,
+                    expected=0,
+                    metadata=stored.metadata,
+                    incarnation=stored.incarnation,
+                    epoch=stored.epoch,
+                ),
+                stored.owner,
+            )
+            for (consumer, stream), stored in (self._table or {}).items()
+        ]
+
+
+def _subject_of_group(prefix: str, key: bytes) -> bytes:
+    group, stream = decode_group_key(key)
+    return f"{prefix}.{stream}.{group}".encode("ascii")
+
+
+def _load(data_dir: DataDir) -> CheckpointTable | None:
+    if not data_dir.environment.fs.exists(data_dir.stream_path(_SET_ASIDE)):
+        return None
+    log, _ = data_dir.open_log(_SET_ASIDE, LogConfig())
+    try:
+        return load_table(log)
+    finally:
+        log.close()
+
+
+async def _store(
+    broker: Broker, streams: ReplicatedStreams, request: CommitCheckpoint, owner: str
+) -> None:
+    """At the leader of the checkpoints, as soon as there is one."""
+    while True:
+        try:
+            await _commit(broker, streams, request, owner)
+        except CheckpointMoved:
+            return  # the consumer has gone on
+        except LiftlogError as error:
+            if not error.retriable:
+                logger.warning(
+                    "own-checkpoint-dropped consumer=%s stream=%s offset=%d error=%s",
+                    request.consumer,
+                    request.stream,
+                    request.offset,
+                    error,
+                )
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+async def _commit(
+    broker: Broker, streams: ReplicatedStreams, request: CommitCheckpoint, owner: str
+) -> None:
+    node = streams.answerer(OFFSETS_STREAM)
+    if node is not None:
+        await streams.forwarding.ask(node, OFFSETS_STREAM, request, owner or None)
+        return
+    await _commit_here(broker.checkpoints, request, owner)
+
+
+async def _commit_here(checkpoints: Checkpoints, request: CommitCheckpoint, owner: str) -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    checkpoints.commit(
+        request.consumer,
+        request.stream,
+        request.offset,
+        partial(complete, future),
+        expected=request.expected,
+        metadata=request.metadata,
+        incarnation=request.incarnation,
+        epoch=request.epoch,
+        owner=owner,
+    )
+    await future

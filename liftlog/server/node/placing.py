@@ -1,0 +1,139 @@
+"""New replicated streams: which nodes hold them, and their first records."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from liftlog.cluster import transitions
+from liftlog.cluster.placement import Candidate, place
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import Conflict, InvalidArgument, LiftlogError
+from liftlog.server.metadata.mirror import Mirror
+from liftlog.server.streams.settings import differences_from_file, record_settings
+from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_LOOK_AGAIN_SECONDS = 0.1
+_AT_ONCE = 64
+
+
+def candidates(mirror: Mirror, coming: Iterable[Sequence[str]] = ()) -> list[Candidate]:
+    """The nodes, with what each has by the newest records known here. A stream that moves counts
+    where it goes; `coming` are the replicas of streams whose records are being stored."""
+    directory = mirror.directory
+    held, led = Counter[str](), Counter[str]()
+    for record in mirror.records.values():
+        if not record.deleted:
+            held.update(record.target)
+            led[record.target[0]] += 1
+    for replicas in coming:
+        held.update(replicas)
+        led[replicas[0]] += 1
+    return [
+        Candidate(
+            node,
+            info.zone,
+            replicas=held[node],
+            leads=led[node],
+            available=node in directory.live and not info.is_leaving,
+        )
+        for node, info in sorted(directory.nodes.items())
+    ]
+
+
+class NewStreams:
+    """Belongs to the event loop. Many streams may be created at a time."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._coming: dict[str, tuple[str, ...]] = {}
+        """Replicas of streams whose records are being stored, by their incarnations."""
+
+    async def create(
+        self, name: str, settings: StreamSettings, *, origin: str, is_system: bool = False
+    ) -> StreamRecord:
+        """The record of a new stream, on nodes that are live and not drained; the one that exists
+        if there is one. Raises Conflict when there are too few nodes, MetadataUnavailable."""
+        directory = self._mirror.directory
+        nodes = candidates(self._mirror, self._coming.values())
+        try:
+            replicas = place(nodes, settings.replicas)
+        except Conflict:
+            raise Conflict(
+                f"stream {name} is to have {settings.replicas} replicas, and there are "
+                + takers_text(nodes),
+                hint="start the other nodes; `liftlog cluster status` shows them",
+            ) from None
+        record = transitions.create(
+            name,
+            secrets.token_hex(16),
+            record_settings(settings, origin),
+            replicas,
+            starts={node: directory.nodes[node].start for node in replicas},
+            system=is_system,
+        )
+        self._coming[record.incarnation] = replicas
+        try:
+            return await self._mirror.create(record)
+        finally:
+            del self._coming[record.incarnation]
+
+    async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
+        """Create the streams of the configuration file that do not exist, as soon as there are
+        enough nodes and the metadata can be read. Each node does so; the first one is right. Those
+        that exist stay as they are."""
+        missing = dict(streams)
+        told: set[str] = set()
+        while True:
+            for name in list(missing):
+                record = self._mirror.records.get(name)
+                if record is not None and not record.deleted:
+                    _tell_differences(record, missing.pop(name))
+            if not missing:
+                return
+            some = list(missing)[:_AT_ONCE]
+            made = await asyncio.gather(
+                *(self.create(name, missing[name], origin="config") for name in some),
+                return_exceptions=True,
+            )
+            for name, result in zip(some, made, strict=True):
+                if isinstance(result, StreamRecord):
+                    del missing[name]
+                elif not isinstance(result, LiftlogError):
+                    raise result
+                elif isinstance(result, InvalidArgument):
+                    del missing[name]  # it never will be
+                    logger.error("stream-not-created stream=%s error=%s", name, result)
+                else:
+                    missing[name] = missing.pop(name)  # the others come first
+                    if name not in told:
+                        logger.warning("stream-waits stream=%s reason=%s", name, result)
+                        told.add(name)
+            if not any(isinstance(one, StreamRecord) for one in made):
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _tell_differences(record: StreamRecord, configured: StreamSettings) -> None:
+    try:
+        found = differences_from_file(record, configured)
+    except InvalidArgument:
+        return  # of a newer version
+    if found:
+        logger.warning(
+            "file-not-applied stream=%s reason=%s",
+            record.name,
+            "; ".join(f"{path}: {have} here, {want} in the file" for path, have, want in found),
+        )
+
+
+def takers_text(nodes: Sequence[Candidate]) -> str:
+    """How many nodes can take replicas, and why the others cannot, for an error message."""
+    takers = [one.node for one in nodes if one.available]
+    others = [one.node for one in nodes if not one.available]
+    text = f"{len(takers)} live nodes that take any: {', '.join(takers) or 'none'}"
+    return text + (f" ({', '.join(others)} down or drained)" if others else "")

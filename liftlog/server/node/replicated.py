@@ -1,0 +1,824 @@
+"""The replicated streams of this node: their records, and the requests of other nodes for them.
+
+A record changes in the metadata store; each stream's `Replica` then takes the role that it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from liftlog.cluster import transitions
+from liftlog.cluster.election import Elections, LogEnd, Patience
+from liftlog.cluster.leading import Change, Leader
+from liftlog.cluster.record import StreamRecord
+from liftlog.cluster.store import MetaStore, NodeSession
+from liftlog.errors import Conflict, LiftlogError, NotEnoughReplicas, StreamNotFound
+from liftlog.log import DataDir
+from liftlog.names import is_stream_name
+from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.metadata.known_records import KnownRecords
+from liftlog.server.metadata.membership import Member
+from liftlog.server.metadata.mirror import Mirror
+from liftlog.server.node import cluster_view, copies
+from liftlog.server.node.handing_over import LOOK_SECONDS, Handovers
+from liftlog.server.node.leadership import Leadership
+from liftlog.server.node.local_node import LocalNode, StreamHosts
+from liftlog.server.node.moves import Moves
+from liftlog.server.node.placing import NewStreams
+from liftlog.server.node.replica import Replica
+from liftlog.server.node.successors import Successors
+from liftlog.server.replication.clocks import NodeClocks
+from liftlog.server.replication.fetching import FollowedStream
+from liftlog.server.replication.forwarding import Forwarding
+from liftlog.server.replication.guarding import Guard
+from liftlog.server.replication.hearing import ENDED_SECONDS, HUNG_SECONDS, Hearing
+from liftlog.server.replication.peer_link import PeerLink
+from liftlog.server.replication.repair import ReplicaDonors
+from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
+from liftlog.server.replication.succession import Succession
+from liftlog.server.replication.unclean import UncleanRecovery
+from liftlog.server.streams.ids_ahead import IdsAhead
+from liftlog.server.streams.settings import origin_of, record_settings, settings_of
+from liftlog.server.vitals.clock_guard import STEP_NS, ClockGuard
+from liftlog.server.vitals.conditions import Condition
+from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_SILENT_SECONDS = 2.0
+_PROPOSE_SECONDS = 0.1
+_SIDE_TURNS = 10
+_PLACE_SECONDS = 0.2
+_CHANGES_AT_ONCE = 64
+_RECONNECT_SECONDS = 1.0
+_CONFIRM_SECONDS = 10.0
+_TELL_SECONDS = 2.0
+_BUSY_SECONDS = 1.0
+"""A copy that has waited for the disk for so long does not take the lead."""
+_SET_BACK = (
+    "the metadata store has forgotten what this node has seen of it. The nodes restore that when "
+    "they hear each other; else `liftlog cluster restore-metadata` does"
+)
+
+
+class ReplicatedStreams:
+    """Belongs to the event loop. `link_to` gives the connection to another node."""
+
+    def __init__(
+        self,
+        member: Member,
+        store: MetaStore,
+        hosts: StreamHosts,
+        data_dir: DataDir,
+        *,
+        link_to: Callable[[str], PeerLink],
+        lag_max_seconds: float,
+        catch_up_bytes_per_second: float,
+        clock_guard: ClockGuard | None = None,
+    ) -> None:
+        self.member = member
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._known = KnownRecords(
+            data_dir.environment.fs,
+            data_dir.path,
+            on_late=lambda records: self.mirror.remember(records),
+        )
+        self._on_disk: list[str] = []
+        self.mirror = Mirror(
+            store,
+            on_record=self.record_changed,
+            on_nodes=self.nodes_changed,
+            kept=self._known,
+        )
+        self.hearing = Hearing(asyncio.get_running_loop().time)
+        self.hearing.watch(self._lost, silent=HUNG_SECONDS, refusing=ENDED_SECONDS)
+        self.clocks = NodeClocks(data_dir.environment.clock, self._other_nodes, clock_guard)
+        self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
+        self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
+        self.leadership = self._new_leadership(link_to)
+        self._node = LocalNode(
+            member,
+            self.mirror,
+            self.hearing,
+            hosts,
+            self.handovers,
+            self.ids,
+            data_dir,
+            CatchUpPace(catch_up_bytes_per_second),
+            link_to,
+            lag_max_seconds,
+            self._spawn,
+        )
+        self.session: NodeSession | None = None
+        self.store_problem: Callable[[], str] = lambda: ""
+        """Why the metadata store is not used; empty if it is."""
+        self.forwarding = Forwarding(link_to, self.not_leader)
+        self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
+        self.moves = Moves(self.mirror)
+        self.new_streams = NewStreams(self.mirror)
+        self.successors = Successors(self.mirror, self._spawn)
+        self.guard = self._new_guard(link_to)
+        self.unclean = self._new_unclean_recovery(link_to)
+        self._succession: Succession | None = None
+        self._streams: dict[str, Replica] = {}
+        self.recorded: dict[str, StreamSettings] = {}
+        """Settings of all streams, as their records say."""
+        self._settings: dict[str, Mapping[str, Any]] = {}  # from which these were made
+        self._peers: dict[str, int] = {}
+        """Connections of each node that are open now."""
+        self._is_stopping = False
+        self._is_displaced = asyncio.Event()
+        self._is_listed = False
+        """The metadata store has been seen to know this node."""
+        self._restoring: asyncio.Task[None] | None = None
+
+    def _new_leadership(self, link_to: Callable[[str], PeerLink]) -> Leadership:
+        return Leadership(
+            self.mirror,
+            self.handovers,
+            link_to,
+            lambda: self.led,
+            self._is_lead_coming,
+            self._refuses_seconds,
+        )
+
+    def _new_guard(self, link_to: Callable[[str], PeerLink]) -> Guard:
+        return Guard(
+            self.mirror,
+            self.member.name,
+            link_to=link_to,
+            log_end=self.log_end,
+            stand_aside=self._stand_aside,
+            give_up=self._give_up,
+        )
+
+    def _new_unclean_recovery(self, link_to: Callable[[str], PeerLink]) -> UncleanRecovery:
+        return UncleanRecovery(
+            self.mirror,
+            self.member.name,
+            self.member.start,
+            link_to=link_to,
+            answer=self.guard.answer,
+            may_lead=self._may_recover,
+            on_recovered=self.handovers.tell,
+        )
+
+    # --- records ---
+
+    def record_changed(self, record: StreamRecord) -> None:
+        """There is a newer record of a stream."""
+        self._note_settings(record)
+        replica = self._streams.get(record.name)
+        if replica is None:
+            # This node may have been away when the stream was deleted, or moved.
+            if self._is_stopping or not record.concerns(self.member.name):
+                return
+            replica = self._streams[record.name] = Replica(record.name, self._node)
+            self._spawn(self._follow(replica))
+        replica.record_changed(record)
+
+    def _note_settings(self, record: StreamRecord) -> None:
+        """What a stream records, wherever that is, concerns the streams of this node."""
+        name = record.name
+        if record.deleted:
+            if self._settings.pop(name, None) is not None:
+                self.recorded.pop(name, None)
+                self._node.hosts.streams_change()
+        elif self._settings.get(name) != record.settings:
+            self._settings[name] = record.settings
+            try:
+                self.recorded[name] = settings_of(record)
+            except LiftlogError as error:  # of a newer version: what was known holds on
+                logger.warning("settings-not-read stream=%s error=%s", name, error)
+            self._node.hosts.streams_change()
+
+    async def _follow(self, replica: Replica) -> None:
+        if await replica.run():
+            del self._streams[replica.name]
+            # Meanwhile the stream may have been created again.
+            record = self.mirror.records.get(replica.name)
+            if record is not None:
+                self.record_changed(record)
+            replica.opened.set()
+
+    def nodes_changed(self) -> None:
+        """A node came or went: a stream may wait for that. All nodes are connected with each
+        other, so that each hears all others."""
+        nodes, me = self.mirror.directory.nodes, self.member
+        own = nodes.get(me.name)
+        self._is_listed = self._is_listed or own is not None
+        if own is not None and own.start > me.start:
+            self._is_displaced.set()
+        if self._is_listed and (own is None or own.start < me.start):
+            self._restore_own_node()
+        for node in nodes:
+            if node != me.name:
+                self.hearing.expect(node)
+                self._node.link_to(node)
+        for replica in self._streams.values():
+            replica.wake()
+
+    async def displaced(self) -> None:
+        """Return when another process has registered itself as this node."""
+        await self._is_displaced.wait()
+
+    def stand_aside(self) -> None:
+        """Another process is this node now: take no more messages, and change no record. What a
+        record says of the node is about that process."""
+        self._is_displaced.set()
+        self._is_stopping = self.handovers.is_stopping = True
+        for name in list(self.led):
+            self.stop_leading(name, "another process runs as this node")
+
+    def _restore_own_node(self) -> None:
+        """The store was set back, and other nodes do not know where to find this one."""
+        if self._restoring is None or self._restoring.done():
+            self._restoring = asyncio.get_running_loop().create_task(self._restore_node())
+            self._tasks.add(self._restoring)
+            self._restoring.add_done_callback(self._tasks.discard)
+
+    async def _restore_node(self) -> None:
+        while True:
+            try:
+                return await self.mirror.restore_node(self.member.name, self.member.record)
+            except LiftlogError as error:
+                logger.warning("node-not-restored error=%s", error)
+            await asyncio.sleep(_RECONNECT_SECONDS)
+
+    def connected(self, node: str) -> None:
+        """This node's connection to `node` is there again."""
+        for followed in list(self.followed.values()):
+            followed.connected(node)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def keep_in_sync(self) -> None:
+        """Commit the changes of in-sync sets that are due, until cancelled."""
+        for turn in itertools.count():
+            await asyncio.sleep(_PROPOSE_SECONDS)
+            # Side states that change by time alone are looked for less often.
+            due = self._changes_due(for_all=turn % _SIDE_TURNS == 0)
+            # A node that dies is missed by all streams at once, and acks of each wait for this.
+            for start in range(0, len(due), _CHANGES_AT_ONCE):
+                some = due[start : start + _CHANGES_AT_ONCE]
+                await asyncio.gather(*(replica.commit(change) for replica, change in some))
+
+    def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
+        """The changes of in-sync sets that are due, of the streams whose leaders may propose one,
+        or of all."""
+        stirred, due = self._node.stirred, []
+        names = list(self.led if for_all else stirred)
+        stirred.clear()
+        for name in names:
+            led = self.led.get(name)
+            if led is None or led.is_quiet:
+                continue
+            replica = self._streams[name]
+            change = replica.change_due()
+            if change is not None:
+                due.append((replica, change))
+            if not led.leader.is_settled:
+                stirred.add(name)
+        return due
+
+    def _copy_again(self, name: str) -> None:
+        """The copy here is damaged where no other one may repair it: it is fetched again as a
+        whole. Who leads gives that up first."""
+        replica = self._streams.get(name)
+        if replica is not None:
+            replica.copy_again()
+            if replica.led is not None:
+                self._spawn(self.leadership.give_up(name))
+
+    def _refuses_seconds(self, name: str) -> float:
+        host = self._node.hosts.hosts.get(name)
+        return 0.0 if host is None else host.observed.refuses_seconds()
+
+    async def keep_placed(self) -> None:
+        """Begin the moves that drained nodes need, end those that wait for this node to give up the
+        lead, and give up the lead of what cannot be stored here, until cancelled."""
+        while True:
+            await asyncio.sleep(_PLACE_SECONDS)
+            await self.moves.leave_drained(self.led)
+            await self.leadership.hand_over_moved()
+            await self.leadership.hand_over_refusing()
+
+    async def purge_deleted(self, after_seconds: float) -> None:
+        """Remove records of deleted streams, some time after the last node has removed its copy,
+        until cancelled. Meanwhile notices may come late."""
+        since: dict[tuple[str, str], float] = {}
+        while True:
+            now = asyncio.get_running_loop().time()
+            gone = [one for one in self.mirror.records.values() if one.deleted and not one.starts]
+            names = [(one.name, one.incarnation) for one in gone]
+            since = {name: since.get(name, now) for name in names}
+            for (name, _), at in since.items():
+                if now - at >= after_seconds:
+                    await self.mirror.purge(name)
+            await asyncio.sleep(after_seconds / 10)
+
+    async def let_tombstones_go(self, interval_seconds: float, forget_after_seconds: float) -> None:
+        """Tell compaction, now and then until cancelled, which tombstones every replica has, except
+        those that were not heard of for `forget_after_seconds`."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            for replica in list(self._streams.values()):
+                await replica.let_tombstones_go(forget_after_seconds)
+
+    # --- elections ---
+
+    def stand(self, session: NodeSession, patience: Patience) -> None:
+        """From now on this node takes over streams that have lost their leader, and gives its own
+        up when it has lost its `session`."""
+        self.session = session
+        elections = Elections(
+            self.member.name,
+            self.member.start,
+            now=asyncio.get_running_loop().time(),
+            patience=patience,
+        )
+        self._succession = Succession(
+            elections,
+            self.mirror,
+            self.hearing,
+            session,
+            self,
+            link_to=self._node.link_to,
+            spawn=self._spawn,
+            is_attached=lambda: self._node.hosts.nats_connected,
+        )
+
+    async def keep_led(self) -> None:
+        """Take part in elections, after `stand`, until cancelled."""
+        assert self._succession is not None
+        await self._succession.run()
+
+    def opinion(self, node: str) -> SuspectAnswer:
+        """What this node says when another one suspects `node`."""
+        if self._succession is None:
+            return SuspectAnswer(suspects=False, silent_ms=0)
+        return self._succession.opinion(node)
+
+    async def take_over(
+        self, asker: str, names: Iterable[str], *, detached: bool
+    ) -> dict[str, StreamRecord]:
+        """Take the lead of streams that `asker` leads and cannot serve, as far as this node can.
+        Returns the record of each of them that this node leads then."""
+        if self._succession is None:
+            return {}
+        return await self._succession.take_over(asker, names, detached=detached)
+
+    def names(self) -> Collection[str]:
+        """See `Copies`."""
+        return self._streams.keys()
+
+    def log_end(self, name: str) -> LogEnd | None:
+        """See `Copies`."""
+        replica = self._streams.get(name)
+        return None if replica is None else replica.log_end
+
+    def leading(self) -> Iterable[tuple[str, Leader]]:
+        """See `Copies`."""
+        return ((name, led.leader) for name, led in self.led.items())
+
+    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamRecord, float]]:
+        """See `Copies`."""
+        for name in names:
+            replica = self._streams.get(name)
+            seconds = 0.0 if replica is None else replica.waits_for_disk_seconds
+            record = self.mirror.records.get(name) if seconds else None
+            if record is not None and record.leader == self.member.name and not record.deleted:
+                yield record, seconds
+
+    def _stand_aside(self, name: str) -> None:
+        """The metadata store has forgotten what this node has seen of the stream."""
+        if name in self._streams:
+            self.stop_leading(name, "the metadata store was set back")
+
+    def _give_up(self, name: str, stored: StreamRecord) -> None:
+        """What this node knows of the stream is given up, for what has come from `stored`."""
+        replica = self._streams.get(name)
+        if replica is None and not self.mirror.known[name].concerns(self.member.name):
+            self._spawn(self._go_over(name, stored))
+            return
+        if replica is None:
+            replica = self._streams[name] = Replica(name, self._node)
+            self._spawn(self._follow(replica))
+        replica.give_up(stored)
+
+    async def _go_over(self, name: str, stored: StreamRecord) -> None:
+        with contextlib.suppress(LiftlogError):  # the guard tries again
+            await self.mirror.go_over(name, self.member.name, stored)
+
+    def hear_again(self) -> None:
+        """See `Copies`."""
+        for led in list(self.led.values()):
+            led.hear_again()
+
+    def prepare_to_lead(self, name: str) -> bool:
+        """See `Copies`."""
+        host, replica = self._node.hosts.hosts.get(name), self._streams.get(name)
+        if replica is None or replica.waits_for_disk_seconds >= _BUSY_SECONDS:
+            return False
+        return host is None or host.is_leading or self.ids.prepare(host)
+
+    def _may_recover(self, name: str) -> bool:
+        """Whether this node can lead a stream of which no complete copy is left. A copy that is to
+        be dropped holds what was given up before."""
+        replica = self._streams.get(name)
+        is_stopping = self._is_stopping or self.handovers.is_stopping
+        if is_stopping or replica is None or replica.is_given_up:
+            return False
+        return self.prepare_to_lead(name)
+
+    def stop_leading(self, name: str, reason: str) -> None:
+        """See `Copies`."""
+        self._streams[name].stop_leading(reason)
+
+    # --- the start ---
+
+    async def remember(self) -> None:
+        """What this node has seen of the records in earlier starts. Call it before anything is read
+        from the metadata store."""
+        self.mirror.remember(await asyncio.to_thread(self._known.read))
+        self._spawn(self._known.run())
+
+    async def find_copies(self) -> None:
+        """Which copies are on the disk. Call it before anything is read from the metadata store: it
+        removes what was not created to the end, and later on that may be a copy that is just being
+        created. Its files would be gone, and what it confirms with them."""
+        self._on_disk = await asyncio.to_thread(self._node.data_dir.stream_names)
+
+    async def open_streams(self) -> None:
+        """Read the records, and open the streams that this node has a copy of."""
+        await self.mirror.load()
+        unknown = await asyncio.to_thread(
+            copies.unknown_streams,
+            self._node.data_dir,
+            self._on_disk,
+            self.mirror.records,
+            self.member.name,
+        )
+        unknown |= dict.fromkeys(self.mirror.doubtful & unknown.keys(), _SET_BACK)
+        self._node.hosts.broken.update(unknown)
+        opening = [one.opened for one in self._streams.values()]
+        await asyncio.gather(*(one.wait() for one in opening))
+        if not (self.mirror.doubtful or self.mirror.newer):
+            me, records = self.member.name, self.mirror.records.values()
+            self._known.all_held(one for one in records if me in one.members and not one.deleted)
+
+    async def opened(self, name: str) -> None:
+        """Return when the copy of a stream was opened, or could not be; at once if there is none
+        here."""
+        replica = self._streams.get(name)
+        while replica is not None:
+            await replica.opened.wait()
+            # It may have left, and there is another one of a stream created again.
+            before, replica = replica, self._streams.get(name)
+            if replica is before:
+                return
+
+    # --- changes ---
+
+    async def create(self, name: str, settings: StreamSettings) -> StreamRecord:
+        """The record of a new stream, on nodes that are live; the one that exists if there is one.
+        Raises Conflict when there are too few nodes, MetadataUnavailable."""
+        try:
+            return await self.new_streams.create(name, settings, origin="api")
+        except Conflict:
+            await self.mirror.load()  # a node that has come just now may not be known here
+            return await self.new_streams.create(name, settings, origin="api")
+
+    async def update(self, name: str, settings: StreamSettings) -> None:
+        """Store other settings; each node with a copy adopts them. Raises InvalidArgument,
+        MetadataUnavailable."""
+
+        def step(record: StreamRecord) -> StreamRecord | None:
+            return transitions.update(record, record_settings(settings, origin_of(record)))
+
+        await self.mirror.update(name, step)
+
+    async def truncate(self, name: str, offset: int) -> None:
+        """Delete what is below `offset` on every node. Raises MetadataUnavailable."""
+        await self.mirror.change(name, lambda record: transitions.truncate(record, offset))
+
+    async def delete(self, name: str) -> None:
+        """Delete a stream on every node. Raises StreamNotFound, MetadataUnavailable."""
+        if await self.mirror.change(name, transitions.delete) is None:
+            raise StreamNotFound(f"there is no stream {name!r}")
+        logger.info("stream-deleted stream=%s", name)
+
+    # --- followers of streams that this node leads ---
+
+    def replicate(self, peer: Peer, request: Replicate, reply: Reply) -> None:
+        """A node asks for what it lacks of a stream. Raises NotLeader."""
+        led = self._led(request.stream)
+        if request.epoch > led.leader.epoch:
+            self._streams[request.stream].look_again()
+        led.fetch(peer.node, peer.start, request, reply)
+
+    def _led(self, name: str) -> ServedStream:
+        replica = self._streams.get(name)
+        if replica is None or replica.led is None:
+            raise self.not_leader(name)
+        return replica.led
+
+    async def side_confirmed(self, name: str) -> None:
+        """Return when leases, as they are now, outlive this node; at once if the stream has no
+        replicas. Raises NotLeader, and NotEnoughReplicas when that takes long."""
+        if not self.knows(name):
+            return
+        try:
+            async with asyncio.timeout(_CONFIRM_SECONDS):
+                await self._led(name).side_confirmed()
+        except TimeoutError:
+            raise NotEnoughReplicas(
+                f"the other replicas of stream {name} have not stored the change",
+                hint="try again when more of them are in sync; `liftlog cluster status` shows them",
+            ) from None
+
+    def peer_came(self, node: str) -> None:
+        """A connection of another node has introduced itself."""
+        self._peers[node] = self._peers.get(node, 0) + 1
+        self.hearing.connected(node)
+        if node in self.mirror.directory.nodes:
+            self.link_to(node).connect_soon()
+
+    def peer_went(self, node: str) -> None:
+        """It has ended. A node that does not come back soon is not waited for."""
+        self._peers[node] -= 1
+        self.hearing.disconnected(node)
+        asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._not_back, node)
+
+    def _not_back(self, node: str) -> None:
+        if not self._peers.get(node):
+            self._lost(node)
+
+    def _lost(self, node: str) -> None:
+        """Acks no longer wait for `node`, until it asks again."""
+        for led in list(self.led.values()):
+            led.lost(node)
+
+    # --- which node answers clients ---
+
+    def answerer(self, name: str) -> str | None:
+        """The other node that answers requests about a stream; None: this one does, if only that
+        there is no such stream. Raises NotLeader while none leads."""
+        record = self.known(name)
+        if record is None or record.leader == self.member.name:
+            return None
+        leader = self.leader_of(record)
+        if leader is None:
+            raise self.not_leader(name)
+        return leader
+
+    def is_down(self, node: str) -> bool:
+        """True if a node has no session and this node does not hear from it."""
+        is_live = node == self.member.name or node in self.mirror.directory.live
+        return not is_live and self.silent_seconds(node) > 0
+
+    def leader_of(self, record: StreamRecord) -> str | None:
+        """See `cluster_view.leader_of`."""
+        return cluster_view.leader_of(record, self.is_down)
+
+    def without_leader(self) -> list[StreamRecord]:
+        """The streams of the cluster that no node leads."""
+        records = [one for one in self.mirror.records.values() if not one.deleted]
+        leaders = {one.leader for one in records}
+        leading = {node for node in leaders if node is not None and not self.is_down(node)}
+        return [one for one in records if one.leader not in leading]
+
+    def conditions(self) -> Iterable[Condition]:
+        """Yield the conditions of all streams of the cluster."""
+        for record in self.without_leader():
+            why, todo = cluster_view.why_without_leader(record, self.is_down)
+            yield Condition.of("no_leader", f"no node leads it: {why}. {todo}", record.name)
+        if self._known.problem:
+            yield Condition.of("known_records", self._known.problem)
+
+    def leads(self, name: str) -> bool:
+        """Whether this node leads the stream, as the record says."""
+        record = self.known(name)
+        return record is not None and record.leader == self.member.name
+
+    def ends(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+        """Incarnation, log start and high watermark of those of the streams that are led here."""
+        found = {}
+        for name in names:
+            if self.led_here(name) is not None:
+                log = self._node.hosts.hosts[name].log
+                found[name] = (log.incarnation, log.log_start_offset, log.high_watermark)
+        return found
+
+    def link_to(self, node: str) -> PeerLink:
+        """The connection to another node."""
+        return self._node.link_to(node)
+
+    def led_here(self, name: str) -> ServedStream | None:
+        """The stream, if this node leads it and has taken the lead."""
+        replica = self._streams.get(name)
+        return None if replica is None else replica.led
+
+    def may_answer(self, name: str) -> bool:
+        """Whether this node leads the stream, and no other one can have been elected meanwhile, as
+        far as sessions tell. A record that says otherwise may be on its way."""
+        led = self.led_here(name)
+        if led is None or led.leader.resigned:
+            return False
+        return self._succession is None or self._succession.may_lead(led.leader)
+
+    def other_leaders(self) -> dict[str, str]:
+        """The other nodes that lead a stream, and one such stream of each."""
+        found: dict[str, str] = {}
+        for name, record in self.mirror.records.items():
+            if record.leader not in (None, self.member.name) and not record.deleted:
+                found.setdefault(str(record.leader), name)
+        return found
+
+    # --- the lead moves to another node ---
+
+    async def hand_over(self, name: str, to: str) -> None:
+        """See `Handovers.hand_over`."""
+        await self.handovers.hand_over(name, to)
+
+    async def look_again(self, name: str, version: int) -> None:
+        """Return when this node does what that version of a record says, or after a while. Raises
+        MetadataUnavailable."""
+        known = self.mirror.records.get(name)
+        if known is None or known.version < version:
+            await self.mirror.change(name, lambda present: None)
+        replica = self._streams.get(name)
+        if replica is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await replica.does(version)
+
+    # --- what clients are told ---
+
+    def known(self, name: str) -> StreamRecord | None:
+        """The record of a stream; None if there is no such stream in the cluster."""
+        record = self.mirror.records.get(name)
+        return None if record is None or record.deleted else record
+
+    def stream_names(self) -> list[str]:
+        """All streams of the cluster, without the system streams."""
+        return [name for name in filter(is_stream_name, self.mirror.records) if self.knows(name)]
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a stream in the cluster."""
+        return self.known(name) is not None
+
+    def describe(self, may_read: Callable[[str], bool]) -> ClusterInfo:
+        """The cluster, with the streams that the caller may read."""
+        found = cluster_view.describe_cluster(
+            self.member,
+            self.mirror,
+            self._node.hosts.hosts,
+            may_read,
+            self.silent_seconds,
+            self.clocks.shown_seconds,
+            self.is_down,
+        )
+        session, now = self.session, time.monotonic()
+        return replace(found, is_store_lost=session is not None and now >= session.deadline)
+
+    def told_time(self) -> tuple[int, bool]:
+        """The wall clock for another node, and whether this one doubts it."""
+        environment = self._node.data_dir.environment
+        now_ns = environment.clock.now_ns()
+        return now_ns, now_ns - environment.age_clock_ns() > STEP_NS
+
+    def _other_nodes(self) -> list[str]:
+        return [node for node in self.mirror.directory.nodes if node != self.member.name]
+
+    def silent_seconds(self, node: str) -> float:
+        """For how long this node has heard nothing of another one, if that is long enough to mean
+        something; else 0.0."""
+        seconds = 0.0 if node == self.member.name else self.hearing.silent_seconds(node)
+        enough = ENDED_SECONDS if self.hearing.is_refusing(node) else _SILENT_SECONDS
+        return round(seconds, 1) if seconds >= enough else 0.0
+
+    def addresses(self) -> list[str]:
+        """Return where the nodes of the cluster serve clients."""
+        nodes = self.mirror.directory.nodes
+        return [nodes[name].address for name in sorted(nodes)]
+
+    def not_leader(self, name: str) -> LiftlogError:
+        """The error for a request that only the leader of `name` can answer."""
+        return cluster_view.not_leader(self.member, self.mirror, name, self.is_down)
+
+    def check_leads(self, name: str) -> None:
+        """Raises NotLeader unless this node leads the stream, NotReady while it begins to."""
+        cluster_view.check_ready(self.member, self._led(name).leader)
+
+    def check_end_is_known(self, name: str) -> None:
+        """Raises NotReady while this node leads the stream, or is about to, and what it knows of
+        its end may lag behind what clients have seen. A stream that has failed ends as it does."""
+        host, led = self._node.hosts.hosts.get(name), self.led_here(name)
+        has_failed = name in self._node.hosts.broken or (host is not None and host.failure)
+        if self.leads(name) and not has_failed and (led is None or not led.leader.is_ready):
+            raise cluster_view.begins_to_lead(self.member, name)
+
+    def is_in_sync(self, name: str) -> bool:
+        """Whether the copy of a stream here is in sync, but another node leads; as far as this node
+        knows."""
+        record, me = self.mirror.records.get(name), self.member.name
+        return record is not None and me in record.isr and record.leader != me
+
+    def check_is_here(self, node: str) -> None:
+        """Raises NotLeader unless `node` is this one."""
+        cluster_view.check_is_here(self.member, self.mirror, node)
+
+    @property
+    def elections(self) -> Mapping[str, int]:
+        """Those that this node has won, by reason."""
+        if self._succession is None:
+            return {}
+        return {**self._succession.elections, "unclean": self.unclean.recovered}
+
+    @property
+    def isr_changes(self) -> dict[str, int]:
+        """Changes of the in-sync set of each stream while this node led it."""
+        return {name: one.isr_changes for name, one in self._streams.items()}
+
+    def not_in_sync(self) -> list[str]:
+        """The streams that this node has a replica of which is not in sync."""
+        me, records = self.member.name, map(self.known, self._streams)
+        return [one.name for one in records if one and me in {*one.replicas} - {*one.isr}]
+
+    @property
+    def led(self) -> Mapping[str, ServedStream]:
+        """As it is now; it changes when a role does."""
+        return self._node.led
+
+    @property
+    def followed(self) -> Mapping[str, FollowedStream]:
+        """As it is now; it changes when a role does."""
+        return self._node.followed
+
+    def _followed_hosts(self, names: Collection[str] | None) -> list[StreamHost]:
+        """And those that go from one role to the next; of these streams, None: of all."""
+        hosts = self._node.hosts.hosts
+        some = hosts.values() if names is None else filter(None, map(hosts.get, names))
+        return [host for host in some if not host.is_leading]
+
+    # --- the end ---
+
+    def _is_lead_coming(self) -> bool:
+        is_electing = self._succession is not None and self._succession.is_electing
+        return is_electing or self.handovers.is_taking
+
+    async def prepare_to_stop(self) -> None:
+        """Hand over everything, and have the other nodes know that they are to give this one
+        nothing. Does not raise."""
+        if self._succession is not None:
+            self._succession.stand_down()
+        if self._is_displaced.is_set():
+            return
+        self._spawn(self._tell_that_it_stops())
+        await self.leadership.hand_over_all()
+
+    async def _tell_that_it_stops(self) -> None:
+        def step(value: Mapping[str, Any]) -> dict[str, Any] | None:
+            is_told = value["start"] != self.member.start or value.get("stopping")
+            return None if is_told else {**value, "stopping": True}
+
+        # Else they find out when they ask.
+        with contextlib.suppress(LiftlogError, TimeoutError):
+            async with asyncio.timeout(_TELL_SECONDS):
+                await self.mirror.change_node(self.member.name, step)
+
+    async def leave(self) -> None:
+        """Before a planned stop: no leader waits for this node any more, and streams that it led
+        get another leader."""
+        self._is_stopping = self.handovers.is_stopping = True
+        if self._is_displaced.is_set():
+            return
+        await self._tell_that_it_stops()  # before: its last requests do not take it in again
+        gate = asyncio.Semaphore(_CHANGES_AT_ONCE)
+
+        async def leave(one: Replica) -> None:
+            async with gate:  # the slowest of some does not keep the others waiting
+                await one.leave()
+
+        await asyncio.gather(*map(leave, list(self._streams.values())))
+
+    async def close(self) -> None:
+        """Follow no record any more; the logs stay open, the broker closes them."""
+        self._is_stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for replica in self._streams.values():
+            replica.stop()

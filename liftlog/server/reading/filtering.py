@@ -1,0 +1,504 @@
+"""The answer to a fetch with a filter or a choice of columns: its records are found in the log and
+encoded in new batches.
+
+Runs in a thread, looks at a bounded amount of the log, and checks every byte that it uses: the
+answer ends before damage, and the next fetch is answered with CORRUPT_RANGE. Where a sketch has
+checksums of parts, or a subject index says where the wanted records lie, others are not read, and
+damage in them is not found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from acl import subjects as patterns
+from liftlog.errors import (
+    CorruptBatch,
+    CorruptRange,
+    OffsetOutOfRange,
+    StreamUnavailable,
+    UnsupportedFormat,
+)
+from liftlog.log import Log, LogSlice
+from liftlog.log.files.manifest import Manifest
+from liftlog.log.read.by_subject import SubjectRuns
+from liftlog.log.read.partial import PartialPiece
+from liftlog.log.read.sparse import SPARSE_VALUE_BYTES
+from liftlog.log.segment.subject_index import RUN_BYTES
+from liftlog.protocol.limits import KIB, MIB
+from liftlog.records.columns.batch_columns import decode_columns
+from liftlog.records.columns.chunks import Chunk
+from liftlog.records.columns.column_set import Columns, concat
+from liftlog.records.columns.heads import WantedSubjects
+from liftlog.records.columns.selection import ALL_COLUMNS, OFFSET, VALUE, Selection, matching_all
+from liftlog.records.decode import RecordBatch
+from liftlog.records.header import BatchHeader
+from liftlog.records.place import Place
+from liftlog.records.projection import project_batch
+from liftlog.server.commits.damage import quarantine_damage, quarantine_found
+from liftlog.server.reading.answer_builder import BATCH_BYTES, AnswerBuilder
+from liftlog.server.reading.pieces import Piece, SharedPieces, Stamps, chunks_from, chunks_in
+
+SCAN_BYTES = 16 * MIB
+"""Read of the log for one answer, at most (or one batch, if that is larger)."""
+
+SCAN_SECONDS = 0.05
+"""Processor time for one answer, roughly: synchronous publishers leave batches of one record, which
+cost ten times as much per byte. Other scans wait for their turn."""
+
+MAX_ANSWER_BYTES = 1 * MIB
+"""Encoded for one answer, at most (or one record). Such answers stay in memory until they are sent,
+unlike slices of files."""
+
+_DIVIDED_BYTES = 16 * MIB
+"""Read for one answer to a member of a group: what the members read in turn stays in memory
+meanwhile (`pieces`)."""
+
+_SEGMENT_BYTES = 2**32
+"""All that is left of a segment: by its subject index the records are found anywhere."""
+
+_INDEX_BYTES = 64 * KIB  # counted for each, at least: its file is opened, and perhaps read
+_LEAST_BY_SUBJECT = 4 * RUN_BYTES
+"""Wanted of an answer, at least: of what the index finds, a whole run is read for one record."""
+
+_READ_BYTES = 512 * KIB
+_SHARED_READ_BYTES = 4 * MIB  # each piece costs each member some steps of numpy
+_PARTIAL_READ_BYTES = 4 * MIB  # of which a part is read: then finding a piece takes the longest
+_SPARSE_READ_BYTES = 16 * MIB  # of which few values are read, without a step for each batch
+
+_BATCH_RECORDS = 4096
+_MARKED_BATCH_RECORDS = 32_768  # of records that are shown without anything
+_LARGE_BYTES = 16 * KIB  # a batch that is not put together with others
+
+
+class Scan(NamedTuple):
+    """Where to look, and for which records. `stop_offset` is exclusive; None: up to the high
+    watermark."""
+
+    offset: int
+    stop_offset: int | None
+    max_bytes: int
+    selection: Selection
+    shared: SharedPieces | None = None
+    """For a member of a group."""
+    is_optional: bool = False
+    """Whether the reader takes all records as they are stored where looking for them takes long."""
+
+
+class Scanned(NamedTuple):
+    """What was found between the scan's offset and `next_offset`.
+
+    `caught_up`: the high watermark was reached. Without it more records may be there already.
+    `is_refused`: the scan was optional, and nothing was looked at.
+    """
+
+    incarnation: str
+    first_offset: int
+    next_offset: int
+    record_count: int
+    batches: tuple[bytearray, ...]
+    caught_up: bool
+    is_refused: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return sum([len(batch) for batch in self.batches])
+
+    @property
+    def body(self) -> bytes:
+        """A copy of the batches, joined."""
+        return b"".join(self.batches)
+
+
+def scan_log(log: Log, scan: Scan) -> Scanned:
+    """Blocking. Raises OffsetOutOfRange, CorruptRange, StorageError; StreamUnavailable when it
+    cannot decompress the records."""
+    try:
+        return _Scanner(log, scan).run()
+    except UnsupportedFormat as error:
+        raise StreamUnavailable(
+            f"the records cannot be looked into: {error.message}",
+            hint="fetch without filter and columns: then the client decompresses",
+        ) from error
+
+
+class _Damaged(Exception):
+    """Bytes that fail a check; everything before `reached` was looked at."""
+
+
+class _Scanner:
+    def __init__(self, log: Log, scan: Scan) -> None:
+        self._log = log
+        self._scan = scan
+        selection = scan.selection
+        self._is_marked = selection.is_projection and selection.columns == {OFFSET}
+        most = _MARKED_BATCH_RECORDS if self._is_marked else _BATCH_RECORDS
+        self._builder = AnswerBuilder(scan.max_bytes, most)
+        self._reached = scan.offset  # everything below was looked at
+        self._left = SCAN_BYTES if scan.shared is None else _DIVIDED_BYTES
+        self._passed_bytes = 0  # of the log, whether they were read or not
+        self._others = selection.without_slots
+        self._deadline = time.thread_time() + SCAN_SECONDS
+        self._skips_values = selection.values is None and (
+            VALUE not in selection.columns or not selection.is_projection
+        )
+        self._is_partial = False  # the last piece was read in part
+        # None: there are other conditions, or the subject indexes are of no use.
+        self._subjects = _wanted_subjects(selection)
+        self._wanted = self._subjects if VALUE in selection.columns else None
+        if scan.max_bytes < _LEAST_BY_SUBJECT:
+            self._subjects = None
+        self._is_sparse = self._wanted is not None and scan.is_optional
+        self._may_try_marks = self._is_marked
+
+    def run(self) -> Scanned:
+        incarnation = self._log.incarnation
+        caught_up = self._go()
+        builder = self._builder
+        end = builder.finish(self._reached)
+        first_offset = self._scan.offset if builder.first_offset is None else builder.first_offset
+        return Scanned(
+            incarnation,
+            first_offset,
+            end,
+            builder.record_count,
+            builder.batches(),
+            caught_up and end >= self._reached,
+            self._scan.is_optional and not caught_up and self._reached == self._scan.offset,
+        )
+
+    def _go(self) -> bool:
+        """Scan batch after batch; True when the high watermark was reached."""
+        scan, log = self._scan, self._log
+        while self._left > 0 and not self._is_late():
+            if scan.stop_offset is not None and self._reached >= scan.stop_offset:
+                return False
+            high_watermark = log.high_watermark  # before reading: what is not found is not there
+            try:
+                done = self._take_by_subject()
+                if done is not None:
+                    if not done:
+                        return False
+                    continue
+                self._try_marks()
+                # What is shared has the same borders for all.
+                own = self._read_bytes()
+                most = own if scan.shared is None else _SHARED_READ_BYTES
+                known = self._known_piece()
+                if known is not None:
+                    if not self._take_known(known):
+                        return False
+                    if known.is_newest:
+                        return True
+                    continue
+                manifest = log.view.manifest  # before reading: what changes it is not in the piece
+                piece = log.read(self._reached, most)
+                if piece is None:
+                    self._reached = max(self._reached, high_watermark)
+                    return True
+                if not self._take(piece, manifest):
+                    return False
+                if scan.shared is not None and self._reached >= high_watermark:
+                    return True
+            except (_Damaged, CorruptRange, OffsetOutOfRange, UnsupportedFormat) as error:
+                if self._reached > scan.offset:
+                    return False  # the next fetch begins with it
+                if isinstance(error, CorruptRange):
+                    quarantine_found(log, error)
+                if not isinstance(error, _Damaged):
+                    raise
+                self._take_one_batch()
+        return False
+
+    def _known_piece(self) -> Piece | None:
+        """What another member has read, if the log is still the same there."""
+        shared, wanted = self._scan.shared, self._scan.selection.slots
+        if shared is None or wanted is None:
+            return None
+        return shared.covering(self._log, wanted, self._reached)
+
+    def _take_known(self, known: Piece) -> bool:
+        """Scan what was decoded already; False when the answer is full."""
+        self._left -= known.length
+        wanted = self._scan.selection.slots
+        assert wanted is not None
+        for part in known.parts:
+            if part.next_offset <= self._reached:
+                continue
+            _, found = self._within(part.of(wanted))
+            if len(found):
+                selected = self._others.of(found)
+                if not self._add(selected, part.header, part.stamps):
+                    return False
+            if not self._reach(part.next_offset):
+                return False
+        return self._reach(known.next_offset)
+
+    def _take_one_batch(self) -> None:
+        """The first bytes are damaged. The log, which has the index, knows how far the damage
+        reaches: it names the range, or cuts out the one batch."""
+        manifest = self._log.view.manifest
+        piece = self._log.read(self._reached, 1)
+        if piece is None:
+            return
+        following = piece.next_offset
+        try:
+            self._take(piece, manifest)
+        except _Damaged as damage:
+            quarantine_damage(self._log, self._reached, following)
+            raise CorruptRange(
+                f"the records [{self._reached}, {following}) are damaged on disk",
+                hint=f"read on with start={following}",
+                first_offset=self._reached,
+                next_offset=following,
+            ) from damage
+
+    def _take(self, piece: LogSlice, manifest: Manifest) -> bool:
+        """Scan these batches; False when the answer is full, or late. `manifest` is that of the log
+        before the piece was found in it. Raises _Damaged."""
+        shared, wanted = self._scan.shared, self._scan.selection.slots
+        try:
+            if self._is_sparse or (self._wanted is not None and self._is_partial):
+                done = self._take_sparsely(piece)
+                if done is not None:
+                    return done
+                if self._is_marked:
+                    return True  # once more, less at once
+            if self._scan.is_optional:
+                return False
+            self._left -= piece.length
+            self._passed_bytes += piece.length
+            partial = self._read_partially(piece)
+            self._is_partial = partial is not None
+            if partial is not None:
+                chunks = chunks_from(partial.decode, piece.length, _place_of(piece))
+                goes_on = self._take_chunks(chunks, piece.next_offset, partial)
+                # Where most records are wanted, reading twice only takes longer.
+                self._skips_values = 2 * partial.values_read_whole < piece.length
+                return goes_on
+            raw = piece.pread()
+        finally:
+            piece.release()
+        if shared is not None and wanted is not None:
+            at_end = piece.next_offset >= self._log.high_watermark
+            known = shared.add(self._log, manifest, wanted, piece, raw, at_end=at_end)
+            if known is not None:
+                self._left += known.length
+                return self._take_known(known)
+        return self._take_chunks(chunks_in(raw, _place_of(piece)), piece.next_offset, None)
+
+    def _take_by_subject(self) -> bool | None:
+        """The records on the wanted subjects by the subject index of the segment; None if they are
+        to be taken in another way, False when the answer is full, or late."""
+        wanted, stop, taken = self._subjects, self._scan.stop_offset, self._builder.size_bytes
+        index = None if wanted is None else self._log.subject_index(self._reached)
+        if wanted is None or index is None:
+            self._subjects = None
+            return None
+        room = max(self._scan.max_bytes - taken, 0)
+        if taken and room < RUN_BYTES:
+            return False
+        piece, found = self._log.read(self._reached, _SEGMENT_BYTES), None
+        if piece is not None:
+            reads_values = VALUE in self._scan.selection.columns
+            within = self._reached, piece.next_offset if stop is None else stop
+            try:
+                found = self._log.read_by_subject(
+                    index, piece, wanted, within, room, values=reads_values
+                )
+            finally:
+                piece.release()
+        self._left -= max(index.size_bytes, _INDEX_BYTES)
+        if found is None:
+            self._subjects = None
+            return None
+        self._left -= found.read_bytes
+        self._passed_bytes += found.read_bytes
+        if found.overlap and found.batches:
+            goes_on = self._take_several(found)
+        else:
+            goes_on = all(self._take_run(batch) for batch in found.batches)
+        return goes_on and self._reach(found.next_offset) and not self._is_late()
+
+    def _take_run(self, batch: RecordBatch) -> bool:
+        """A batch with nothing but wanted records; False when the answer is full."""
+        header, columns = batch.header, self._scan.selection.columns
+        if len(batch.raw) < _LARGE_BYTES or not self._is_within(header):
+            _, records = self._within(decode_columns(batch))
+            return not len(records) or self._add(self._scan.selection.project(records), header)
+        if columns == ALL_COLUMNS:
+            made = bytearray(batch.raw)
+        else:
+            made = project_batch(batch, columns)
+        self._reached = header.base_offset
+        return self._builder.add_batch(made, header)
+
+    def _take_several(self, found: SubjectRuns) -> bool:
+        """The same for batches of several subjects, which overlap."""
+        records = concat([decode_columns(batch) for batch in found.batches])
+        records = records.at(np.argsort(records.offsets))
+        end = int(records.offsets.searchsorted(found.next_offset))
+        _, records = self._within(records.part(0, end))
+        records = self._scan.selection.project(records)
+        return not len(records) or self._add(records, found.batches[0].header)
+
+    def _try_marks(self) -> None:
+        """Once, if only offsets are wanted, and more of them than a first, small piece had: look at
+        the heads of a large piece in common steps."""
+        if self._may_try_marks and self._reached > self._scan.offset:
+            self._may_try_marks = False
+            stop = self._scan.stop_offset
+            has_room = 2 * self._builder.size_bytes < self._scan.max_bytes
+            goes_on = stop is None or stop - self._reached > _MARKED_BATCH_RECORDS
+            self._is_sparse = has_room and goes_on
+
+    def _read_bytes(self) -> int:
+        if self._is_marked and self._is_sparse:
+            # No more than the answer has room for, by what it took up to here.
+            made = max(self._builder.size_bytes, 1)
+            room = max(self._scan.max_bytes - made, 0) * self._passed_bytes // made
+            return min(max(room, _READ_BYTES), _SPARSE_READ_BYTES)
+        if self._is_sparse:
+            return _SPARSE_READ_BYTES  # of which the least is read
+        return min(_PARTIAL_READ_BYTES if self._is_partial else _READ_BYTES, self._left)
+
+    def _take_sparsely(self, piece: LogSlice) -> bool | None:
+        """The same without a step for each batch; None if it is to be taken in another way."""
+        found = self._log.read_sparsely(piece, values=self._wanted is not None)
+        records = None
+        if found is not None and self._wanted is not None:
+            records = found.records_on(self._wanted, self._reached, self._scan.stop_offset)
+        elif found is not None:
+            records = found.marked()
+        self._is_sparse = records is not None
+        if found is None or records is None:
+            self._wanted = None
+            return None
+        self._left -= found.head_bytes
+        self._passed_bytes += piece.length
+        if self._wanted is not None:
+            self._left -= len(records) * SPARSE_VALUE_BYTES
+        stamps = None
+        if self._is_marked:
+            stamps = 0, 0
+            _, records = self._within(records)
+        else:
+            records = self._scan.selection.project(records)
+        if len(records) and not self._add(records, found.header, stamps):
+            return False
+        return self._reach(piece.next_offset) and not self._is_late()
+
+    def _read_partially(self, piece: LogSlice) -> PartialPiece | None:
+        """None if all of it is to be read."""
+        if self._scan.shared is not None or not self._skips_values:
+            return None
+        # A sketch is large: who only looks at one place is faster without.
+        return self._log.read_partially(piece, load=self._reached > self._scan.offset)
+
+    def _take_chunks(
+        self, chunks: Iterator[Chunk], next_offset: int, partial: PartialPiece | None
+    ) -> bool:
+        try:
+            for chunk in chunks:
+                if not self._take_chunk(chunk, partial) or self._is_late():
+                    return False
+        except CorruptBatch as error:
+            raise _Damaged from error
+        self._reached = max(self._reached, next_offset)
+        return True
+
+    def _is_late(self) -> bool:
+        """Whether time is up. Never before there was some progress."""
+        return self._reached > self._scan.offset and time.thread_time() >= self._deadline
+
+    def _take_chunk(self, chunk: Chunk, partial: PartialPiece | None) -> bool:
+        """False when the answer is full, or at the end of the scan."""
+        header, selection = chunk.header, self._scan.selection
+        if not header.record_count:
+            return self._reach(header.next_offset)
+        if selection.is_projection and self._is_within(header):
+            made = _projected(chunk, selection)
+            if made is not None:
+                if not self._builder.add_batch(made, header):
+                    self._reached = header.base_offset
+                    return False
+                return self._reach(header.next_offset)
+        # Compressed batches may become a thousand times as long as the piece.
+        if not self._add(self._selected(chunk, partial), header):
+            return False
+        return self._reach(header.next_offset)
+
+    def _selected(self, chunk: Chunk, partial: PartialPiece | None) -> Columns:
+        """What is wanted of the records that were not looked at yet."""
+        selection, low, records = self._scan.selection, *self._within(chunk.columns())
+        wanted = selection.matching(records)
+        projected = selection.project(records)
+        if wanted is None:
+            return projected
+        chosen = np.flatnonzero(wanted)
+        if partial is not None and VALUE in selection.columns and chunk.is_one_batch:
+            partial.read_values(chunk.batches[0], low + chosen)
+        return projected.at(chosen)
+
+    def _is_within(self, header: BatchHeader) -> bool:
+        stop = self._scan.stop_offset
+        return header.base_offset >= self._reached and (stop is None or header.next_offset <= stop)
+
+    def _within(self, records: Columns) -> tuple[int, Columns]:
+        """Those that were not looked at yet, and are not behind the end of the scan; and the number
+        of the first of them."""
+        stop, offsets = self._scan.stop_offset, records.offsets
+        low = int(offsets.searchsorted(self._reached))
+        high = len(offsets) if stop is None else int(offsets.searchsorted(stop))
+        if high - low == len(records):
+            return low, records
+        return low, records.part(low, max(low, high))
+
+    def _add(self, selected: Columns, header: BatchHeader, stamps: Stamps | None = None) -> bool:
+        """False when the answer is full."""
+        taken = self._builder.add(selected, header, stamps)
+        if taken == len(selected):
+            return True
+        self._reached = int(selected.offsets[taken])
+        return False
+
+    def _reach(self, offset: int) -> bool:
+        """Everything below was looked at; False at the end of the scan."""
+        self._reached = max(self._reached, offset)
+        stop = self._scan.stop_offset
+        if stop is not None and self._reached >= stop:
+            self._reached = stop
+            return False
+        return True
+
+
+def _wanted_subjects(selection: Selection) -> WantedSubjects | None:
+    """The only conditions, if they are all about subjects."""
+    more = (selection.keys, selection.headers, selection.values, selection.slots)
+    if any(one is not None for one in more):
+        return None
+    subjects, readable = selection.subjects, selection.readable
+    if subjects is None:
+        return None
+    literals = None
+    if all(patterns.is_literal(one) for one in subjects):
+        literals = tuple(dict.fromkeys(one.encode() for one in subjects))
+    conditions = (None if literals is not None else subjects, readable)
+    others = tuple(one for one in conditions if one is not None)
+    return WantedSubjects(literals, matching_all(others) if others else None)
+
+
+def _place_of(piece: LogSlice) -> Place:
+    return Place(piece.first_offset, piece.next_offset)
+
+
+def _projected(chunk: Chunk, selection: Selection) -> bytearray | None:
+    """All records of a chunk as one batch; None if they are better taken one by one."""
+    if not chunk.is_one_batch:
+        return None  # of small batches, those of an answer become few
+    made = project_batch(chunk.batches[0], selection.columns)
+    return made if len(made) <= BATCH_BYTES else None

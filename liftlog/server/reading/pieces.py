@@ -1,0 +1,268 @@
+"""Pieces of the log as columns, for those who look into the records.
+
+The members of a group read the same pieces, each for its own slots. What they have in common is
+done once: to read and check a piece, to compute the slot of each record, and to sort the records so
+that those of one member lie together. `SharedPieces` keeps the pieces that were read last for the
+members that come next.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from time import monotonic
+
+import numpy as np
+
+from liftlog.errors import CorruptBatch, UnsupportedFormat
+from liftlog.log import Log, LogSlice
+from liftlog.log.files.manifest import Manifest
+from liftlog.protocol.limits import KIB, MIB
+from liftlog.records.columns.chunks import Chunk, chunks_of
+from liftlog.records.columns.column_set import Columns
+from liftlog.records.columns.many import scatter
+from liftlog.records.columns.positions import Batches, one_by_one
+from liftlog.records.columns.scattered import ScatteredRecords
+from liftlog.records.columns.slots import WantedSlots, slots_of
+from liftlog.records.columns.small_batches import SmallBatches, take_small_batches
+from liftlog.records.decode import RecordBatch, decode_batch
+from liftlog.records.format import MAX_BATCH_RECORDS, MAX_TIMESTAMP_DELTA_US
+from liftlog.records.header import BatchHeader
+from liftlog.records.place import Place
+from liftlog.server.reading.shares import Division, Shares
+
+SHARED_BYTES = 64 * MIB
+_LARGEST_SHARED = 8 * MIB
+"""Of one piece: compressed batches may become a thousand times as long."""
+_INFLATED_BYTES = 16 * MIB
+_MOST_SUBJECTS = 16384
+"""In the dictionaries of what is one part, before those that are equal are found: as many as the
+batches of a piece have together if each subject has many records. A part takes each member the same
+steps of numpy, however few records it has."""
+_LEAST_BYTES = 64 * KIB
+"""Counted for a piece: at the end of a stream they are small, and there must not be so many that
+looking through them takes long."""
+_SUBJECT_BYTES = 128
+"""Counted for a subject, with its objects."""
+_NEW_SECONDS = 0.02
+
+
+def chunks_in(raw: bytes, place: Place) -> Iterator[Chunk]:
+    """The batches in chunks that are scanned in one step each. Raises CorruptBatch at damage, and
+    UnsupportedFormat."""
+    return chunks_from(lambda position: decode_batch(raw, position), len(raw), place)
+
+
+def chunks_from(decode: Callable[[int], RecordBatch], size: int, place: Place) -> Iterator[Chunk]:
+    """The same for batches that `decode` gives, which lie in so many bytes."""
+    whole: list[RecordBatch] = []
+    damage: CorruptBatch | UnsupportedFormat | None = None
+    position = inflated = 0
+    while position < size:
+        try:
+            batch = decode(position)
+            place.take(batch.header)
+        except (CorruptBatch, UnsupportedFormat) as error:
+            damage = error
+            break
+        whole.append(batch)
+        position += batch.header.length
+        inflated += len(batch.raw)
+        if inflated >= _INFLATED_BYTES:  # decompressed batches are much longer than `raw`
+            yield from chunks_of(whole)
+            whole, inflated = [], 0
+    yield from chunks_of(whole)
+    if damage is not None:
+        raise damage
+    place.check_end()
+
+
+Stamps = tuple[int, int]
+"""The oldest and the newest of some records."""
+
+
+class Part:
+    """Records of one epoch, in the offsets up to `next_offset`. `header` is that of the first
+    batch. `stamps` is None if not all records fit into one batch because of theirs."""
+
+    def __init__(
+        self, header: BatchHeader, next_offset: int, records: ScatteredRecords, division: Division
+    ) -> None:
+        self.header = header
+        self.next_offset = next_offset
+        self.stamps = _stamps_of(records)
+        self._division = division
+        slot_count = len(division.places)
+        slots = slots_of(records, slot_count)
+        places = division.places.take(slots)
+        order = np.argsort(places, kind="stable")
+        self._slots = slots[order]
+        self._records = records.take(order)
+        self._ends: list[int] = np.cumsum(np.bincount(places, minlength=slot_count)).tolist()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._records.size_bytes + _SUBJECT_BYTES * len(self._records.subjects)
+
+    def of(self, wanted: WantedSlots) -> Columns:
+        """The records of these slots, by offset."""
+        place = self._division.place_of(wanted.bits)
+        if place is not None:
+            found = self._records.part(self._ends[place - 1] if place else 0, self._ends[place])
+            return found.with_own_subjects()
+        chosen = np.flatnonzero(wanted.flags.take(self._slots))
+        chosen = chosen[np.argsort(self._records.offsets[chosen])]
+        return self._records.at(chosen).with_own_subjects()
+
+
+class Piece:
+    """A piece of the log that was read and checked, for groups with so many slots. It is good as
+    long as the log has this manifest: whatever is cut off, compacted away or found to be damaged
+    changes that first."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        division: Division,
+        piece: LogSlice,
+        parts: list[Part],
+        *,
+        at_end: bool,
+    ) -> None:
+        self.manifest = manifest
+        self.slot_count = len(division.places)
+        self.first_offset, self.next_offset = piece.first_offset, piece.next_offset
+        self.length = piece.length
+        self.parts = parts
+        records_bytes = sum([part.size_bytes for part in parts])
+        self.size_bytes = max(records_bytes + division.size_bytes, _LEAST_BYTES)
+        self._new_until = monotonic() + _NEW_SECONDS if at_end else -math.inf
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether it was the end of the log a moment ago. The members look there at the same time:
+        what has come since then is better left for when they look again, together."""
+        return monotonic() < self._new_until
+
+
+class SharedPieces:
+    """The pieces of all logs that members of groups have read last. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[Piece, None] = OrderedDict()  # the longest unused is first
+        self._size = 0
+        self._shares = Shares()
+
+    def covering(self, log: Log, wanted: WantedSlots, offset: int) -> Piece | None:
+        """The piece with that offset, if there is one. So members that began at different places
+        read the same pieces from then on."""
+        manifest = log.view.manifest
+        if offset < manifest.log_start_offset:
+            return None
+        with self._lock:
+            for piece in reversed(self._pieces):
+                if (
+                    piece.first_offset <= offset < piece.next_offset
+                    and piece.manifest is manifest
+                    and piece.slot_count == wanted.slot_count
+                ):
+                    self._pieces.move_to_end(piece)
+                    return piece
+        return None
+
+    def add(
+        self,
+        log: Log,
+        manifest: Manifest,
+        wanted: WantedSlots,
+        piece: LogSlice,
+        raw: bytes,
+        *,
+        at_end: bool,
+    ) -> Piece | None:
+        """`raw` is what the piece holds, and `manifest` that of the log before it was read. None if
+        it is damaged or cannot be kept: then it is for its reader to look at. `at_end`: it reaches
+        to the high watermark."""
+        size = 0
+        found: list[Batches] = []
+        division = self._shares.division(log, wanted.slot_count)
+        try:
+            for some in _batches_in(raw, Place(piece.first_offset, piece.next_offset)):
+                size += len(some.raw)
+                if size > _LARGEST_SHARED:
+                    return None
+                found.append(some)
+            parts = _parts_of(found, division, piece.next_offset)
+        except (CorruptBatch, UnsupportedFormat):
+            return None
+        known = Piece(manifest, division, piece, parts, at_end=at_end)
+        with self._lock:
+            self._pieces[known] = None
+            self._size += known.size_bytes
+            while self._size > SHARED_BYTES:
+                oldest, _ = self._pieces.popitem(last=False)
+                self._size -= oldest.size_bytes
+        return known
+
+    def note(self, log: Log, wanted: WantedSlots) -> None:
+        """A member with these slots is about to read."""
+        self._shares.note(log, wanted)
+
+
+def _batches_in(raw: bytes, place: Place) -> Iterator[Batches]:
+    """Those with records. Raises CorruptBatch, UnsupportedFormat."""
+    view = memoryview(raw)
+    position = 0
+    while position < len(raw):
+        taken = take_small_batches(
+            view, position, place, place.offset, None, largest_bytes=len(raw), fewest=1
+        )
+        if taken is None:
+            break
+        some, position = taken
+        yield some
+    while position < len(raw):
+        batch = decode_batch(view, position)
+        place.take(batch.header)
+        position += batch.header.length
+        if batch.header.record_count:
+            yield batch
+    place.check_end()
+
+
+def _parts_of(found: list[Batches], division: Division, end_offset: int) -> list[Part]:
+    """Raises CorruptBatch."""
+    parts: list[Part] = []
+    waiting = _runs(found)[::-1]
+    while waiting:
+        run = waiting.pop()
+        alone = len(run) == 1 and isinstance(run[0], RecordBatch)
+        records = scatter(run, _MOST_SUBJECTS if not alone else MAX_BATCH_RECORDS)
+        if records is None:
+            batches: list[Batches] = [*one_by_one(run)]
+            middle = len(batches) // 2
+            waiting += [batches[middle:], batches[:middle]] if middle else [batches]
+            continue
+        following = waiting[-1][0].header.base_offset if waiting else end_offset
+        parts.append(Part(run[0].header, following, records, division))
+    return parts
+
+
+def _stamps_of(records: ScatteredRecords) -> Stamps | None:
+    stamps = records.timestamps_ns
+    oldest, newest = int(stamps.min()), int(stamps.max())
+    if newest - oldest > 1000 * MAX_TIMESTAMP_DELTA_US or ((stamps - oldest) % 1000).any():
+        return None
+    return oldest, newest
+
+
+def _runs(found: list[Batches]) -> list[list[Batches]]:
+    """Batches of one epoch each."""
+    if len(found) == 1 and isinstance(found[0], SmallBatches) and found[0].is_of_one_epoch:
+        return [found]
+    alike = groupby(one_by_one(found), key=lambda batch: batch.header.leader_epoch)
+    return [[*run] for _, run in alike]

@@ -1,0 +1,183 @@
+"""The consumers that wait at the end of one stream: woken together, and not too often.
+
+However often a stream commits, there is at most one round of waking per `linger`; after a pause
+the first commit begins one at once. With many consumers the pause grows with the time a round
+takes, so that they get only a part of the event loop and the commits get the rest.
+
+The consumers woken in one round read up to the same high watermark, so most of them ask for the
+same bytes next time too: these are read once and kept for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from liftlog.log import LogSlice
+from liftlog.log.state import ReadView
+from liftlog.protocol.limits import KIB
+from liftlog.server.commits.host import StreamHost
+from liftlog.server.reading.read_share import ReadShare
+
+MAX_TAIL_BYTES = 64 * KIB
+_WAKES_PER_TURN = 64
+_KEPT_TAILS = 8
+_REST = 4  # the pause after a round, as a multiple of the time that it took
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+class Waiter:
+    """One consumer in the group. `leave` it when the wait is given up."""
+
+    __slots__ = ("offset", "wake")
+
+    def __init__(self, offset: int, wake: Callable[[], None]) -> None:
+        self.offset = offset
+        self.wake: Callable[[], None] | None = wake
+
+
+class Tail(NamedTuple):
+    """The last batches of a stream, as bytes."""
+
+    first_offset: int
+    next_offset: int
+    record_count: int
+    body: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.body)
+
+    def release(self) -> None:
+        """Does nothing: only slices of files have something to release."""
+
+
+class TailGroup:
+    """The consumers that wait at the end of one stream. Belongs to the loop's thread.
+
+    It wakes consumers by the high watermark, below which every record is committed.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, linger_seconds: float, share: ReadShare
+    ) -> None:
+        self._loop = loop
+        self._share = share
+        self._linger = linger_seconds
+        self._waiting: dict[Waiter, None] = {}
+        self._future: asyncio.Future[None] | None = None
+        self._future_offset = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # when the next round may begin
+        self._kept: dict[tuple[int, int, int | None], Tail] = {}
+        self._kept_of: ReadView | None = None  # the state of the log that they were read from
+
+    def wait(self, stream: StreamHost, offset: int, wake: Callable[[], None]) -> Waiter:
+        """`wake` runs, once, when the high watermark is above `offset` or the stream has ended,
+        but not within the linger of the last round. It may run too early."""
+        waiter = Waiter(offset, wake)
+        self._waiting[waiter] = None
+        if self._timer is None and (self._future is None or offset < self._future_offset):
+            self._watch(stream, offset)
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        """Do not wake `waiter`. Does nothing if it has been woken."""
+        waiter.wake = None
+        self._waiting.pop(waiter, None)
+        if not self._waiting:
+            self._stop_watching()
+
+    # --- waking ---
+
+    def _watch(self, stream: StreamHost, offset: int) -> None:
+        self._stop_watching()
+        self._future_offset = offset
+        self._future = stream.wait_high_watermark(offset)
+        self._future.add_done_callback(self._moved)
+
+    def _stop_watching(self) -> None:
+        future, self._future = self._future, None
+        if future is not None:
+            future.cancel()
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _moved(self, future: asyncio.Future[None]) -> None:
+        if future is not self._future:
+            return  # given up since
+        self._future = None
+        if not future.cancelled():
+            future.exception()  # the consumers find out themselves what ended the wait
+        if self._loop.time() >= self._due:
+            self._begin_round()
+        else:
+            self._timer = self._loop.call_at(self._due, self._begin_round)
+
+    def _begin_round(self) -> None:
+        self._timer = None
+        self._due = self._loop.time() + self._linger
+        woken, self._waiting = list(self._waiting), {}
+        self._wake(woken, 0.0)
+
+    def _wake(self, woken: list[Waiter], seconds: float) -> None:
+        """`seconds` is what this round has taken before."""
+        began = time.monotonic()
+        with self._share:
+            for waiter in woken[:_WAKES_PER_TURN]:
+                wake, waiter.wake = waiter.wake, None
+                if wake is not None:
+                    wake()
+        seconds += time.monotonic() - began
+        self._due = max(self._due, self._loop.time() + _REST * seconds)
+        if len(woken) > _WAKES_PER_TURN:
+            self._loop.call_soon(self._wake, woken[_WAKES_PER_TURN:], seconds)
+
+    # --- what they read ---
+
+    def recall(
+        self, view: ReadView, offset: int, max_bytes: int, max_records: int | None
+    ) -> Tail | None:
+        """What another consumer has just read for the same request, if anything. Nothing once the
+        log has changed, even at the same high watermark: compaction may have removed records."""
+        if view is not self._kept_of:
+            return None
+        return self._kept.get((offset, max_bytes, max_records))
+
+    def take(
+        self,
+        piece: LogSlice,
+        view: ReadView,
+        offset: int,
+        max_bytes: int,
+        max_records: int | None,
+    ) -> LogSlice | Tail:
+        """The bytes of a short slice that is in memory, kept for the others; else the slice.
+        `view` is the log as it was before the slice was read."""
+        if piece.length > MAX_TAIL_BYTES or piece.next_offset != view.committed.offset:
+            return piece
+        tail = read_from_memory(piece)
+        if tail is None:
+            return piece  # sent as any slice is
+        if view is not self._kept_of or len(self._kept) >= _KEPT_TAILS:
+            self._kept_of = view
+            self._kept.clear()
+        self._kept[offset, max_bytes, max_records] = tail
+        return tail
+
+
+def read_from_memory(piece: LogSlice) -> Tail | None:
+    """The bytes of a slice, which is then released; None if they are not in memory, or the file
+    system cannot say."""
+    body = bytearray(piece.length)
+    try:
+        if os.preadv(piece.fd, [body], piece.position, _NOWAIT) != len(body):
+            return None
+    except OSError:
+        return None
+    piece.release()
+    return Tail(piece.first_offset, piece.next_offset, piece.record_count, bytes(body))

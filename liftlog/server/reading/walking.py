@@ -1,0 +1,213 @@
+"""The wanted records of a log, a bounded step at a time: from older to newer, or back.
+
+Blocking: `step` runs in the threads that all scans share. Between two steps others have their turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from liftlog.errors import CorruptRange, OffsetOutOfRange
+from liftlog.log import Log
+from liftlog.records.columns.selection import Selection
+from liftlog.records.decode import Record, RecordBatch, decode_batch
+from liftlog.server.reading.filtering import Scan, scan_log
+
+_SCAN_BYTES = 256 * 1024
+"""Encoded by one scan, at most; more than a page shows of records of usual size."""
+_WINDOW_BYTES = 1024 * 1024
+"""About what is read of the log for the first window back; the next ones depend on the time."""
+_KEPT_BYTES = 4 * 1024 * 1024
+"""The most that is kept of the records found in one window."""
+_SHORT_SECONDS, _LONG_SECONDS = 0.03, 0.1
+
+
+class Damage(NamedTuple):
+    """Records that can no longer be read."""
+
+    first_offset: int
+    next_offset: int
+    message: str
+
+
+class Span(NamedTuple):
+    """Offsets; `high` is exclusive."""
+
+    low: int
+    high: int
+
+
+Item = Record | Damage
+
+
+class Walk(Protocol):
+    """`position` is where to continue, and `at_end` says that there is nothing there yet."""
+
+    position: int
+    at_end: bool
+
+    def step(self, limit: int) -> list[Item]:
+        """At most `limit` items, and possibly none. Blocking; raises LiftlogErrors."""
+
+    def resume_after(self, item: Item) -> None:
+        """Continue after this item of the last step."""
+
+
+def _batches(body: bytes) -> Iterator[RecordBatch]:
+    position = 0
+    while position < len(body):
+        batch = decode_batch(body, position)
+        position += batch.header.length
+        yield batch
+
+
+def _damage(error: CorruptRange) -> Damage:
+    first, following = int(error.details["first_offset"]), int(error.details["next_offset"])
+    return Damage(first, following, error.message)
+
+
+class Forward:
+    """`position` is the next offset to look at. With `is_open` the span ends at the high watermark,
+    wherever that is then."""
+
+    def __init__(self, log: Log, span: Span, selection: Selection, *, is_open: bool) -> None:
+        self._log, self._selection = log, selection
+        self._stop = None if is_open else span.high
+        self.position = span.low
+        self.at_end = not is_open and span.low >= span.high
+
+    def step(self, limit: int) -> list[Item]:
+        scan = Scan(self.position, self._stop, _SCAN_BYTES, self._selection)
+        items: list[Item] = []
+        try:
+            scanned = scan_log(self._log, scan)
+        except CorruptRange as error:
+            items.append(_damage(error))
+            self.position = int(error.details["next_offset"])
+            self._note_end(self.position >= self._log.high_watermark)
+            return items
+        except OffsetOutOfRange:  # retention has removed these records
+            self.position = max(self.position, self._log.log_start_offset)
+            return items
+        for batch in _batches(scanned.body):
+            left = limit - len(items)
+            if len(batch) > left:
+                offsets = batch.offsets()
+                if left:
+                    items += batch.trim(offsets[0], offsets[left]).records()
+                self.position, self.at_end = int(offsets[left]), False
+                return items
+            items += batch.records()
+        self.position = scanned.next_offset
+        self._note_end(scanned.caught_up)
+        return items
+
+    def _note_end(self, caught_up: bool) -> None:
+        self.at_end = caught_up or (self._stop is not None and self.position >= self._stop)
+
+    def resume_after(self, item: Item) -> None:
+        following = item.next_offset if isinstance(item, Damage) else item.offset + 1
+        if following < self.position:
+            self.position, self.at_end = following, False
+
+
+class Backward:
+    """`position` is exclusive: everything from there up was looked at.
+
+    A log can be read only from older to newer, so a step reads a window of offsets that way and
+    keeps the newest of what it finds. Windows grow and shrink with the time that they take.
+    """
+
+    def __init__(self, log: Log, span: Span, selection: Selection) -> None:
+        self._log, self._selection = log, selection
+        self._low = span.low
+        self.position = span.high
+        self.at_end = span.low >= span.high
+        offsets = max(1, log.high_watermark - log.log_start_offset)
+        self._width = max(1, _WINDOW_BYTES * offsets // max(log.size_bytes, 1))
+
+    def narrow(self, width: int) -> None:
+        """Begin with a window of at most so many offsets: enough if every record is wanted."""
+        self._width = min(self._width, width)
+
+    def step(self, limit: int) -> list[Item]:
+        began = time.monotonic()
+        low = max(self._low, self.position - self._width)
+        found, reached = _newest_in(self._log, Span(low, self.position), self._selection, limit)
+        took = time.monotonic() - began
+        if took < _SHORT_SECONDS:
+            self._width *= 2
+        elif took > _LONG_SECONDS:
+            self._width = max(1, self._width // 2)
+        self.position = reached
+        self.at_end = reached <= max(self._low, self._log.log_start_offset)
+        return found
+
+    def resume_after(self, item: Item) -> None:
+        reached = _begin_of(item)
+        if reached > self.position:
+            self.position, self.at_end = reached, False
+
+
+def _newest_in(log: Log, window: Span, selection: Selection, limit: int) -> tuple[list[Item], int]:
+    """The newest items of a window, the newest first, and the offset from which on they are all."""
+    kept: deque[Item] = deque()
+    size, is_cut = 0, False
+    complete_from = at = window.low
+    while at < window.high:
+        try:
+            scanned = scan_log(log, Scan(at, window.high, _SCAN_BYTES, selection))
+        except CorruptRange as error:
+            damage = _damage(error)
+            kept.append(damage)
+            if at == window.low:  # it may begin before the window
+                complete_from = min(complete_from, damage.first_offset)
+            at = max(at + 1, damage.next_offset)
+        except OffsetOutOfRange:  # retention has removed these records
+            start = log.log_start_offset
+            if start <= at:
+                break
+            at = complete_from = start
+        else:
+            if scanned.record_count > limit:  # so none of the earlier ones
+                kept.clear()
+                size, is_cut = 0, True
+            newest = _last(scanned.body, scanned.record_count - limit)
+            kept += newest
+            size += sum([_size_of(record) for record in newest])
+            at = scanned.next_offset
+            if scanned.caught_up:
+                break
+        while len(kept) > limit or (size > _KEPT_BYTES and len(kept) > 1):
+            size -= _size_of(kept.popleft())
+            is_cut = True
+    if is_cut and kept:
+        complete_from = _begin_of(kept[0])
+    return list(reversed(kept)), complete_from
+
+
+def _last(body: bytes, left_out: int) -> list[Record]:
+    """The records of these batches without the first `left_out`."""
+    found: list[Record] = []
+    for batch in _batches(body):
+        if left_out > 0:
+            offsets = batch.offsets()
+            left_out -= len(offsets)
+            if left_out >= 0:
+                continue
+            batch = batch.trim(offsets[left_out], batch.header.next_offset)
+        found += batch.records()
+    return found
+
+
+def _begin_of(item: Item) -> int:
+    return item.first_offset if isinstance(item, Damage) else item.offset
+
+
+def _size_of(item: Item) -> int:
+    if isinstance(item, Damage):
+        return 0
+    return len(item.value or b"") + len(item.key or b"") + len(item.raw_headers)

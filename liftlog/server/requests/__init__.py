@@ -1,0 +1,6 @@
+"""Answers requests of the pull API, the HTTP API, the web page and JetStream's API.
+
+rights          the operation of the ACL that each request needs, and the node that answers it
+handlers        the code that answers each request
+group_handlers  the code that answers requests about consumer groups
+"""
