@@ -38,7 +38,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure() -> None:
-    from support import forks  # not before its asserts are registered
+    from support.daemons import forks
 
     forks.allow()
 

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from support.cluster import NODES, PATIENCE, Cluster, RetryingPublisher
-from support.ingesting import number_of, publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import number_of, publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import NODES, PATIENCE, Cluster, RetryingPublisher
+from support.daemons.nats_server import NatsServer
 from support.rounds import chance_of, rounds
 
 from liftlog.cli.lib.exit_codes import ExitCode
@@ -108,7 +108,7 @@ class Round:
         self.cluster.start()
 
     def _create(self) -> subprocess.Popen[str]:
-        from support.command_line import COMMAND
+        from support.clients.command_line import COMMAND
 
         data_dir = str(self.cluster.nodes[self.node].data_dir)
         return subprocess.Popen(

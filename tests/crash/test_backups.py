@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.ingesting import AckedPublisher, assert_no_traceback, until
-from support.ledger import PATIENCE
-from support.nats_server import NatsServer
+from support.clients.command_line import Cli
+from support.clients.ingesting import AckedPublisher, assert_no_traceback, until
+from support.clients.ledger import PATIENCE
+from support.clients.values import ZERO_TAILS
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.rounds import rounds
-from support.values import ZERO_TAILS
 
 from liftlog.log import DataDir, LogConfig, LogEnvironment
 from liftlog.log.environment import SystemClock

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, describe, publish
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.rounds import rounds
 
 from liftlog.client import connect, connect_sync

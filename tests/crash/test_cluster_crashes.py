@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import NODES, PATIENCE, Cluster
-from support.ingesting import until
-from support.losefs import LoseFsHandle, Reboots, losefs
-from support.nats_server import NatsServer
-from support.replicated_load import NODE_SETTINGS, STREAMS, Load
+from support.clients.ingesting import until
+from support.clients.replicated_load import NODE_SETTINGS, STREAMS, Load
+from support.daemons.cluster import NODES, PATIENCE, Cluster
+from support.daemons.nats_server import NatsServer
+from support.daemons.shifted_clock import ShiftedClock
+from support.disks.losefs import LoseFsHandle, Reboots, losefs
+from support.disks.stored_logs import batch_positions, flip
 from support.rounds import chance_of, is_torture, modes, rounds
-from support.shifted_clock import ShiftedClock
-from support.stored_logs import batch_positions, flip
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, FakeClock, create, environment
+from support.disks.logs import BASE_NS, DIRECTORY, FakeClock, create, environment
+from support.disks.simfs import SimFileSystem
 from support.rounds import one_in
-from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, UnsupportedFormat
 from liftlog.log import ActiveState, EncodedBatch, Log, LogConfig, open_log

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from crash.test_version_skew import OLDER
 from crash.test_version_skew import older as older
-from support.daemon import Daemon
-from support.ingesting import publish
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import publish
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

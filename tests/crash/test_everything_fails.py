@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.cluster import PATIENCE, Cluster
-from support.ingesting import until
-from support.losefs import LoseFsHandle, Reboots, losefs
-from support.nats_cluster import NatsCluster, wait_replicated
-from support.nats_server import NatsServer
-from support.replicated_load import NODE_SETTINGS, Load
+from support.clients.ingesting import until
+from support.clients.replicated_load import NODE_SETTINGS, Load
+from support.daemons.cluster import PATIENCE, Cluster
+from support.daemons.nats_cluster import NatsCluster, wait_replicated
+from support.daemons.nats_server import NatsServer
+from support.disks.losefs import LoseFsHandle, Reboots, losefs
 from support.rounds import chance_of, rounds
 
 pytestmark = [

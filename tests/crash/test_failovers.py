@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.client_publishers import ClientPublisher, client_publishers
-from support.cluster import NODES, PATIENCE, Cluster, RetryingPublisher, assert_kept
-from support.ingesting import until
-from support.nats_cluster import NatsCluster
-from support.nats_server import NatsServer
+from support.clients.client_publishers import ClientPublisher, client_publishers
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, PATIENCE, Cluster, RetryingPublisher, assert_kept
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_server import NatsServer
+from support.daemons.takeovers import Takeover, parts
 from support.rounds import chance_of, is_torture, modes, rounds
-from support.takeovers import Takeover, parts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(36000)]
 

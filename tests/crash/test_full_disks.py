@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, records_of, until
-from support.ledger import PATIENCE
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, describe, publish, records_of, until
+from support.clients.ledger import PATIENCE
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.disks.small_disks import KINDS, SmallDisk, small_disk
 from support.rounds import modes
-from support.small_disks import KINDS, SmallDisk, small_disk
 
 from liftlog.client import connect_sync
 from liftlog.errors import DiskFull

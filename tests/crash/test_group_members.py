@@ -9,12 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster
-from support.daemon import Daemon
-from support.group_campaign import STREAM, Campaign, Publisher, described_at, slots_of_stream
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
-from support.ports import free_port
+from support.clients.group_campaign import (
+    STREAM,
+    Campaign,
+    Publisher,
+    described_at,
+    slots_of_stream,
+)
+from support.clients.ingesting import assert_no_traceback, until
+from support.daemons.cluster import Cluster
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.ports import free_port
 from support.rounds import is_torture, rounds
 
 from liftlog.client import connect_sync

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from support.daemon import Daemon
-from support.fleet import STREAMS, Fleet
-from support.ingesting import assert_no_traceback, describe, until
-from support.nats_server import NatsServer
+from support.clients.ingesting import assert_no_traceback, describe, until
+from support.daemons.daemon import Daemon
+from support.daemons.fleet import STREAMS, Fleet
+from support.daemons.nats_server import NatsServer
 from support.rounds import modes, rounds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.ingesting import until
-from support.losefs import LoseFsHandle, losefs
+from support.clients.ingesting import until
+from support.disks.losefs import LoseFsHandle, losefs
 
 pytestmark = pytest.mark.integration
 

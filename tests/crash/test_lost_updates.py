@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block
+from support.clients.ingesting import assert_no_traceback, records_of, until
+from support.clients.raw_nats import RawNats, header_block
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.rounds import rounds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.nats_cluster import NatsCluster
-from support.nats_links import NatsLinks
-from support.store_campaign import Campaign
-from support.store_history import START, Held, KeyHistory, Seen, Written, overlaps
+from support.clients.store_campaign import Campaign
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_links import NatsLinks
+from support.worlds.store_history import START, Held, KeyHistory, Seen, Written, overlaps
 
 pytestmark = pytest.mark.integration
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, describe, publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.disks.stored_logs import batch_positions
 from support.repository import REPOSITORY
 from support.rounds import rounds
-from support.stored_logs import batch_positions
 
 from liftlog.client import Filter, SyncClient, connect_sync
 from liftlog.errors import CorruptRange, StreamUnavailable

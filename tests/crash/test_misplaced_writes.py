@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.logs import BASE_NS, create, environment
+from support.disks.logs import BASE_NS, create, environment
 from support.rounds import rounds
 
 from liftlog.client.reading.batches import FetchAnswer

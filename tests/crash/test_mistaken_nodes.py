@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.cluster import PATIENCE, Cluster, RetryingPublisher, assert_kept
-from support.daemon import Daemon
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.ingesting import until
+from support.daemons.cluster import PATIENCE, Cluster, RetryingPublisher, assert_kept
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.twins import twin_of
 from support.rounds import chance_of, is_torture, rounds
-from support.twins import twin_of
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import connect_sync

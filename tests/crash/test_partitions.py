@@ -18,10 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.cluster import NODES, Cluster
-from support.nats_cluster import NatsCluster
-from support.networks import Network
-from support.replicated_load import NODE_SETTINGS, Load
+from support.clients.replicated_load import NODE_SETTINGS, Load
+from support.daemons.cluster import NODES, Cluster
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.networks import Network
 from support.rounds import chance_of, rounds
 
 pytestmark = [

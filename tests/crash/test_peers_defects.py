@@ -14,12 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import describe, publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.readback import read_back
-from support.stored_logs import FIRST_SEGMENT, STAMP_NS, STREAM, StoredLog, batch_positions, flip
+from support.clients.ingesting import describe, publish, until
+from support.clients.raw_nats import RawNats
+from support.clients.readback import read_back
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.disks.stored_logs import (
+    FIRST_SEGMENT,
+    STAMP_NS,
+    STREAM,
+    StoredLog,
+    batch_positions,
+    flip,
+)
 
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptBatch, CorruptRange, InvalidArgument, OffsetOutOfRange

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.fleet import Fleet
-from support.ingesting import assert_no_traceback, describe, publish
-from support.losefs import losefs
-from support.machine import Machine
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.readback import read_back
+from support.clients.ingesting import assert_no_traceback, describe, publish
+from support.clients.raw_nats import RawNats
+from support.clients.readback import read_back
+from support.daemons.fleet import Fleet
+from support.daemons.machine import Machine
+from support.daemons.nats_server import NatsServer
+from support.disks.losefs import losefs
 from support.rounds import rounds
 
 from liftlog.log.files.manifest import LEAST_RESERVED

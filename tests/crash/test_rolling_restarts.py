@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.client_publishers import ClientPublisher, client_publishers
-from support.cluster import NODES, PATIENCE, Cluster, assert_kept
-from support.handover_load import EveryWay
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.client_publishers import ClientPublisher, client_publishers
+from support.clients.handover_load import EveryWay
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, PATIENCE, Cluster, assert_kept
+from support.daemons.nats_server import NatsServer
 from support.rounds import rounds
 
 pytestmark = [

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.readback import read_back
-from support.stored_logs import batch_positions, flip
+from support.clients.ingesting import assert_no_traceback, describe, publish
+from support.clients.raw_nats import RawNats
+from support.clients.readback import read_back
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.disks.stored_logs import batch_positions, flip
 
 pytestmark = pytest.mark.integration
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import NODES, PATIENCE, Cluster, RetryingPublisher, assert_kept
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, PATIENCE, Cluster, RetryingPublisher, assert_kept
+from support.daemons.nats_server import NatsServer
+from support.disks.stored_logs import batch_positions, flip
 from support.rounds import chance_of, rounds
-from support.stored_logs import batch_positions, flip
 
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptBatch, LiftlogError

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import describe, publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.stored_logs import STREAM, StoredLog
+from support.clients.ingesting import describe, publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.disks.stored_logs import STREAM, StoredLog
 
 from liftlog.client import connect_sync
 from liftlog.log import DataDir, LogConfig, LogEnvironment

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
-from support.ingesting import until
-from support.losefs import LoseFsHandle, losefs
-from support.nats_server import NatsServer
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, Cluster, RetryingPublisher, assert_kept
+from support.daemons.nats_server import NatsServer
+from support.disks.losefs import LoseFsHandle, losefs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

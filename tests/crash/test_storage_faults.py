@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import AckedPublisher, assert_no_traceback, describe, publish, until
-from support.ledger import PATIENCE, Ledger
-from support.losefs import losefs
-from support.machine import Machine
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.readback import read_back
+from support.clients.ingesting import AckedPublisher, assert_no_traceback, describe, publish, until
+from support.clients.ledger import PATIENCE, Ledger
+from support.clients.raw_nats import RawNats
+from support.clients.readback import read_back
+from support.daemons.daemon import Daemon
+from support.daemons.machine import Machine
+from support.daemons.nats_server import NatsServer
+from support.disks.losefs import losefs
 from support.rounds import modes
 
 from liftlog.log.files.manifest import SKIPPED

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
-from support.ingesting import until
-from support.nats_cluster import NatsCluster
-from support.networks import Network
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, Cluster, RetryingPublisher, assert_kept
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.networks import Network
 from support.rounds import chance_of, rounds
 
 pytestmark = [

@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
-from support.daemon import Daemon
-from support.fleet import STREAMS, Fleet
-from support.ingesting import assert_no_traceback, describe, publish, records_of, until
-from support.ledger import PATIENCE
-from support.losefs import LoseFsHandle, losefs
-from support.machine import Machine
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.readback import read_back
+from support.clients.ingesting import assert_no_traceback, describe, publish, records_of, until
+from support.clients.ledger import PATIENCE
+from support.clients.raw_nats import RawNats
+from support.clients.readback import read_back
+from support.daemons.daemon import Daemon
+from support.daemons.fleet import STREAMS, Fleet
+from support.daemons.machine import Machine
+from support.daemons.nats_server import NatsServer
+from support.disks.losefs import LoseFsHandle, losefs
 from support.rounds import modes, rounds
 
 from liftlog.cli.lib.exit_codes import ExitCode

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cluster import NODES, PATIENCE, Cluster
-from support.handover_load import EveryWay
-from support.ingesting import until
-from support.nats_cluster import NatsCluster
-from support.nats_server import NatsServer
+from support.clients.handover_load import EveryWay
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, PATIENCE, Cluster
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.daemons.nats_server import NatsServer
 from support.installed import Environment, build
-from support.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 

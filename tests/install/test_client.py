@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.daemon import Daemon
-from support.ingesting import publish
+from support.clients.ingesting import publish
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.installed import Environment
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
 
 from liftlog import __version__
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.nats_server import NatsServer
+from support.daemons.nats_server import NatsServer
 
 
 @pytest.fixture(scope="module")

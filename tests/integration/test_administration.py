@@ -15,8 +15,8 @@ import nats
 import nats.js.errors
 import pytest
 from click.testing import CliRunner, Result
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.cli.lib.exit_codes import ExitCode

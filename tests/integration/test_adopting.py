@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
-from support.cluster import Cluster
-from support.ingesting import publish
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import publish
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import Cluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.clients.command_line import Cli
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import SyncClient, connect_sync

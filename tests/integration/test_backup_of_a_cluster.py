@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from support.cluster import NODES, Cluster
-from support.command_line import Cli
-from support.ingesting import publish, until
-from support.nats_server import NatsServer
+from support.clients.command_line import Cli
+from support.clients.ingesting import publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import NODES, Cluster
+from support.daemons.nats_server import NatsServer
 from support.pages import blocks, run_shell
-from support.raw_nats import RawNats
 
 from acl.tokens import hash_token
 from liftlog.cli.lib.exit_codes import ExitCode

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.cluster import NODES, Cluster, TimedPublisher, assert_kept
-from support.frame_proxy import FAULTS, frame_proxies
-from support.ingesting import until
-from support.loop_thread import LoopThread
-from support.nats_server import NatsServer
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, Cluster, TimedPublisher, assert_kept
+from support.daemons.frame_proxy import FAULTS, frame_proxies
+from support.daemons.loop_thread import LoopThread
+from support.daemons.nats_server import NatsServer
 from support.rounds import rounds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -13,8 +13,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.daemon import Daemon
-from support.ingesting import (
+from support.clients.ingesting import (
     ack_of,
     assert_no_traceback,
     describe,
@@ -23,8 +22,9 @@ from support.ingesting import (
     refused,
     until,
 )
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block, hpub_frame
+from support.clients.raw_nats import RawNats, header_block, hpub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 import envelope
 

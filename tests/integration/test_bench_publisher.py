@@ -16,8 +16,8 @@ from bench.liftbench.processes import WorkerFailed
 from bench.liftbench.publisher import Failed, Load, publish
 from bench.liftbench.report import render
 from bench.liftbench.systems import ALWAYS, CEILING, DEFAULT, LIFTLOG, Ceiling
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

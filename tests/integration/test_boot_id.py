@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import describe, publish, records_of
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import describe, publish, records_of
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.rounds import modes
 
 pytestmark = pytest.mark.integration

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, publish, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, publish, records_of, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from acl.tokens import hash_token, new_secret
 from liftlog.cli.lib.exit_codes import ExitCode

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.compacted import segment_files
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, describe, publish, records_of, until
+from support.clients.raw_nats import RawNats
+from support.daemons.compacted import segment_files
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange

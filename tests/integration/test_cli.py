@@ -16,9 +16,9 @@ import nats
 import pytest
 from click.testing import CliRunner
 from nats.aio.msg import Msg
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.clients.command_line import Cli
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from acl.tokens import hash_token, new_secret
 from liftlog.cli.lib.exit_codes import ExitCode

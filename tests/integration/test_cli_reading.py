@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.command_line import COMMAND, Cli
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.clients.command_line import COMMAND, Cli
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.cli.lib.exit_codes import ExitCode

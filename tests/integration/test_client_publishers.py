@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.client_publishers import (
+from support.clients.client_publishers import (
     Missing,
     Program,
     ProgramPublisher,
     go_program,
     node_program,
 )
-from support.cluster import as_stored
-from support.daemon import Daemon
-from support.history import History, Reading
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
+from support.clients.ingesting import assert_no_traceback, until
+from support.daemons.cluster import as_stored
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.worlds.history import History, Reading
 
 from liftlog.client import connect_sync
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from support.cluster import Cluster
-from support.ingesting import publish, publish_until_acked
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import publish, publish_until_acked
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import Cluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect, connect_sync
 from liftlog.errors import StreamNotFound

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import publish, values_of
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import publish, values_of
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.cluster import NODES, Cluster, TimedPublisher, assert_kept
-from support.ingesting import publish, until
-from support.nats_cluster import NatsCluster
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.ingesting import publish, until
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.cluster import NODES, Cluster, TimedPublisher, assert_kept
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_server import NatsServer
 from support.rounds import modes
 
 from liftlog.client import connect_sync

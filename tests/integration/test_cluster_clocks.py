@@ -7,12 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster import PATIENCE, Cluster
-from support.command_line import COMMAND
-from support.ingesting import publish, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.shifted_clock import ShiftedClock
+from support.clients.command_line import COMMAND
+from support.clients.ingesting import publish, records_of, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import PATIENCE, Cluster
+from support.daemons.nats_server import NatsServer
+from support.daemons.shifted_clock import ShiftedClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

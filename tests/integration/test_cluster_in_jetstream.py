@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.cluster import NODES, Cluster, TimedPublisher, assert_kept
-from support.ingesting import until
-from support.nats_cluster import NatsCluster
-from support.nats_server import NatsServer
-from support.store_campaign import eventually
+from support.clients.ingesting import until
+from support.clients.store_campaign import eventually
+from support.daemons.cluster import NODES, Cluster, TimedPublisher, assert_kept
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.server.metadata.kv_link import KvLink
 from liftlog.settings import NatsSettings

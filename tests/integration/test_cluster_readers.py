@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.cluster import NODES, Cluster
-from support.ingesting import publish, publish_until_acked, until
-from support.nats_server import NatsServer
-from support.ports import free_port
-from support.raw_nats import RawNats
-from support.raw_pull import BlockingPull, frame
+from support.clients.ingesting import publish, publish_until_acked, until
+from support.clients.raw_nats import RawNats
+from support.clients.raw_pull import BlockingPull, frame
+from support.daemons.cluster import NODES, Cluster
+from support.daemons.nats_server import NatsServer
+from support.daemons.ports import free_port
+from support.disks.stored_logs import batch_positions, flip
 from support.repository import REPOSITORY
-from support.stored_logs import batch_positions, flip
 
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync

@@ -7,8 +7,8 @@ import json
 import time
 
 import pytest
-from support.cluster import PATIENCE, Cluster
-from support.nats_server import NatsServer
+from support.daemons.cluster import PATIENCE, Cluster
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.compacted import Compacted, segment_files, stream_files
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, records_of, until
-from support.nats_server import NatsServer
-from support.processes import children_of
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, describe, publish, records_of, until
+from support.clients.raw_nats import RawNats
+from support.daemons.compacted import Compacted, segment_files, stream_files
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.processes import children_of
 
 from envelope import encode
 from liftlog.cli.lib.exit_codes import ExitCode

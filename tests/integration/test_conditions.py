@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
-from support import ill_daemon
-from support.daemon import Daemon
-from support.ill_daemon import NODE, STREAM, words_of
-from support.nats_server import NatsServer
+from support.daemons import ill_daemon
+from support.daemons.daemon import Daemon
+from support.daemons.ill_daemon import NODE, STREAM, words_of
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.cli.lib.exit_codes import ExitCode

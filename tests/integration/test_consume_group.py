@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
+from support.clients.command_line import Cli
+from support.clients.ingesting import assert_no_traceback, until
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.consuming import consume_exec
 from liftlog.cli.lib.exit_codes import ExitCode

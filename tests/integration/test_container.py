@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 import yaml
-from support.ingesting import until
-from support.nats_server import NatsServer
-from support.ports import free_port
-from support.raw_nats import RawNats
+from support.clients.ingesting import until
+from support.clients.raw_nats import RawNats
+from support.daemons.nats_server import NatsServer
+from support.daemons.ports import free_port
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync
@@ -142,7 +142,7 @@ def test_it_works_without_writable_code(server: NatsServer) -> None:
         "if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0): sys.exit(77)\n"  # PR_SET_MDWE
         "os.execv(sys.executable, [sys.executable, '-m', 'liftlog', 'serve', *sys.argv[1:]])\n"
     )
-    from support.daemon import Daemon
+    from support.daemons.daemon import Daemon
 
     class Denied(Daemon):
         program = (sys.executable, "-c", script)

@@ -17,9 +17,9 @@ import nats
 import pytest
 import yaml
 from nats.js.api import StorageType
-from support.daemon import Daemon
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.ingesting import until
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.pages import DOCS, blocks, run_shell
 from support.repository import REPOSITORY
 

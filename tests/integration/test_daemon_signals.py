@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.cli.lib.exit_codes import ExitCode

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.stored_logs import batch_positions, flip
+from support.clients.ingesting import assert_no_traceback, describe, publish
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.disks.stored_logs import batch_positions, flip
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli

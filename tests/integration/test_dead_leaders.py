@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from support.cluster import Cluster
-from support.ingesting import publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import Cluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.lib.exit_codes import ExitCode
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback
-from support.nats_server import NatsServer
+from support.clients.ingesting import assert_no_traceback
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import Client, Record, connect, connect_sync
 from liftlog.client.dead_letters import DeadLetters, SyncDeadLetters

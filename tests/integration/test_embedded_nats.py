@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.ports import free_port
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
+from support.daemons.ports import free_port
 
 from liftlog.errors import ConfigError, LiftlogError, NatsUnavailable
 from liftlog.server.life import embedded

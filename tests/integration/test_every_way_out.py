@@ -19,11 +19,11 @@ from typing import Any
 
 import nats
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, publish, until
-from support.log_api import Caller
-from support.nats_server import NatsServer
-from support.raw_nats import RawMessage, RawNats, header_block
+from support.clients.ingesting import assert_no_traceback, publish, until
+from support.clients.log_api import Caller
+from support.clients.raw_nats import RawMessage, RawNats, header_block
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 import envelope
 from acl.tokens import hash_token

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, records_of
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block, hpub_frame, pub_frame
+from support.clients.ingesting import assert_no_traceback, describe, publish, records_of
+from support.clients.raw_nats import RawNats, header_block, hpub_frame, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 import envelope

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
-from support.ingesting import until
-from support.nats_cluster import NatsCluster
-from support.nats_server import NatsServer
-from support.networks import Network
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, Cluster, RetryingPublisher, assert_kept
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_server import NatsServer
+from support.daemons.networks import Network
 
 from liftlog.client import connect_sync
 

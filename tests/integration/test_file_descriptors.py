@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, publish
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, publish
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import SyncClient, connect_sync
 from liftlog.errors import LimitExceeded

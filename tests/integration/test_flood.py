@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, refused, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, describe, publish, refused, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import (
+from support.clients.ingesting import (
     AckedPublisher,
     assert_all_stored,
     assert_no_traceback,
@@ -22,8 +21,9 @@ from support.ingesting import (
     until,
     values_of,
 )
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block, pub_frame
+from support.clients.raw_nats import RawNats, header_block, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.strace]
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.daemon import Daemon
-from support.ingesting import (
+from support.clients.ingesting import (
     assert_no_traceback,
     describe,
     publish,
@@ -21,8 +20,9 @@ from support.ingesting import (
     refused,
     until,
 )
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync

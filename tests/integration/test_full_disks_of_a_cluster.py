@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.cluster import NODES, PATIENCE, Cluster
-from support.ingesting import publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.small_disks import SmallDisk, small_disk
+from support.clients.ingesting import publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import NODES, PATIENCE, Cluster
+from support.daemons.nats_server import NatsServer
+from support.disks.small_disks import SmallDisk, small_disk
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, records_of, refused
-from support.nats_server import NatsServer
+from support.clients.ingesting import assert_no_traceback, records_of, refused
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from envelope import liftbridge
@@ -22,7 +22,7 @@ from liftlog.client import connect_sync
 
 pytestmark = pytest.mark.integration
 
-SOURCE = REPOSITORY / "tests/support/go_liftbridge"
+SOURCE = REPOSITORY / "tests/support/clients/go_liftbridge"
 BUILD_SECONDS = 300
 STREAMS = {
     "orders": {"subject": "orders.*", "liftbridge": True, "acks": "envelope"},

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
-from support.ports import free_port
-from support.raw_nats import RawNats, pub_frame
+from support.clients.ingesting import assert_no_traceback, until
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.ports import free_port
 from support.repository import REPOSITORY
 
 from liftlog.cli.lib.exit_codes import ExitCode

@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Mapping
 
 import pytest
-from support.cluster import NODES, PATIENCE, Cluster
-from support.command_line import COMMAND
-from support.handover_load import EveryWay
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.command_line import COMMAND
+from support.clients.handover_load import EveryWay
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, PATIENCE, Cluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.lib.exit_codes import ExitCode
 

@@ -11,10 +11,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.command_line import Cli
+from support.clients.ingesting import until
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.client import GroupInfo, connect_sync

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, records_of, until
-from support.log_api import HTTP, STREAMS, Caller
-from support.nats_server import NatsServer
-from support.victims import AckVictim
+from support.clients.ingesting import assert_no_traceback, records_of, until
+from support.clients.log_api import HTTP, STREAMS, Caller
+from support.clients.victims import AckVictim
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from itertools import cycle
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, records_of, until
-from support.log_api import HTTP
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.victims import AckVictim
+from support.clients.ingesting import assert_no_traceback, records_of, until
+from support.clients.log_api import HTTP
+from support.clients.raw_nats import RawNats
+from support.clients.victims import AckVictim
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from envelope import encode
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, publish, records_of, until
-from support.log_api import HTTP, STREAMS, Caller
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, publish, records_of, until
+from support.clients.log_api import HTTP, STREAMS, Caller
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from acl.tokens import hash_token
 

@@ -15,10 +15,10 @@ import nats
 import pytest
 from nats.js.api import StorageType
 from nats.js.errors import KeyNotFoundError
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.command_line import Cli
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import Record, connect_sync

@@ -20,9 +20,9 @@ from typing import Any
 
 import nats
 import pytest
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.clients.command_line import Cli
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from envelope import protobuf

@@ -18,10 +18,10 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError, BadRequestError, NotFoundError, ServerError
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.ingesting import assert_no_traceback, publish, until
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.errors import InvalidArgument

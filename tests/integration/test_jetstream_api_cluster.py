@@ -16,11 +16,11 @@ from typing import Any
 import nats
 import pytest
 from nats.errors import Error
-from support import client_publishers
-from support.cluster import Cluster
-from support.ingesting import publish_until_acked, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients import client_publishers
+from support.clients.ingesting import publish_until_acked, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import Cluster
+from support.daemons.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block
+from support.clients.ingesting import assert_no_traceback, until
+from support.clients.raw_nats import RawNats, header_block
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -16,11 +16,11 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.api import DeliverPolicy
 from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError
-from support.compacted import Compacted
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawMessage, RawNats
+from support.clients.ingesting import assert_no_traceback, until
+from support.clients.raw_nats import RawMessage, RawNats
+from support.daemons.compacted import Compacted
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.server.jetstream_api.consumers.consumer import WINDOW_BYTES

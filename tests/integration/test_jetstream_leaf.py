@@ -19,13 +19,13 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error
 from nats.js.errors import APIError
-from support.certificates import Authority
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
-from support.nats_cluster import NatsCluster
-from support.nats_server import NatsServer
-from support.nkey_seeds import seed_of
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, until
+from support.clients.nkey_seeds import seed_of
+from support.clients.raw_nats import RawNats
+from support.daemons.certificates import Authority
+from support.daemons.daemon import Daemon
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_server import NatsServer
 
 from acl.nkeys import SigningKey
 from liftlog.tls import client_context

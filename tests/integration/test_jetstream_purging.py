@@ -16,10 +16,10 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, KeyNotFoundError, NoKeysError
 from nats.js.kv import KeyValue
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.daemon import Daemon
-from support.ingesting import (
+from support.clients.ingesting import (
     AckedPublisher,
     assert_all_stored,
     assert_no_traceback,
     number_of,
     until,
 )
-from support.nats_server import NatsServer
-from support.ports import free_port
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.ports import free_port
 
 from liftlog.client import connect_sync
 

@@ -7,10 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import ack_of, assert_no_traceback, describe, records_of, refused, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.ingesting import (
+    ack_of,
+    assert_no_traceback,
+    describe,
+    records_of,
+    refused,
+    until,
+)
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from envelope import liftbridge
 from envelope.liftbridge import Ack, Publish, decode_ack, encode_publish

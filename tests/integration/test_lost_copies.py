@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.cluster import NODES, Cluster
-from support.ingesting import publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import NODES, Cluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import connect_sync

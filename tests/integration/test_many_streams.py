@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from support.cluster import NODES, PATIENCE, Cluster
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, PATIENCE, Cluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import ClusterStream, connect_sync
 

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from support.cluster import NODES, Cluster, RetryingPublisher, assert_kept
-from support.command_line import COMMAND
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.command_line import COMMAND
+from support.clients.ingesting import until
+from support.daemons.cluster import NODES, Cluster, RetryingPublisher, assert_kept
+from support.daemons.nats_server import NatsServer
 
 from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.server.metadata.known_records import read_known_records

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.store_campaign import eventually
+from support.clients.raw_nats import RawNats
+from support.clients.store_campaign import eventually
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cluster.store import MAX_VALUE_BYTES, CasLost, Entry, MetaStore, StoreUnavailable
 from liftlog.errors import ConfigError, InvalidArgument

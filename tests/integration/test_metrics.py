@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import SyncClient, connect_sync
 from liftlog.errors import OffsetOutOfRange

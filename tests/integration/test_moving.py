@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.cluster import Cluster, RetryingPublisher, assert_kept
-from support.handover_load import EveryWay
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.handover_load import EveryWay
+from support.clients.ingesting import until
+from support.daemons.cluster import Cluster, RetryingPublisher, assert_kept
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

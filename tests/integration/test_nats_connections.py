@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.certificates import Authority
-from support.daemon import Daemon
-from support.ingesting import (
+from support.clients.ingesting import (
     AckedPublisher,
     assert_all_stored,
     assert_no_traceback,
@@ -26,9 +24,11 @@ from support.ingesting import (
     until,
     values_of,
 )
-from support.nats_server import NatsServer
-from support.ports import free_port
-from support.raw_nats import RawNats, ServerError
+from support.clients.raw_nats import RawNats, ServerError
+from support.daemons.certificates import Authority
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.ports import free_port
 
 pytestmark = pytest.mark.integration
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import nats
 import pytest
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, until, values_of
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.victims import AckVictim, assert_nobody_waits
+from support.clients.command_line import Cli
+from support.clients.ingesting import assert_no_traceback, describe, publish, until, values_of
+from support.clients.raw_nats import RawNats
+from support.clients.victims import AckVictim, assert_nobody_waits
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.errors import NatsRefused, StreamNotFound

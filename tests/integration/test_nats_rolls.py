@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import (
+from support.clients.ingesting import (
     assert_no_traceback,
     describe,
     publish,
@@ -20,12 +19,13 @@ from support.ingesting import (
     until,
     values_of,
 )
-from support.loop_thread import LoopThread
-from support.nats_cluster import NatsCluster
-from support.nats_links import NatsLinks
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.steady_publisher import IdPublisher, SteadyPublisher
+from support.clients.raw_nats import RawNats
+from support.clients.steady_publisher import IdPublisher, SteadyPublisher
+from support.daemons.daemon import Daemon
+from support.daemons.loop_thread import LoopThread
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_links import NatsLinks
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

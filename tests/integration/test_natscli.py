@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
+from support.clients.ingesting import assert_no_traceback, until
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 NATS = shutil.which("nats") or shutil.which(str(REPOSITORY / "build/tools/nats"))

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.ingesting import publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.command_line import Cli
+from support.clients.ingesting import publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.client import connect_sync

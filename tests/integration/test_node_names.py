@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster
-from support.daemon import Daemon
-from support.ingesting import publish, until
-from support.nats_cluster import NatsCluster
-from support.nats_server import NatsServer
-from support.ports import free_port
-from support.raw_nats import RawNats
+from support.clients.ingesting import publish, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import Cluster
+from support.daemons.daemon import Daemon
+from support.daemons.nats_cluster import NatsCluster
+from support.daemons.nats_server import NatsServer
+from support.daemons.ports import free_port
+from support.daemons.twins import twin_of
 from support.rounds import modes
-from support.twins import twin_of
 
 from liftlog.cli.lib.exit_codes import ExitCode
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import (
+from support.clients.ingesting import (
     AckedPublisher,
     assert_all_stored,
     assert_no_traceback,
@@ -20,8 +19,9 @@ from support.ingesting import (
     until,
     values_of,
 )
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.rounds import rounds
 
 from liftlog.client import connect_sync

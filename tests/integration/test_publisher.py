@@ -8,9 +8,9 @@ from typing import Any
 
 import nats
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, records_of, refused, values_of
-from support.nats_server import NatsServer
+from support.clients.ingesting import assert_no_traceback, describe, records_of, refused, values_of
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 import envelope
 from liftlog.client.publisher import (

@@ -10,8 +10,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.js.errors import APIError
-from support.daemon import Daemon
-from support.ingesting import (
+from support.clients.ingesting import (
     ack_of,
     assert_no_traceback,
     describe,
@@ -21,8 +20,9 @@ from support.ingesting import (
     until,
     values_of,
 )
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block, pub_frame
+from support.clients.raw_nats import RawNats, header_block, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 import envelope
 

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.raw_pull import AUTH, HELLO, BlockingPull, frame
+from support.clients.ingesting import assert_no_traceback, publish, until
+from support.clients.raw_nats import RawNats
+from support.clients.raw_pull import AUTH, HELLO, BlockingPull, frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.protocol.messages import REQUESTS

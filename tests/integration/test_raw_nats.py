@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, ServerError, header_block, pub_frame
+from support.clients.raw_nats import RawNats, ServerError, header_block, pub_frame
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

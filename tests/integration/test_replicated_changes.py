@@ -12,12 +12,12 @@ from pathlib import Path
 import nats
 import nats.errors
 import pytest
-from support.cluster import NODES, PATIENCE, Cluster
-from support.daemon import Daemon
-from support.ingesting import until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block
-from support.raw_pull import RawPull
+from support.clients.ingesting import until
+from support.clients.raw_nats import RawNats, header_block
+from support.clients.raw_pull import RawPull
+from support.daemons.cluster import NODES, PATIENCE, Cluster
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from acl.tokens import hash_token
 from liftlog.client import connect_sync

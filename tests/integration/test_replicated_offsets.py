@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.cluster import NODES, PATIENCE, Cluster
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import NODES, PATIENCE, Cluster
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.errors import CheckpointMoved, OffsetOutOfRange, StreamNotFound

@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.cluster import NODES, Cluster
-from support.compacted import Compacted
-from support.ingesting import publish, publish_until_acked, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.stored_logs import flip
+from support.clients.ingesting import publish, publish_until_acked, until
+from support.clients.raw_nats import RawNats
+from support.daemons.cluster import NODES, Cluster
+from support.daemons.compacted import Compacted
+from support.daemons.nats_server import NatsServer
+from support.disks.stored_logs import flip
 
 from liftlog.client import connect_sync
 from liftlog.errors import LiftlogError

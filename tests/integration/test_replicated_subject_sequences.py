@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from support.cluster import NODES, Cluster
-from support.ingesting import ack_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block
+from support.clients.ingesting import ack_of, until
+from support.clients.raw_nats import RawNats, header_block
+from support.daemons.cluster import NODES, Cluster
+from support.daemons.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -16,12 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.flooding_client import Plan
-from support.http_port import http_port
-from support.ingesting import assert_no_traceback
-from support.nats_server import NatsServer
-from support.pull_broker import LogBroker, pull_server
-from support.request_flood import (
+from support.clients.flooding_client import Plan
+from support.clients.ingesting import assert_no_traceback
+from support.clients.request_flood import (
     CONTROL,
     FLOODER,
     SMALL,
@@ -35,6 +32,9 @@ from support.request_flood import (
     pull_plan,
     pull_requests,
 )
+from support.daemons.http_port import http_port
+from support.daemons.nats_server import NatsServer
+from support.daemons.pull_broker import LogBroker, pull_server
 
 import liftlog.server.jetstream_api.service  # noqa: F401 - registers its methods
 from liftlog.protocol.messages import REQUESTS

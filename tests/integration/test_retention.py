@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from support.compacted import Compacted
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.raw_pull import RawPull
+from support.clients.ingesting import assert_no_traceback, describe, publish, records_of, until
+from support.clients.raw_nats import RawNats
+from support.clients.raw_pull import RawPull
+from support.daemons.compacted import Compacted
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.errors import OffsetOutOfRange

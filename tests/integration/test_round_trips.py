@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 import pytest
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.hostile_messages import MAX_PAYLOAD, messages
-from support.ingesting import until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.round_trips import COMPACTED, SOURCE, WAYS, World, round_trip
+from support.clients.command_line import Cli
+from support.clients.hostile_messages import MAX_PAYLOAD, messages
+from support.clients.ingesting import until
+from support.clients.raw_nats import RawNats
+from support.clients.round_trips import COMPACTED, SOURCE, WAYS, World, round_trip
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.rounds import chance_of, rounds
 
 import liftlog.server.jetstream_api.service  # noqa: F401  # its methods are registered

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from integration.test_full_disk import VALUE, fill, readiness, small_disk
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, describe, publish, records_of, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.cli.root import cli

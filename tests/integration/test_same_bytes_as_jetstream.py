@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from support.daemon import Daemon
-from support.hostile_messages import MAX_PAYLOAD, messages
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawMessage, RawNats
+from support.clients.hostile_messages import MAX_PAYLOAD, messages
+from support.clients.ingesting import assert_no_traceback, until
+from support.clients.raw_nats import RawMessage, RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.rounds import chance_of, rounds
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

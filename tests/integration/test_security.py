@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 import yaml
-from support.certificates import Authority
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.ingesting import assert_no_traceback, until
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.certificates import Authority
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from acl.tokens import hash_token

@@ -8,10 +8,10 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import describe, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.ingesting import describe, records_of, until
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from acl.subjects import matches_any, overlap_any
 from liftlog.client import connect_sync

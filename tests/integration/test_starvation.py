@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.hostile_frames import hostile_maps
-from support.ingesting import assert_no_traceback, publish
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.raw_pull import BlockingPull, frame
-from support.victims import AckVictim, Victim, assert_nobody_waits
+from support.clients.hostile_frames import hostile_maps
+from support.clients.ingesting import assert_no_traceback, publish
+from support.clients.raw_nats import RawNats
+from support.clients.raw_pull import BlockingPull, frame
+from support.clients.victims import AckVictim, Victim, assert_nobody_waits
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

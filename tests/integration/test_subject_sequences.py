@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import ack_of, assert_no_traceback, publish, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block, hpub_frame
+from support.clients.ingesting import ack_of, assert_no_traceback, publish, until
+from support.clients.raw_nats import RawNats, header_block, hpub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

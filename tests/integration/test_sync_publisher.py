@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback
-from support.nats_server import NatsServer
+from support.clients.ingesting import assert_no_traceback
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client.publisher import NotPublished
 from liftlog.client.sync_publisher import SyncPublisher

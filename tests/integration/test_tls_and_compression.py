@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.certificates import Authority
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.ingesting import assert_no_traceback, describe, records_of, until
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.certificates import Authority
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 from liftlog.client import connect_sync

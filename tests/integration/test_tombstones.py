@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, publish, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import assert_no_traceback, publish, records_of, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.ingesting import until
+from support.clients.ingesting import until
 from support.pages import blocks, run_shell, tools_in
 
 from liftlog.client import GroupInfo, connect_sync

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.compacted import Compacted, segment_files
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, until
-from support.nats_server import NatsServer
-from support.processes import children_of
-from support.raw_nats import RawNats
-from support.stored_logs import flip
+from support.clients.ingesting import assert_no_traceback, describe, until
+from support.clients.raw_nats import RawNats
+from support.daemons.compacted import Compacted, segment_files
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.processes import children_of
+from support.disks.stored_logs import flip
 
 from liftlog.cli.root import cli
 from liftlog.client import connect_sync

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.ingesting import assert_no_traceback, describe, publish, records_of, until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
-from support.shifted_clock import ShiftedClock
+from support.clients.ingesting import assert_no_traceback, describe, publish, records_of, until
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.shifted_clock import ShiftedClock
 
 from liftlog.client import connect_sync
 

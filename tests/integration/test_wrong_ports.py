@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 from liftlog.errors import ProtocolViolation

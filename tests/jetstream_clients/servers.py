@@ -21,11 +21,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from support import forks
-from support.daemon import Daemon
-from support.ingesting import until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.ingesting import until
+from support.clients.raw_nats import RawNats
+from support.daemons import forks
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 _stores: dict[str, threading.Lock] = {}
 """A server that is started again waits until the one before has let go of what it stored."""

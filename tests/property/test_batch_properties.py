@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.values import binary
+from support.clients.values import binary
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import decode_batch, encode_batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.values import binary
+from support.clients.values import binary
 
 from liftlog.records.decode import decode_batch
 from liftlog.records.encode import encode_batch

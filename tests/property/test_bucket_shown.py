@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from support.rewriting import add, keyed, row
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import add, keyed, row
 
 from liftlog.log import Log
 from liftlog.records.columns.selection import Selection

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clients.values import binary
 from support.rounds import examples
-from support.values import binary
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import RecordBatch, decode_batch, encode_batch

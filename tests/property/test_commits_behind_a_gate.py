@@ -8,9 +8,9 @@ import random
 from typing import Any
 
 import pytest
-from support.gated_stream import GatedStream, Published
-from support.logs import read_all
-from support.simfs import Fault
+from support.disks.logs import read_all
+from support.disks.simfs import Fault
+from support.worlds.gated_stream import GatedStream, Published
 
 from liftlog.errors import LiftlogError
 from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, NOT_LEADING, OVERLOADED

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 from numpy.typing import NDArray
-from support.compaction_model import (
+from support.worlds.compaction_model import (
     CompactedLog,
     Row,
     column,

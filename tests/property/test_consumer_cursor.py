@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.rewriting import add, compact_once, keyed, row, stored
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import add, compact_once, keyed, row, stored
 
 from acl.subjects import matches_any
-from liftlog.server.jetstream_api.consumers import cursor as module
+from liftlog.server.jetstream_api.consumer_methods import cursor as module
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor, Row
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.election_world import PATIENCE, SESSION, ElectionWorld, Misjudged, Node
+from support.worlds.election_world import PATIENCE, SESSION, ElectionWorld, Misjudged, Node
 
 from liftlog.cluster.election import Elections, Opinion
 from liftlog.cluster.leading import Leader

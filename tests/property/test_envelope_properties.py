@@ -5,8 +5,8 @@ from typing import Any
 import msgpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clients.values import binary
 from support.rounds import examples
-from support.values import binary
 
 from envelope import ACK_POLICIES, Envelope, codec, decode, encode
 

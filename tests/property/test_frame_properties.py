@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.hostile_frames import hostile_maps
+from support.clients.hostile_frames import hostile_maps
 
 from liftlog.errors import BadRequest, LimitExceeded
 from liftlog.protocol.frames import FrameReader, decode_map, encode_frame

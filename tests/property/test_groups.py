@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.group_world import SESSION, Faults, GroupWorld, Process, Violation
+from support.worlds.group_world import SESSION, Faults, GroupWorld, Process, Violation
 
 from liftlog.client.groups.group_member import GroupMember, Lane
 from liftlog.errors import LiftlogError

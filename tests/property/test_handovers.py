@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.handover_world import HandoverWorld, Message, Miscounted, Trouble
+from support.worlds.handover_world import HandoverWorld, Message, Miscounted, Trouble
 
 from liftlog.cluster.handover import Giver, Step, Taker, Undo
 

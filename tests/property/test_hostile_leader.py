@@ -9,11 +9,11 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.followed import CONFIG, Host, Link, followed
-from support.log_model import readable
-from support.logs import Promises, append, create
+from support.disks.logs import Promises, append, create
+from support.disks.simfs import SimFileSystem
 from support.rounds import examples
-from support.simfs import SimFileSystem
+from support.worlds.followed import CONFIG, Host, Link, followed
+from support.worlds.log_model import readable
 
 from liftlog.errors import LiftlogError
 from liftlog.log import Log, LogSlice

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
-from support import simfs
-from support.background_job import BackgroundJob, check_files
-from support.log_model import (
+from support.disks import simfs
+from support.disks.background_job import BackgroundJob, check_files
+from support.disks.logs import SMALL, reopen
+from support.disks.simfs import Keep, MachineStopped, SimFileSystem
+from support.worlds.log_model import (
     POLICY,
     Group,
     LogModel,
@@ -22,14 +24,12 @@ from support.log_model import (
     offsets_on,
     readable,
 )
-from support.logs import SMALL, reopen
-from support.rewriting import (
+from support.worlds.rewriting import (
     MINUTE_NS,
     compact_once,
     expected,
     rebatch_file,
 )
-from support.simfs import Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import OffsetOutOfRange
 from liftlog.log.files import unreadable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.lossy_network import STREAM, Simulation, Weather
+from support.worlds.lossy_network import STREAM, Simulation, Weather
 
 from liftlog.client.publishing.results import (
     NotPublished,

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.log_model import POLICY, Group, groups, readable, view
-from support.logs import BASE_NS, create, flip, reopen
-from support.rewriting import MINUTE_NS, Rows, compact_once, encode_rows, rebatch_file, row
-from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.disks.logs import BASE_NS, create, flip, reopen
+from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.worlds.log_model import POLICY, Group, groups, readable, view
+from support.worlds.rewriting import MINUTE_NS, Rows, compact_once, encode_rows, rebatch_file, row
 
 from liftlog.errors import CorruptBatch, CorruptRange, SyncFailed
 from liftlog.log import ActiveState, Gap, LogConfig, RecoveryReport

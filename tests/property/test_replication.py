@@ -16,10 +16,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from support.broken_rules import BROKEN, STEADY
-from support.replica_disks import LogDisk
-from support.replica_progress import ELECTS, LEADS, MENDED, WAITS
-from support.replica_world import Faults, Violation, World
+from support.worlds.broken_rules import BROKEN, STEADY
+from support.worlds.replica_disks import LogDisk
+from support.worlds.replica_progress import ELECTS, LEADS, MENDED, WAITS
+from support.worlds.replica_world import Faults, Violation, World
 
 RUNS = int(os.environ.get("SIMULATE_RUNS", "30"))
 STEPS = int(os.environ.get("SIMULATE_STEPS", "2000"))

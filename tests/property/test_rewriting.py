@@ -11,9 +11,10 @@ import os
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.background_job import BackgroundJob, check_files
-from support.logs import BASE_NS, reopen
-from support.rewriting import (
+from support.disks.background_job import BackgroundJob, check_files
+from support.disks.logs import BASE_NS, reopen
+from support.disks.simfs import MachineStopped, SimFileSystem
+from support.worlds.rewriting import (
     HEADER,
     MINUTE_NS,
     ROLL_ON_DEMAND,
@@ -28,7 +29,6 @@ from support.rewriting import (
     row,
     stored,
 )
-from support.simfs import MachineStopped, SimFileSystem
 
 from compaction import CompactionPolicy
 from liftlog.log import Log

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from support.rounds import examples
-from support.sequencer_model import (
+from support.worlds.sequencer_model import (
     MAX_MESSAGE_BYTES,
     SIBLING,
     SIBLING_SUBJECT,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.stored_logs import StoredLog
-from support.values import ZERO_TAILS
+from support.clients.values import ZERO_TAILS
+from support.disks.stored_logs import StoredLog
 
 from liftlog.errors import CorruptBatch, CorruptRange
 from liftlog.log import Log

@@ -19,9 +19,9 @@ from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.logs import BASE_NS, DIRECTORY, encode, environment
+from support.disks.logs import BASE_NS, DIRECTORY, encode, environment
+from support.disks.simfs import SimFileSystem
 from support.rounds import examples
-from support.simfs import SimFileSystem
 
 from compaction.ages import TOLERANCE_NS
 from liftlog.log import Log, LogConfig, open_log

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.served_logs import ServedLogs
-from support.spark import require_spark, start_spark
-from support.spark_jar import JarOfSession
+from support.daemons.served_logs import ServedLogs
+from support.spark.session import require_spark, start_spark
+from support.spark.spark_jar import JarOfSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.spark import patiently, start_spark
+from support.spark.session import patiently, start_spark
 
 
 def main(directory: Path, server: str) -> None:

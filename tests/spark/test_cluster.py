@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.daemon import Daemon
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, header_block, hpub_frame, pub_frame
+from support.clients.raw_nats import RawNats, header_block, hpub_frame, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
-from support.spark import patiently, require_spark
-from support.spark_cluster import Done, SparkCluster
+from support.spark.session import patiently, require_spark
+from support.spark.spark_cluster import Done, SparkCluster
 
 import liftlog.spark
 from acl.tokens import hash_token, new_secret

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.losefs import LoseFsHandle, losefs
-from support.served_logs import ServedLogs
-from support.spark_jar import jar_rows, python_rows
-from support.stored_logs import batch_positions, flip
+from support.daemons.served_logs import ServedLogs
+from support.disks.losefs import LoseFsHandle, losefs
+from support.disks.stored_logs import batch_positions, flip
+from support.spark.spark_jar import jar_rows, python_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

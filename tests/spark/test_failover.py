@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.cluster import PATIENCE, Cluster
-from support.ingesting import until
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
-from support.spark_jar import JarOfSession
+from support.clients.ingesting import until
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.cluster import PATIENCE, Cluster
+from support.daemons.nats_server import NatsServer
+from support.spark.spark_jar import JarOfSession
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crc32c import crc32c
 from pyspark.errors import IllegalArgumentException
+from support.disks.simfs import SimFileSystem
+from support.disks.stored_logs import batch_positions, flip
 from support.repository import REPOSITORY
-from support.rewriting import (
+from support.spark.spark_jar import ALL_COLUMNS, jar_rows, python_rows
+from support.worlds.rewriting import (
     DIRECTORY,
     Row,
     add,
@@ -20,9 +23,6 @@ from support.rewriting import (
     rebatch_file,
     sketch_segments,
 )
-from support.simfs import SimFileSystem
-from support.spark_jar import ALL_COLUMNS, jar_rows, python_rows
-from support.stored_logs import batch_positions, flip
 
 from liftlog.errors import InvalidArgument, LiftlogError
 from liftlog.records.format import HEADER_SIZE

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import IllegalArgumentException
-from support.certificates import Authority
-from support.cluster import Cluster
-from support.cutting_proxy import CuttingProxy, cutting_proxy
-from support.exporting import ExportedStreams, Put
-from support.ingesting import publish
-from support.loop_thread import LoopThread
-from support.nats_server import NatsServer
-from support.nkey_seeds import seed_of
-from support.ports import free_port
-from support.raw_nats import RawNats
-from support.rewriting import sketch_segments
-from support.served_logs import ServedLogs
-from support.spark import run_to_end
-from support.spark_jar import ALL_COLUMNS, JarOfSession, jar_rows, python_rows
-from support.stored_logs import batch_positions, flip
+from support.clients.ingesting import publish
+from support.clients.nkey_seeds import seed_of
+from support.clients.raw_nats import RawNats
+from support.daemons.certificates import Authority
+from support.daemons.cluster import Cluster
+from support.daemons.cutting_proxy import CuttingProxy, cutting_proxy
+from support.daemons.loop_thread import LoopThread
+from support.daemons.nats_server import NatsServer
+from support.daemons.ports import free_port
+from support.daemons.served_logs import ServedLogs
+from support.disks.stored_logs import batch_positions, flip
+from support.spark.session import run_to_end
+from support.spark.session.exporting import ExportedStreams, Put
+from support.spark.spark_jar import ALL_COLUMNS, JarOfSession, jar_rows, python_rows
+from support.worlds.rewriting import sketch_segments
 
 from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.logs import create
-from support.logs import flip as sim_flip
-from support.rewriting import (
+from support.disks.logs import create
+from support.disks.logs import flip as sim_flip
+from support.disks.simfs import SimFileSystem
+from support.disks.stored_logs import batch_positions, flip
+from support.spark.spark_jar import ALL_COLUMNS, jar_rows, python_rows
+from support.worlds.rewriting import (
     DIRECTORY,
     Row,
     add,
@@ -20,9 +23,6 @@ from support.rewriting import (
     rebatch_file,
     sketch_segments,
 )
-from support.simfs import SimFileSystem
-from support.spark_jar import ALL_COLUMNS, jar_rows, python_rows
-from support.stored_logs import batch_positions, flip
 
 from liftlog.log import EncodedBatch, LogConfig
 from liftlog.log.rewrite import subject_indexing

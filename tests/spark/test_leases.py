@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.exporting import ExportedStreams, Put
-from support.spark_jar import JarOfSession
+from support.spark.session.exporting import ExportedStreams, Put
+from support.spark.spark_jar import JarOfSession
 
 from liftlog.client import SyncClient, connect_sync
 from liftlog.errors import LimitExceeded

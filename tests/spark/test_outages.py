@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.cutting_proxy import cutting_proxy
-from support.loop_thread import LoopThread
-from support.served_logs import ServedLogs
-from support.spark import patiently
-from support.spark_jar import JarOfSession
+from support.daemons.cutting_proxy import cutting_proxy
+from support.daemons.loop_thread import LoopThread
+from support.daemons.served_logs import ServedLogs
+from support.spark.session import patiently
+from support.spark.spark_jar import JarOfSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.exporting import ExportedStreams, Put
-from support.spark_jar import JarOfSession
+from support.spark.session.exporting import ExportedStreams, Put
+from support.spark.spark_jar import JarOfSession
 
 from liftlog.server.streams.retention import decide_retention, remove_decided
 from liftlog.spark.options import parse_options

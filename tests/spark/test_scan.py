@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.exporting import ExportedStreams, Put
+from support.daemons.served_logs import ServedLogs
 from support.repository import REPOSITORY
-from support.served_logs import ServedLogs
-from support.spark import patiently
-from support.spark_jar import JarOfSession
+from support.spark.session import patiently
+from support.spark.session.exporting import ExportedStreams, Put
+from support.spark.spark_jar import JarOfSession
 
 from acl.policy import Policy
 from acl.tokens import hash_token, new_secret
@@ -161,7 +161,7 @@ def test_mistakes_are_told(spark: SparkSession, logs: ServedLogs) -> None:
 
 
 def test_damage_fails_the_job_or_is_skipped(spark: SparkSession, logs: ServedLogs) -> None:
-    from support.stored_logs import batch_positions, flip
+    from support.disks.stored_logs import batch_positions, flip
 
     end = fill(logs)
     path = logs.broker.stream("orders").real_log.segments[0].path

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.served_logs import ServedLogs
-from support.spark import patiently, run_to_end, spark_environment
+from support.daemons.served_logs import ServedLogs
+from support.spark.session import patiently, run_to_end, spark_environment
 
 from liftlog.server.vitals.child_processes import tied_to_parent
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
-from support.browser import NewWindow, Window, chromium, find_chromium
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.clients.browser import NewWindow, Window, chromium, find_chromium
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 
 @pytest.fixture(scope="module")

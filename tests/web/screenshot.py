@@ -22,9 +22,9 @@ from typing import Any
 import nats
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from support.browser import chromium
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.clients.browser import chromium
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

@@ -12,11 +12,15 @@ from typing import Any
 import nats
 import pytest
 from playwright.sync_api import expect
-from support.accessibility import check_accessible, check_in_every_way, is_as_wide_as_its_window
-from support.browser import NewWindow, run_apart
-from support.daemon import Daemon
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.accessibility import (
+    check_accessible,
+    check_in_every_way,
+    is_as_wide_as_its_window,
+)
+from support.clients.browser import NewWindow, run_apart
+from support.clients.ingesting import until
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from acl.tokens import hash_token
 from liftlog.client import connect_sync

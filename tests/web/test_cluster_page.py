@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import expect
-from support.accessibility import check_in_every_way
-from support.browser import NewWindow
-from support.cluster import Cluster
-from support.nats_server import NatsServer
+from support.clients.accessibility import check_in_every_way
+from support.clients.browser import NewWindow
+from support.daemons.cluster import Cluster
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

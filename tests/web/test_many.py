@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
-from support.accessibility import check_accessible
-from support.browser import NewWindow, run_apart
-from support.daemon import Daemon
-from support.nats_server import NatsServer
+from support.clients.accessibility import check_accessible
+from support.clients.browser import NewWindow, run_apart
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

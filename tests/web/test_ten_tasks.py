@@ -13,15 +13,15 @@ from typing import Literal
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from support.accessibility import check_in_every_way
-from support.browser import NewWindow
-from support.command_line import Cli
-from support.daemon import Daemon
-from support.ingesting import publish
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.accessibility import check_in_every_way
+from support.clients.browser import NewWindow
+from support.clients.command_line import Cli
+from support.clients.ingesting import publish
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.disks.stored_logs import batch_positions, flip
 from support.repository import REPOSITORY
-from support.stored_logs import batch_positions, flip
 
 from acl.tokens import hash_token
 from liftlog.client import connect_sync

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.spark import missing_for_spark
+from support.spark.session import missing_for_spark
 
 from . import report, sparking
 from .budget import Rounds

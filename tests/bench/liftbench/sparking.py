@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from support.daemon import Daemon
-from support.nats_server import NatsServer
-from support.processes import cpu_seconds
-from support.spark import spark_environment, spark_settings
-from support.spark_jar import JarOfSession
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.daemons.processes import cpu_seconds
+from support.spark.session import spark_environment, spark_settings
+from support.spark.spark_jar import JarOfSession
 
 from liftlog.server.cleaning.next_segments import SKETCHED_BYTES
 from liftlog.spark.export.planning import ExportRequest

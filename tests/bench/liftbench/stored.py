@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.processes import status_bytes
+from support.daemons.processes import status_bytes
 
 from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from support.daemon import Daemon
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

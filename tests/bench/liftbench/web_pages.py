@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
-from support.daemon import Daemon
-from support.nats_server import NatsServer
-from support.raw_nats import RawNats, pub_frame
+from support.clients.raw_nats import RawNats, pub_frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
 
 from liftlog.client import connect_sync
 

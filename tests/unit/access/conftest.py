@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from support.pull_broker import LogBroker, orders_broker
+from support.daemons.pull_broker import LogBroker, orders_broker
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -7,8 +7,8 @@ import time
 from typing import Any, NamedTuple
 
 import pytest
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import AUTH, HELLO, RawPull
+from support.clients.raw_pull import AUTH, HELLO, RawPull
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from acl.tokens import hash_token

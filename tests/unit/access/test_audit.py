@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.logins import OPS, QUICK, SECRET, SEED, SHOP
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import HELLO, RawPull
+from support.clients.raw_pull import HELLO, RawPull
+from support.daemons.logins import OPS, QUICK, SECRET, SEED, SHOP
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from acl.tokens import hash_token

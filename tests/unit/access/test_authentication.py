@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from support.certificates import Authority
-from support.logins import KEY, OPS, QUICK, SECRET, SEED, SHOP, policy, principal_at
-from support.nkey_seeds import seed_of
-from support.opened_client import Opened
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import HELLO, RawPull
+from support.clients.nkey_seeds import seed_of
+from support.clients.opened_client import Opened
+from support.clients.raw_pull import HELLO, RawPull
+from support.daemons.certificates import Authority
+from support.daemons.logins import KEY, OPS, QUICK, SECRET, SEED, SHOP, policy, principal_at
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.nkeys import SigningKey
 from liftlog.client import connect

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.logins import OPS, QUICK, SECRET, SEED, SHOP, policy, principal_at
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
+from support.clients.raw_pull import RawPull
+from support.daemons.logins import OPS, QUICK, SECRET, SEED, SHOP, policy, principal_at
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from acl.tokens import Algorithm, hash_token

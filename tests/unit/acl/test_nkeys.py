@@ -3,7 +3,7 @@ import os
 
 import nkeys as reference
 import pytest
-from support.nkey_seeds import seed_of
+from support.clients.nkey_seeds import seed_of
 
 from acl.nkeys import (
     NotAnNkey,

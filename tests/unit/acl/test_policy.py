@@ -4,7 +4,7 @@ from random import Random
 
 import argon2
 import pytest
-from support.nkey_seeds import seed_of
+from support.clients.nkey_seeds import seed_of
 
 from acl import nkeys, tokens
 from acl.policy import Policy

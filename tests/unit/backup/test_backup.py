@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.logs import DIRECTORY, environment, read_all
-from support.simfs import Keep, MachineStopped, SimFileSystem
-from support.stored_logs import STREAM, StoredLog, flip
+from support.disks.logs import DIRECTORY, environment, read_all
+from support.disks.simfs import Keep, MachineStopped, SimFileSystem
+from support.disks.stored_logs import STREAM, StoredLog, flip
 
 from liftlog.errors import (
     CorruptMetadata,

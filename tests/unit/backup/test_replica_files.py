@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.logs import DIRECTORY, Promises, append, create, read_all, reopen
-from support.simfs import SimFileSystem
-from support.stored_logs import STREAM, StoredLog, flip
+from support.disks.logs import DIRECTORY, Promises, append, create, read_all, reopen
+from support.disks.simfs import SimFileSystem
+from support.disks.stored_logs import STREAM, StoredLog, flip
 
 from liftlog.errors import InvalidArgument
 from liftlog.log import LogConfig

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.logs import DIRECTORY, Promises, commit, create, reopen
-from support.simfs import SimFileSystem
+from support.disks.logs import DIRECTORY, Promises, commit, create, reopen
+from support.disks.simfs import SimFileSystem
 
 from liftlog.errors import CorruptMetadata, CorruptRange
 from liftlog.log import Log, LogConfig

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.local_checkpoints import serve_checkpoints
-from support.pull_broker import LogBroker, orders_broker
+from support.daemons.local_checkpoints import serve_checkpoints
+from support.daemons.pull_broker import LogBroker, orders_broker
 
 from liftlog.errors import (
     InvalidArgument,

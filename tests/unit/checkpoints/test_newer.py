@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.rewriting import add_segments, compact_once, keyed, row, stored
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import add_segments, compact_once, keyed, row, stored
 from unit.checkpoints.test_opening import Opened, opened
 
 from liftlog.errors import StreamUnavailable

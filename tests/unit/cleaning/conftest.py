@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.local_cleaning import Cleaning
+from support.daemons.local_cleaning import Cleaning
 
 
 @pytest.fixture

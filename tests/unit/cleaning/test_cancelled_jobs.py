@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_cleaning import COMPACTED, Cleaning
+from support.daemons.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.errors import SegmentsChanged
 from liftlog.log import Log

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.local_cleaning import COMPACTED, Cleaning
+from support.daemons.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.errors import InvalidArgument
 from liftlog.log.segment.derived import sketch_path

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_cleaning import COMPACTED, Cleaning
+from support.daemons.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.server.cleaning.process import JobFailed, WorkerDied
 from liftlog.server.cleaning.worker import DEFECT, IO_ERROR

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_cleaning import Cleaning, LocalWorker
+from support.daemons.local_cleaning import Cleaning, LocalWorker
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.logs import BASE_NS, SMALL, FakeClock, encode, environment
-from support.replica_scenarios import REPLICA
+from support.disks.logs import BASE_NS, SMALL, FakeClock, encode, environment
+from support.worlds.replica_scenarios import REPLICA
 
 from liftlog.log import Log, OsFileSystem
 from liftlog.log.rewrite import apply_rebatch, rebatch

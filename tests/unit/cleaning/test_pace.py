@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.local_cleaning import Cleaning
+from support.daemons.local_cleaning import Cleaning
 
 from liftlog.server.cleaning.pace import (
     BUSY_RATE_BYTES,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.logs import create
-from support.rewriting import ROLL_ON_DEMAND, add, row
+from support.disks.logs import create
+from support.worlds.rewriting import ROLL_ON_DEMAND, add, row
 
 from liftlog.log import OsFileSystem
 from liftlog.log.rewrite import SketchJob

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.ingesting import until
-from support.local_broker import Running
-from support.processes import children_of
+from support.clients.ingesting import until
+from support.daemons.local_broker import Running
+from support.daemons.processes import children_of
 
 from liftlog.log import Log
 from liftlog.log.rewrite import RebatchJob, RebatchResult, ScrubJob, ScrubResult

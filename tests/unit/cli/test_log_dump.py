@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.stored_logs import FIRST_SEGMENT, STAMP_NS, StoredLog, flip
+from support.disks.stored_logs import FIRST_SEGMENT, STAMP_NS, StoredLog, flip
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli

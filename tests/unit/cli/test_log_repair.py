@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, flip
+from support.disks.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, flip
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from support.stored_logs import FIRST_SEGMENT, STREAM, StoredLog, fingerprint, flip, make_batch
+from support.disks.stored_logs import (
+    FIRST_SEGMENT,
+    STREAM,
+    StoredLog,
+    fingerprint,
+    flip,
+    make_batch,
+)
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli

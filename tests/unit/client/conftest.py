@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import uvloop
-from support.local_checkpoints import LocalOffsets, serve_checkpoints
-from support.opened_client import Opened
-from support.pull_broker import LogBroker, pull_server
+from support.clients.opened_client import Opened
+from support.daemons.local_checkpoints import LocalOffsets, serve_checkpoints
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.client import RecordBatch, connect, connect_sync
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.certificates import Authority
-from support.pull_broker import LogBroker, pull_server
+from support.daemons.certificates import Authority
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.client import Client, connect
 from liftlog.protocol.limits import WireLimits

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.pull_broker import LogBroker
+from support.daemons.pull_broker import LogBroker
 
 from liftlog.errors import StreamNotFound, StreamUnavailable
 

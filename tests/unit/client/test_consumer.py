@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from support.local_checkpoints import LocalOffsets
-from support.local_consumers import make, offsets, stored
-from support.opened_client import Opened, until
-from support.pull_broker import LogBroker
+from support.clients.local_consumers import make, offsets, stored
+from support.clients.opened_client import Opened, until
+from support.daemons.local_checkpoints import LocalOffsets
+from support.daemons.pull_broker import LogBroker
 
 from liftlog import errors
 from liftlog.client import Filter

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.local_checkpoints import LocalOffsets, serve_checkpoints
-from support.local_consumers import stored
-from support.opened_client import Opened
-from support.pull_broker import LogBroker, pull_server
+from support.clients.local_consumers import stored
+from support.clients.opened_client import Opened
+from support.daemons.local_checkpoints import LocalOffsets, serve_checkpoints
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.client import connect
 from liftlog.records.decode import Record, RecordBatch

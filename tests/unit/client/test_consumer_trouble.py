@@ -7,14 +7,14 @@ import random
 from typing import Any
 
 import pytest
-from support.cutting_proxy import cutting_proxy
-from support.local_checkpoints import LocalOffsets
-from support.local_consumers import make, offsets, stored
-from support.opened_client import Opened, until
-from support.pull_broker import LogBroker
+from support.clients.local_consumers import make, offsets, stored
+from support.clients.opened_client import Opened, until
+from support.daemons.cutting_proxy import cutting_proxy
+from support.daemons.local_checkpoints import LocalOffsets
+from support.daemons.pull_broker import LogBroker
 
 from liftlog import errors
-from liftlog.client.connecting import reconnecting
+from liftlog.client.opening import reconnecting
 from liftlog.server.checkpoints.table import CheckpointTable
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.logs import set_manifest
-from support.pull_broker import LogBroker
+from support.daemons.pull_broker import LogBroker
+from support.disks.logs import set_manifest
 
 from liftlog.client.reading.batches import FetchAnswer, find_good_batch
 from liftlog.client.reading.read_ahead import ReadAhead

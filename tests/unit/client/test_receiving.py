@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.cutting_proxy import cutting_proxy
-from support.pull_broker import LogBroker, pull_server
+from support.daemons.cutting_proxy import cutting_proxy
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.client import connect
 from liftlog.client.aio import link

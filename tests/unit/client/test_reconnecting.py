@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from support.cutting_proxy import CuttingProxy, cutting_proxy
-from support.opened_client import Opened, until
-from support.pull_broker import LogBroker, pull_server
+from support.clients.opened_client import Opened, until
+from support.daemons.cutting_proxy import CuttingProxy, cutting_proxy
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from acl.tokens import hash_token, new_secret
 from liftlog import errors
 from liftlog.client import connect, connect_sync
 from liftlog.client.aio import link
-from liftlog.client.connecting import reconnecting
 from liftlog.client.connecting.reconnecting import Backoff
+from liftlog.client.opening import reconnecting
 
 Connect = Callable[..., Any]
 

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.pull_broker import LogBroker
+from support.daemons.pull_broker import LogBroker
 
 from liftlog.client import Reset
 from liftlog.errors import (

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.cutting_proxy import cutting_proxy
-from support.local_checkpoints import serve_checkpoints
-from support.opened_client import Opened, until
-from support.pull_broker import LogBroker
+from support.clients.opened_client import Opened, until
+from support.daemons.cutting_proxy import cutting_proxy
+from support.daemons.local_checkpoints import serve_checkpoints
+from support.daemons.pull_broker import LogBroker
 
 from liftlog import errors
 from liftlog.client import Filter, connect

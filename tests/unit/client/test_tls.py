@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.certificates import Authority
-from support.pull_broker import LogBroker, pull_server
+from support.daemons.certificates import Authority
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
 from liftlog.client import connect, connect_sync

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.history import (
+from support.worlds.history import (
     BACKWARDS,
     DIVERGED,
     DOUBLED,

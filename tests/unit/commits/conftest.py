@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.stream_harness import Harness
+from support.worlds.stream_harness import Harness
 
 
 @pytest.fixture(params=["inline", "thread"])

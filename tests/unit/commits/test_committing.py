@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stream_harness import Harness, failing_once, seqs
+from support.worlds.stream_harness import Harness, failing_once, seqs
 
 from liftlog.errors import DiskFull, SyncFailed
 from liftlog.log import SystemClock

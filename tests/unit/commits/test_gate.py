@@ -7,7 +7,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from support.gated_stream import GatedStream
+from support.worlds.gated_stream import GatedStream
 
 import envelope
 from liftlog.log import Log

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.logs import encode
-from support.stream_harness import Harness, failing_once, seqs
+from support.disks.logs import encode
+from support.worlds.stream_harness import Harness, failing_once, seqs
 
 from liftlog.errors import StreamUnavailable
 from liftlog.log import Log, SystemClock

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.gated_stream import GatedStream, Published
-from support.logs import Promises, append
-from support.simfs import Fault
+from support.disks.logs import Promises, append
+from support.disks.simfs import Fault
+from support.worlds.gated_stream import GatedStream, Published
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import FetchRequest, Kind, Leader, Verdict

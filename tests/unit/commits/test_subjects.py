@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_broker import Running
-from support.local_cleaning import Cleaning
+from support.daemons.local_broker import Running
+from support.daemons.local_cleaning import Cleaning
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import FetchRequest, Leader

@@ -7,7 +7,7 @@ import threading
 from functools import partial
 
 import pytest
-from support.stream_harness import Harness, seqs
+from support.worlds.stream_harness import Harness, seqs
 
 from liftlog.errors import StorageError, StreamUnavailable
 from liftlog.stream import MessageRun

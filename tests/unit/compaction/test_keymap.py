@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.compaction_model import column
+from support.worlds.compaction_model import column
 
 from compaction.keymap import KeyMap
 from compaction.keys import KeyColumn, KeyedHash, Words

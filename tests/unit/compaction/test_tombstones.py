@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.compaction_model import CompactedLog, empty_log, is_tombstone, table_of
+from support.worlds.compaction_model import CompactedLog, empty_log, is_tombstone, table_of
 
 from compaction import CompactionPolicy
 from compaction.keymap import KeyMap

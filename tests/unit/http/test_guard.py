@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.http_port import Healthy, NoMetrics, http_port
-from support.opened_client import until
-from support.pull_broker import LogBroker, pull_server
+from support.clients.opened_client import until
+from support.daemons.http_port import Healthy, NoMetrics, http_port
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from acl.tokens import hash_token

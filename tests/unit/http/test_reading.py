@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.pull_broker import LogBroker
+from support.daemons.pull_broker import LogBroker
 
 from liftlog.errors import (
     CorruptRange,

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 import pytest
-from support.nkey_seeds import seed_of
+from support.clients.nkey_seeds import seed_of
 
 from acl.nkeys import SigningKey, is_signed
 from liftlog.errors import NatsUnavailable

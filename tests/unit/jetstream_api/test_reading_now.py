@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.page_cache import need_nowait
-from support.stored_logs import StoredLog
+from support.disks.page_cache import need_nowait
+from support.disks.stored_logs import StoredLog
 
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.cursor import PIECE_BYTES, Budgets, Cursor

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.logs import DIRECTORY, Promises, check, commit, create, reopen
-from support.simfs import SimFileSystem
+from support.disks.logs import DIRECTORY, Promises, check, commit, create, reopen
+from support.disks.simfs import SimFileSystem
 
 from liftlog.log import LogConfig
-from liftlog.log.recovery import inventory as inventory_module
+from liftlog.log.segment.tail import inventory as inventory_module
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from support.logs import BASE_NS, reopen
-from support.rewriting import (
+from support.disks.logs import BASE_NS, reopen
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import (
     HEADER,
     Rows,
     add,
@@ -20,7 +21,6 @@ from support.rewriting import (
     row,
     stored,
 )
-from support.simfs import SimFileSystem
 
 from liftlog.log.rewrite import (
     apply_compaction,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
-from support.logs import DIRECTORY, flip
-from support.rewriting import (
+from support.disks.logs import DIRECTORY, flip
+from support.disks.simfs import Fault, SimFileSystem
+from support.worlds.rewriting import (
     add_segments,
     batches_of,
     expected,
@@ -18,7 +19,6 @@ from support.rewriting import (
     segment_files,
     stored,
 )
-from support.simfs import Fault, SimFileSystem
 
 from liftlog.log.rewrite import (
     Progress,

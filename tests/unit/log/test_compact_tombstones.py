@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from support.logs import BASE_NS, reopen
-from support.rewriting import (
+from support.disks.logs import BASE_NS, reopen
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import (
     MINUTE_NS,
     Rows,
     add_segments,
@@ -18,7 +19,6 @@ from support.rewriting import (
     rows_of,
     stored,
 )
-from support.simfs import SimFileSystem
 
 from compaction import CompactionPolicy
 from liftlog.log import Log

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, flip, reopen
-from support.rewriting import (
+from support.disks.logs import BASE_NS, DIRECTORY, flip, reopen
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import (
     Row,
     Rows,
     add,
@@ -20,7 +21,6 @@ from support.rewriting import (
     rows_of,
     stored,
 )
-from support.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log

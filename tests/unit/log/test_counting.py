@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 
 import pytest
-from support.logs import DIRECTORY, flip
-from support.rewriting import add, compact_once, keyed, row, stored
-from support.simfs import Fault, SimFileSystem
+from support.disks.logs import DIRECTORY, flip
+from support.disks.simfs import Fault, SimFileSystem
+from support.worlds.rewriting import add, compact_once, keyed, row, stored
 
 from liftlog.errors import StorageError
 from liftlog.log import Log

@@ -9,8 +9,7 @@ import logging
 import os
 
 import pytest
-from support.crash_scenarios import SCENARIOS, Scenario, World, start
-from support.logs import (
+from support.disks.logs import (
     BASE_NS,
     DIRECTORY,
     DURABILITIES,
@@ -22,8 +21,9 @@ from support.logs import (
     create,
     reopen,
 )
+from support.disks.simfs import Keep, MachineStopped, SimFileSystem
 from support.rounds import one_in
-from support.simfs import Keep, MachineStopped, SimFileSystem
+from support.worlds.crash_scenarios import SCENARIOS, Scenario, World, start
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log import ActiveState, Log

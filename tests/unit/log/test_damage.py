@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
-from support.logs import (
+from support.disks.logs import (
     DIRECTORY,
     SMALL,
     Promises,
@@ -20,7 +20,7 @@ from support.logs import (
     read_all,
     reopen,
 )
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
 
 from liftlog.errors import CorruptMetadata, CorruptRange, UnsupportedFormat
 from liftlog.log import Log, LogConfig, open_log

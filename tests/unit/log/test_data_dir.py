@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from support.logs import SMALL, FakeClock, Promises, check, commit, environment, read_all
-from support.simfs import Fault, SimFileSystem
-from support.small_disks import small_disk
+from support.disks.logs import SMALL, FakeClock, Promises, check, commit, environment, read_all
+from support.disks.simfs import Fault, SimFileSystem
+from support.disks.small_disks import small_disk
 
 from liftlog.errors import CorruptMetadata, DataDirLocked
 from liftlog.log import DataDir, Log, LogConfig, OsFileSystem

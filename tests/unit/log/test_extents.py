@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.stored_logs import StoredLog, batch_positions
+from support.disks.stored_logs import StoredLog, batch_positions
 
 from liftlog.log.read.measuring import MAX_EXTENTS, Extent
 from liftlog.log.segment.index import index_path

@@ -6,7 +6,7 @@ import errno
 from dataclasses import replace
 
 import pytest
-from support.logs import (
+from support.disks.logs import (
     DIRECTORY,
     SMALL,
     Promises,
@@ -19,7 +19,7 @@ from support.logs import (
     reopen,
     set_manifest,
 )
-from support.simfs import Fault, MachineStopped, SimFileSystem
+from support.disks.simfs import Fault, MachineStopped, SimFileSystem
 
 from liftlog.errors import DiskFull, StorageError, SyncFailed
 from liftlog.log import Log, LogConfig

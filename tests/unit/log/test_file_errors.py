@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from support.crash_scenarios import CLEAN, POINTS, World, live
-from support.file_errors import (
+from support.disks.file_errors import (
     CHANGES,
     DERIVED,
     KINDS,
@@ -21,10 +20,19 @@ from support.file_errors import (
     Failure,
     failures,
 )
-from support.logs import DIRECTORY, DURABILITIES, SMALL, Promises, environment, read_all, reopen
-from support.rewriting import sketch_segments
+from support.disks.logs import (
+    DIRECTORY,
+    DURABILITIES,
+    SMALL,
+    Promises,
+    environment,
+    read_all,
+    reopen,
+)
+from support.disks.simfs import SimFileSystem
 from support.rounds import one_in
-from support.simfs import SimFileSystem
+from support.worlds.crash_scenarios import CLEAN, POINTS, World, live
+from support.worlds.rewriting import sketch_segments
 
 from liftlog.errors import DiskFull, StorageError
 from liftlog.log import Log, LogEnvironment, open_log

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from support.golden_log import BATCHES
-from support.logs import BASE_NS
+from support.disks.golden_log import BATCHES
+from support.disks.logs import BASE_NS
 
 from liftlog.log.files.leases import Lease
 from liftlog.log.files.manifest import Manifest, QuarantinedRange, SegmentEntry

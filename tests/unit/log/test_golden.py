@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.golden_log import (
+from support.disks.golden_log import (
     BATCHES,
     BOOT_ID,
     FILES,
@@ -15,8 +15,8 @@ from support.golden_log import (
     files,
     from_json,
 )
-from support.logs import BASE_NS, read_all, reopen
-from support.simfs import SimFileSystem
+from support.disks.logs import BASE_NS, read_all, reopen
+from support.disks.simfs import SimFileSystem
 
 from liftlog.log import ActiveState
 from liftlog.log.files.checkpoint_file import read_checkpoint_file

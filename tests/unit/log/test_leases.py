@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, create, reopen
-from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.disks.logs import BASE_NS, DIRECTORY, create, reopen
+from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import (
     CorruptMetadata,

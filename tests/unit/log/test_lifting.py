@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from support.logs import (
+from support.disks.logs import (
     DIRECTORY,
     Promises,
     check,
@@ -16,7 +16,7 @@ from support.logs import (
     read_all,
     reopen,
 )
-from support.simfs import MachineStopped, SimFileSystem
+from support.disks.simfs import MachineStopped, SimFileSystem
 
 from liftlog.log import Log
 from liftlog.log.data_dir import KnownStates

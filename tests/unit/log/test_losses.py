@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from support.crash_scenarios import CLEAN, POINTS, World, live, start, store_state
-from support.logs import (
+from support.disks.logs import (
     DIRECTORY,
     DURABILITIES,
     Promises,
@@ -27,7 +26,8 @@ from support.logs import (
     read_all,
     reopen,
 )
-from support.simfs import Fault, MachineStopped, SimFileSystem
+from support.disks.simfs import Fault, MachineStopped, SimFileSystem
+from support.worlds.crash_scenarios import CLEAN, POINTS, World, live, start, store_state
 
 from liftlog.errors import (
     CorruptBatch,

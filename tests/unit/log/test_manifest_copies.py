@@ -6,9 +6,9 @@ import itertools
 import json
 
 import pytest
-from support.crash_scenarios import SCENARIOS, Scenario, World, start
-from support.logs import DIRECTORY, SMALL, Facts, Promises, check, commit, create, reopen
-from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.disks.logs import DIRECTORY, SMALL, Facts, Promises, check, commit, create, reopen
+from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.worlds.crash_scenarios import SCENARIOS, Scenario, World, start
 
 from liftlog.errors import CorruptMetadata, CorruptRange
 from liftlog.log import Log

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, flip, reopen
-from support.mending import (
+from support.disks.logs import BASE_NS, DIRECTORY, flip, reopen
+from support.disks.mending import (
     BATCHES,
     PATCH,
     batch_places,
@@ -17,7 +17,9 @@ from support.mending import (
     spoil,
     write_patch,
 )
-from support.rewriting import (
+from support.disks.simfs import PAGE, Fault, Keep, MachineStopped, SimFileSystem
+from support.rounds import one_in
+from support.worlds.rewriting import (
     MINUTE_NS,
     ROLL_ON_DEMAND,
     add,
@@ -31,8 +33,6 @@ from support.rewriting import (
     rows_of,
     stored,
 )
-from support.rounds import one_in
-from support.simfs import PAGE, Fault, Keep, MachineStopped, SimFileSystem
 
 from compaction import CompactionPolicy
 from liftlog.errors import CorruptRange, SegmentsChanged

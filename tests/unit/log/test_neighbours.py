@@ -9,10 +9,10 @@ import struct
 
 import pytest
 from crc32c import crc32c
-from support.logs import DIRECTORY, reopen
-from support.neighbours import OTHER, Neighbours, check_all_readers, neighbours, swaps
-from support.rewriting import ROLL_ON_DEMAND
+from support.disks.logs import DIRECTORY, reopen
+from support.disks.neighbours import OTHER, Neighbours, check_all_readers, neighbours, swaps
 from support.rounds import one_in
+from support.worlds.rewriting import ROLL_ON_DEMAND
 
 from liftlog.log.files.slot import SLOT_NAME
 from liftlog.log.read import by_subject

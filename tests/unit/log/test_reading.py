@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.logs import (
+from support.disks.logs import (
     BASE_NS,
     DIRECTORY,
     SMALL,
@@ -25,7 +25,7 @@ from support.logs import (
     reopen,
     set_manifest,
 )
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange
 from liftlog.log import EncodedBatch, Log, LogConfig, OsFileSystem, open_log

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, flip
-from support.rewriting import (
+from support.disks.logs import BASE_NS, DIRECTORY, flip
+from support.disks.simfs import Fault, SimFileSystem
+from support.worlds.rewriting import (
     HEADER,
     Row,
     Rows,
@@ -20,7 +21,6 @@ from support.rewriting import (
     row,
     stored,
 )
-from support.simfs import Fault, SimFileSystem
 
 from liftlog.log import Log
 from liftlog.log.rewrite import RebatchJob, SourceDamaged, needs_rebatch, rebatch

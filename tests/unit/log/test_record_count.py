@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.logs import DIRECTORY, create
-from support.simfs import SimFileSystem
+from support.disks.logs import DIRECTORY, create
+from support.disks.simfs import SimFileSystem
 
 from liftlog.log import Log
 from liftlog.log.active_segment import LogEnd

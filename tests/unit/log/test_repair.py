@@ -8,8 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.logs import DIRECTORY, Promises, append, check, commit, create, flip, read_all, reopen
-from support.simfs import MachineStopped, SimFileSystem
+from support.disks.logs import (
+    DIRECTORY,
+    Promises,
+    append,
+    check,
+    commit,
+    create,
+    flip,
+    read_all,
+    reopen,
+)
+from support.disks.simfs import MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log import ActiveState, Log

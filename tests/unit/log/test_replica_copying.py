@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.logs import (
+from support.disks.logs import (
     BASE_NS,
     DIRECTORY,
     SMALL,
@@ -22,7 +22,7 @@ from support.logs import (
     read_all,
     reopen,
 )
-from support.simfs import Fault, MachineStopped, SimFileSystem
+from support.disks.simfs import Fault, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptRange, OffsetOutOfRange, StorageError
 from liftlog.log import EncodedBatch, Log, LogConfig, LogSlice, OsFileSystem

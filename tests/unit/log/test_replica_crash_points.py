@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from support.replica_scenarios import SCENARIOS, ReplicaScenario, ReplicaWorld, start
+from support.disks.simfs import Keep, MachineStopped, SimFileSystem
 from support.rounds import one_in
-from support.simfs import Keep, MachineStopped, SimFileSystem
+from support.worlds.replica_scenarios import SCENARIOS, ReplicaScenario, ReplicaWorld, start
 
 from liftlog.errors import CorruptMetadata
 from liftlog.log import Log

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from support.logs import DIRECTORY, SMALL, Promises, append, create, encode, read_all, reopen
-from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.disks.logs import DIRECTORY, SMALL, Promises, append, create, encode, read_all, reopen
+from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import StorageError
 from liftlog.log import ActiveState, Log, LogConfig, RecoveryReport

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.logs import BASE_NS, reopen
-from support.rewriting import (
+from support.disks.logs import BASE_NS, reopen
+from support.disks.simfs import Keep, MachineStopped, SimFileSystem
+from support.rounds import one_in
+from support.worlds.rewriting import (
     MINUTE_NS,
     ROLL_ON_DEMAND,
     Rows,
@@ -20,8 +22,6 @@ from support.rewriting import (
     row,
     stored,
 )
-from support.rounds import one_in
-from support.simfs import Keep, MachineStopped, SimFileSystem
 
 from compaction import CompactionPolicy
 from liftlog.log import Log

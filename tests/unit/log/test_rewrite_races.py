@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.background_job import BackgroundJob, check_files
-from support.logs import BASE_NS, reopen
-from support.rewriting import (
+from support.disks.background_job import BackgroundJob, check_files
+from support.disks.logs import BASE_NS, reopen
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import (
     MINUTE_NS,
     ROLL_ON_DEMAND,
     Rows,
@@ -18,7 +19,6 @@ from support.rewriting import (
     rows_of,
     stored,
 )
-from support.simfs import SimFileSystem
 
 from compaction import CompactionPolicy
 from liftlog.log import Log

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, create, flip
-from support.rewriting import ROLL_ON_DEMAND, add, row
-from support.simfs import Fault, SimFileSystem
+from support.disks.logs import BASE_NS, DIRECTORY, create, flip
+from support.disks.simfs import Fault, SimFileSystem
+from support.worlds.rewriting import ROLL_ON_DEMAND, add, row
 
 from liftlog.log import Log
 from liftlog.log.rewrite import Progress, ScrubJob, ScrubResult, scrub

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.logs import DIRECTORY
-from support.simfs import SimFileSystem
+from support.disks.logs import DIRECTORY
+from support.disks.simfs import SimFileSystem
 
 from liftlog.log.rewrite.job import no_throttle
 from liftlog.log.rewrite.segments import SegmentWriter

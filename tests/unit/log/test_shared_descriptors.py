@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crash_scenarios import SCENARIOS, Scenario
-from support.simfs import SimFile
+from support.disks.simfs import SimFile
+from support.worlds.crash_scenarios import SCENARIOS, Scenario
 from unit.log import test_crash_points as crash_points
 
 from liftlog.log import LogEnvironment

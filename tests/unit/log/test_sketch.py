@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import pytest
 from crc32c import crc32c
-from support.logs import BASE_NS, DIRECTORY, Promises, append, flip, reopen
-from support.rewriting import Row, Rows, add, keyed, rebatch_file, row, sketch_segments
-from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.disks.logs import BASE_NS, DIRECTORY, Promises, append, flip, reopen
+from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.worlds.rewriting import Row, Rows, add, keyed, rebatch_file, row, sketch_segments
 
 from liftlog.errors import SyncFailed
 from liftlog.log import Log

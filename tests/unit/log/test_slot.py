@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 
 import pytest
-from support.logs import DIRECTORY, Promises, append, check, commit, create, reopen
-from support.simfs import Fault, SimFileSystem
+from support.disks.logs import DIRECTORY, Promises, append, check, commit, create, reopen
+from support.disks.simfs import Fault, SimFileSystem
 
 from liftlog.errors import DiskFull, StorageError
 from liftlog.log import Log, LogConfig

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.logs import DIRECTORY, Promises, append, check, commit, environment
-from support.simfs import Fault, SimFile, SimFileSystem
+from support.disks.logs import DIRECTORY, Promises, append, check, commit, environment
+from support.disks.simfs import Fault, SimFile, SimFileSystem
 
 from liftlog.errors import StorageError
 from liftlog.log import Log, LogConfig

@@ -6,8 +6,7 @@ import json
 import threading
 
 import pytest
-from support.crash_scenarios import merge, sealed
-from support.logs import (
+from support.disks.logs import (
     BASE_NS,
     DIRECTORY,
     Promises,
@@ -18,7 +17,8 @@ from support.logs import (
     read_all,
     reopen,
 )
-from support.simfs import Fault, SimFileSystem
+from support.disks.simfs import Fault, SimFileSystem
+from support.worlds.crash_scenarios import merge, sealed
 
 from liftlog.errors import (
     CorruptRange,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.logs import (
+from support.disks.logs import (
     BASE_NS,
     DIRECTORY,
     SMALL,
@@ -16,7 +16,7 @@ from support.logs import (
     read_all,
     reopen,
 )
-from support.simfs import Fault, MachineStopped, SimFileSystem
+from support.disks.simfs import Fault, MachineStopped, SimFileSystem
 
 from liftlog.errors import (
     CorruptBatch,

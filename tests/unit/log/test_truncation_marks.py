@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.logs import BASE_NS, Promises, append, check, commit, create, reopen
-from support.rewriting import ROLL_ON_DEMAND, add, compact_fully, keyed, row, stored
-from support.simfs import SimFileSystem
+from support.disks.logs import BASE_NS, Promises, append, check, commit, create, reopen
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import ROLL_ON_DEMAND, add, compact_fully, keyed, row, stored
 
 from liftlog.errors import SegmentsChanged
 from liftlog.log import Log

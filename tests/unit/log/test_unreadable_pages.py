@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from support import simfs
-from support.crash_scenarios import SCENARIOS, Scenario, World, start
-from support.logs import BASE_NS, DIRECTORY, Promises, check, create, encode, reopen
+from support.disks import simfs
+from support.disks.logs import BASE_NS, DIRECTORY, Promises, check, create, encode, reopen
+from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
 from support.rounds import one_in
-from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.worlds.crash_scenarios import SCENARIOS, Scenario, World, start
 
 from liftlog.errors import CorruptBatch, CorruptMetadata, CorruptRange, StorageError
 from liftlog.log import ActiveState, Log, LogConfig

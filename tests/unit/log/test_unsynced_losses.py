@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from support.logs import (
+from support.disks.logs import (
     DIRECTORY,
     Facts,
     FakeClock,
@@ -17,7 +17,7 @@ from support.logs import (
     reopen,
     set_manifest,
 )
-from support.simfs import Keep, SimFileSystem
+from support.disks.simfs import Keep, SimFileSystem
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log, LogConfig

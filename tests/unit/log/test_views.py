@@ -6,7 +6,7 @@ import errno
 import threading
 
 import pytest
-from support.logs import (
+from support.disks.logs import (
     SMALL,
     Promises,
     append,
@@ -14,7 +14,7 @@ from support.logs import (
     create,
     read_all,
 )
-from support.simfs import Fault, SimFileSystem
+from support.disks.simfs import Fault, SimFileSystem
 
 from liftlog.errors import DiskFull, StorageError, SyncFailed
 from liftlog.log import Log

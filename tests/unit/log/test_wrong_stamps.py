@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from support.logs import BASE_NS, DIRECTORY, FakeClock, encode, environment
-from support.simfs import SimFileSystem
+from support.disks.logs import BASE_NS, DIRECTORY, FakeClock, encode, environment
+from support.disks.simfs import SimFileSystem
 
 from liftlog.log import Log, LogConfig
 from liftlog.records import decode_batch, encode_batch

@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from support.logs import read_all
-from support.stored_logs import STREAM, StoredLog
-from support.values import ZERO_TAILS, zero_tailed
+from support.clients.values import ZERO_TAILS, zero_tailed
+from support.disks.logs import read_all
+from support.disks.stored_logs import STREAM, StoredLog
 
 from liftlog.log import OsFileSystem
 from liftlog.log.backup import create_backup, restore_backup

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.local_broker import Running
-from support.local_checkpoints import LocalOffsets
+from support.daemons.local_broker import Running
+from support.daemons.local_checkpoints import LocalOffsets
 
 from liftlog.errors import ShuttingDown
 from liftlog.groups.assignment import joined, settled

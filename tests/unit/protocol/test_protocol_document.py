@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.nkey_seeds import seed_of
+from support.clients.nkey_seeds import seed_of
 
 from acl.nkeys import SigningKey
 from liftlog.errors import WIRE_ERRORS

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import AUTH, HELLO, RawPull, frame
+from support.clients.raw_pull import AUTH, HELLO, RawPull, frame
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.protocol.limits import WireLimits
 from liftlog.server.pull import PullLimits

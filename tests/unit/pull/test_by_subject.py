@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.logs import BASE_NS, create, flip, reopen
-from support.rewriting import (
+from support.disks.logs import BASE_NS, create, flip, reopen
+from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
+from support.worlds.rewriting import (
     ROLL_ON_DEMAND,
     Row,
     add,
@@ -23,7 +24,6 @@ from support.rewriting import (
     row,
     sketch_segments,
 )
-from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.errors import CorruptRange
 from liftlog.log import EncodedBatch, Log

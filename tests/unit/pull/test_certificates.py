@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.certificates import Authority, Pair
+from support.daemons.certificates import Authority, Pair
 
 from liftlog.cli.doctor import FAILED, OK, WARNING, setup
 from liftlog.cli.lib.exit_codes import ExitCode

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from support.pull_broker import LogBroker, LoggedStream, pull_server
-from support.raw_pull import RawPull
+from support.clients.raw_pull import RawPull
+from support.daemons.pull_broker import LogBroker, LoggedStream, pull_server
 
 from compaction import CompactionPolicy, plan_compaction
 from liftlog.client.groups.arrived import slots_of

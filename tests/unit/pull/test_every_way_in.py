@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import aiohttp
 import pytest
-from support.http_port import http_port
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
-from support.request_examples import SECRET, example_of
+from support.clients.raw_pull import RawPull
+from support.clients.request_examples import SECRET, example_of
+from support.daemons.http_port import http_port
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from liftlog.cluster import transitions

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
+from support.clients.raw_pull import RawPull
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.records.decode import iter_batches
 from liftlog.records.encode import encode_batch

@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 import pytest
-from support.pull_broker import LogBroker, LoggedStream, pull_server
-from support.raw_pull import RawPull
+from support.clients.raw_pull import RawPull
+from support.daemons.pull_broker import LogBroker, LoggedStream, pull_server
 
 from liftlog.errors import CorruptRange, UnsupportedFormat
 from liftlog.log import Log

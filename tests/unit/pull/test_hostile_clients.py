@@ -11,10 +11,10 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.local_checkpoints import serve_checkpoints
-from support.logins import policy
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import AUTH, HELLO, RawPull, frame
+from support.clients.raw_pull import AUTH, HELLO, RawPull, frame
+from support.daemons.local_checkpoints import serve_checkpoints
+from support.daemons.logins import policy
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from liftlog.log import Log

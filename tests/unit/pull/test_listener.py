@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
+from support.clients.raw_pull import RawPull
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.errors import ConfigError
 from liftlog.server.pull import PullServer

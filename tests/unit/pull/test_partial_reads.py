@@ -9,20 +9,19 @@ from typing import Any, NamedTuple
 
 import pytest
 from crc32c import crc32c
-from support.logs import BASE_NS, flip
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
-from support.rewriting import Row, add, compact_fully, keyed, row, sketch_segments
-from support.simfs import SimFileSystem
+from support.clients.raw_pull import RawPull
+from support.daemons.pull_broker import LogBroker, pull_server
+from support.disks.logs import BASE_NS, flip
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import Row, add, compact_fully, keyed, row, sketch_segments
 
 from liftlog.errors import CorruptRange
 from liftlog.log import Log, LogSlice
 from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.log.read import partial, sparse
 from liftlog.log.read.partial import PartialPiece
-from liftlog.log.segment import sketched
 from liftlog.log.segment.derived import sketch_path
-from liftlog.log.segment.segment import Segment
+from liftlog.log.segment.segment import Segment, sketched
 from liftlog.log.segment.sketch import Probe, read_sketch, read_value_checks, write_sketch
 from liftlog.records import Record, iter_batches
 from liftlog.records.columns.selection import Selection, parse_selection

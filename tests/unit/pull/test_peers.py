@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
+from support.clients.raw_pull import RawPull
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from liftlog.protocol.replication import Peer, PeerAnswer, SuspectAnswer

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
+from support.clients.raw_pull import RawPull
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.server.reading import read_share
 from liftlog.server.reading.read_share import ReadShare, ThreadUsage, Usage

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.http_port import http_port
-from support.opened_client import Opened, until
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
+from support.clients.opened_client import Opened, until
+from support.clients.raw_pull import RawPull
+from support.daemons.http_port import http_port
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from liftlog.client import connect_sync

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.page_cache import need_nowait
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
+from support.clients.raw_pull import RawPull
+from support.daemons.pull_broker import LogBroker, pull_server
+from support.disks.page_cache import need_nowait
 
 from liftlog.log.active_segment import LogEnd
 from liftlog.log.state import ReadView

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.certificates import Authority
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import AUTH, HELLO, RawPull, frame
+from support.clients.raw_pull import AUTH, HELLO, RawPull, frame
+from support.daemons.certificates import Authority
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.errors import ConfigError
 from liftlog.protocol.limits import MIB

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pull_broker import LogBroker, pull_server
-from support.raw_pull import RawPull
-from support.request_examples import example_of
+from support.clients.raw_pull import RawPull
+from support.clients.request_examples import example_of
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog.protocol.messages import REQUESTS
 from liftlog.protocol.replication import Copies, Ends, Forward, Peer, Replicate, Resign, Suspect

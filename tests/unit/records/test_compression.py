@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from support.golden_log import BATCHES, GOLDEN, from_json
+from support.disks.golden_log import BATCHES, GOLDEN, from_json
 
 from liftlog.errors import CorruptBatch, UnsupportedFormat
 from liftlog.records import (

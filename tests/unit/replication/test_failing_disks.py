@@ -7,9 +7,9 @@ import errno
 from dataclasses import replace
 
 import pytest
-from support.followed import CONFIG, Host, Link, followed
-from support.logs import Promises, append, create, reopen
-from support.simfs import Fault, SimFileSystem
+from support.disks.logs import Promises, append, create, reopen
+from support.disks.simfs import Fault, SimFileSystem
+from support.worlds.followed import CONFIG, Host, Link, followed
 
 from liftlog.log import Log, LogSlice
 from liftlog.protocol.replication import Replica

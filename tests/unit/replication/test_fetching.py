@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.followed import CONFIG, Host, Link, followed
-from support.logs import BASE_NS, Promises, append, create
-from support.simfs import SimFileSystem
+from support.disks.logs import BASE_NS, Promises, append, create
+from support.disks.simfs import SimFileSystem
+from support.worlds.followed import CONFIG, Host, Link, followed
 
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.disks.simfs import Fault, SimFileSystem
 from support.repository import REPOSITORY
 from support.rounds import rounds
-from support.simfs import Fault, SimFileSystem
 
 from liftlog.cluster.store import CasUnknown, StoreUnavailable
 from liftlog.server.metadata.file_store import FileMetaStore

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster.store import Entry
 from liftlog.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.simfs import MachineStopped, SimFileSystem
+from support.disks.simfs import MachineStopped, SimFileSystem
 
 from liftlog.cluster.store import Entry
 from liftlog.errors import ConfigError, CorruptMetadata

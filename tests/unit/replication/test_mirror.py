@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simfs import Fault, SimFileSystem
+from support.disks.simfs import Fault, SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.leading import Change

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster.store import CLUSTER_KEY, Entry, StoreUnavailable
 from liftlog.errors import ConfigError

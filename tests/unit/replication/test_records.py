@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_broker import Running
+from support.daemons.local_broker import Running
 from support.rounds import one_in
 
 from liftlog.cluster.record import StreamRecord

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
 from support.rounds import one_in
-from support.simfs import Fault, Keep, MachineStopped, SimFileSystem
 
 from liftlog.cluster.store import CasLost, CasUnknown, StoreUnavailable
 from liftlog.log import OsFileSystem

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from support.logs import SMALL, Promises, append, create, encode, flip
-from support.simfs import SimFileSystem
+from support.disks.logs import SMALL, Promises, append, create, encode, flip
+from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster import side_state, transitions
 from liftlog.cluster.leading import Leader

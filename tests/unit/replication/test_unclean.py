@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import LogEnd

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_broker import Running
-from support.pull_broker import pull_server
+from support.daemons.local_broker import Running
+from support.daemons.pull_broker import pull_server
 
 from acl.policy import Policy
 from acl.tokens import hash_token

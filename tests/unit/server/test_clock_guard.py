@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.file_errors import LOOKS, OTHER_ERRORS, SECTOR_ERRORS, Failure, failures
-from support.logs import environment
-from support.simfs import SimFileSystem
+from support.disks.file_errors import LOOKS, OTHER_ERRORS, SECTOR_ERRORS, Failure, failures
+from support.disks.logs import environment
+from support.disks.simfs import SimFileSystem
 
 from liftlog.log import OsFileSystem
 from liftlog.log.data_dir import make_durable_directory

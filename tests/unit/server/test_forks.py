@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.daemon import Daemon
-from support.forks import Forked, can_fork
-from support.ingesting import until
-from support.nats_server import NatsServer
+from support.clients.ingesting import until
+from support.daemons.daemon import Daemon
+from support.daemons.forks import Forked, can_fork
+from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from itertools import permutations
 
 import pytest
-from support.networks import Network
+from support.daemons.networks import Network
 
 NAMES = ("a", "b", "c")
 PORT = 4000

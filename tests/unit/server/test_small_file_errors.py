@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from support.file_errors import CHANGES, LOOKS, OTHER_ERRORS, SECTOR_ERRORS, failures
-from support.small_files import SMALL_FILES, SmallFile
+from support.disks.file_errors import CHANGES, LOOKS, OTHER_ERRORS, SECTOR_ERRORS, failures
+from support.disks.small_files import SMALL_FILES, SmallFile
 
 from liftlog.cluster.store import MetaStoreError
 from liftlog.errors import LiftlogError

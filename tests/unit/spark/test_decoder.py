@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
-from support.values import binary
+from support.clients.values import binary
 
 from acl.subjects import matches
 from liftlog.records import RecordBatch, decode_batch, encode_batch

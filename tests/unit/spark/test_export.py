@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.exporting import Export, ExportedStreams, Put, table
-from support.pull_broker import LoggedStream
+from support.daemons.pull_broker import LoggedStream
+from support.spark.session.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.errors import (
     Conflict,

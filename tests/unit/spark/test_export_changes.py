@@ -9,11 +9,11 @@ import pytest
 from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.crashing_disk import disk
-from support.exporting import Export, ExportedStreams, Put, table
-from support.local_engine import LocalEngine
+from support.clients.values import binary
+from support.disks.crashing_disk import disk
 from support.rounds import is_torture
-from support.values import binary
+from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.session.local_engine import LocalEngine
 
 from liftlog.errors import Conflict, InvalidArgument, StreamNotFound
 from liftlog.spark.export import batches, changes, in_doubt, newest, paths, query

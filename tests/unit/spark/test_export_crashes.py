@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.crashing_disk import Stopped, disk
-from support.exporting import Export, ExportedStreams, Put, table
+from support.disks.crashing_disk import Stopped, disk
 from support.rounds import one_in
+from support.spark.session.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.spark.export import newest
 

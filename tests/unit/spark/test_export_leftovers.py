@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from support.crashing_disk import Stopped, disk
-from support.exporting import Export, ExportedStreams, Put, table
+from support.disks.crashing_disk import Stopped, disk
+from support.spark.session.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.spark.export import newest, paths
 from liftlog.spark.export.store import Disk, LocalStore

@@ -12,9 +12,9 @@ import pytest
 from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.local_engine import LocalEngine, rows_of
+from support.clients.values import binary
 from support.rounds import is_torture
-from support.values import binary
+from support.spark.session.local_engine import LocalEngine, rows_of
 
 from liftlog.errors import StorageError
 from liftlog.spark.columns import schema_of

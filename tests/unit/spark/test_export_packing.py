@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from support.exporting import Export, ExportedStreams, Put, table
+from support.spark.session.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.errors import InvalidArgument
 from liftlog.spark.export import newest
@@ -61,7 +61,7 @@ def test_a_compacted_table_of_many_runs(
 def test_a_machine_that_stops_meanwhile(
     streams: ExportedStreams, tmp_path: Path, stop_before: int
 ) -> None:
-    from support.crashing_disk import Stopped, disk
+    from support.disks.crashing_disk import Stopped, disk
 
     archive = Export(streams, "in", str(tmp_path / "archive"), mode="append")
     for n in range(3):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
-from support.crashing_disk import Stopped, disk
-from support.exporting import Export, ExportedStreams, Put, table
+from support.disks.crashing_disk import Stopped, disk
+from support.spark.session.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli

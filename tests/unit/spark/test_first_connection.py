@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.cutting_proxy import cutting_proxy
-from support.loop_thread import LoopThread
-from support.ports import free_port
-from support.served_logs import ServedLogs
+from support.daemons.cutting_proxy import cutting_proxy
+from support.daemons.loop_thread import LoopThread
+from support.daemons.ports import free_port
+from support.daemons.served_logs import ServedLogs
 
 from acl.policy import Policy
 from acl.tokens import hash_token

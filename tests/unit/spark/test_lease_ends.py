@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_cleaning import Cleaning
+from support.daemons.local_cleaning import Cleaning
 
 from liftlog.client import LeaseInfo, connect_sync
 from liftlog.errors import DiskFull, LeaseGone, LimitExceeded, OffsetOutOfRange

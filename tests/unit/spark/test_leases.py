@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_cleaning import Cleaning
+from support.daemons.local_cleaning import Cleaning
 
 from liftlog.client import connect_sync
 from liftlog.errors import LeaseGone, SegmentsChanged

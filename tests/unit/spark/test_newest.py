@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.served_logs import ServedLogs
-from support.values import binary
+from support.clients.values import binary
+from support.daemons.served_logs import ServedLogs
 
 from acl.subjects import matches
 from liftlog.errors import InvalidArgument

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
-from support.served_logs import ServedLogs
+from support.daemons.served_logs import ServedLogs
 
 from liftlog.errors import Diverged, OffsetOutOfRange
 from liftlog.spark.options import parse_options

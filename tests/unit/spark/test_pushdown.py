@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     Not,
 )
-from support.served_logs import ServedLogs
+from support.daemons.served_logs import ServedLogs
 
 from liftlog.errors import InvalidArgument
 from liftlog.spark.batch import PushdownReader, narrowed

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nkey_seeds import seed_of
-from support.served_logs import ServedLogs
-from support.stored_logs import batch_positions, flip
+from support.clients.nkey_seeds import seed_of
+from support.daemons.served_logs import ServedLogs
+from support.disks.stored_logs import batch_positions, flip
 
 from acl.nkeys import SigningKey, find_seed
 from acl.policy import Policy

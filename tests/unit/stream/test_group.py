@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.values import binary
+from support.clients.values import binary
 
 from liftlog.records import RecordBatch, decode_batch
 from liftlog.stream import CommitGroup

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.administered import MINUTE_MS, fill, restarted
-from support.local_broker import Running
+from support.daemons.administered import MINUTE_MS, fill, restarted
+from support.daemons.local_broker import Running
 
 from liftlog.errors import (
     Conflict,

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.administered import restarted
-from support.local_broker import Running
+from support.daemons.administered import restarted
+from support.daemons.local_broker import Running
 
 from liftlog.errors import (
     ConfigError,

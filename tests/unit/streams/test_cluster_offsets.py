@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.local_broker import Running
+from support.daemons.local_broker import Running
 
 from liftlog.cluster import transitions
 from liftlog.cluster.election import Patience

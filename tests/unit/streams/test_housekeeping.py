@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.local_broker import Running
+from support.daemons.local_broker import Running
 
 from liftlog.server.streams.housekeeping import Housekeeping, SideBySide
 from liftlog.server.streams.retention import grant_lease

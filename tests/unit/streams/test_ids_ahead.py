@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_broker import Running
+from support.daemons.local_broker import Running
 
 from liftlog.errors import StorageError
 from liftlog.server.commits.host import StreamHost

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.local_broker import Running
+from support.daemons.local_broker import Running
 
 from liftlog.server.streams.intake import Ingested
 from liftlog.stream import MessageRun

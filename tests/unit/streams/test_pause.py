@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.administered import acks_of, restarted
-from support.local_broker import Running
+from support.daemons.administered import acks_of, restarted
+from support.daemons.local_broker import Running
 
 from liftlog.errors import (
     Conflict,

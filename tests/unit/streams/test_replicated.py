@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.ingesting import until
-from support.local_broker import Running
+from support.clients.ingesting import until
+from support.daemons.local_broker import Running
 
 from liftlog.cli.clustering.cluster import _state
 from liftlog.cluster import transitions

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.logs import BASE_NS, DIRECTORY, SMALL, FakeClock, encode, environment
-from support.rewriting import add, compact_once, keyed, row, stored
-from support.simfs import Fault, SimFileSystem
+from support.disks.logs import BASE_NS, DIRECTORY, SMALL, FakeClock, encode, environment
+from support.disks.simfs import Fault, SimFileSystem
+from support.worlds.rewriting import add, compact_once, keyed, row, stored
 
 from compaction.retention import RetentionDecision
 from liftlog.errors import InvalidArgument, OffsetOutOfRange, StorageError

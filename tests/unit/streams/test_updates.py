@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.administered import MINUTE_MS, acks_of, fill, restarted
-from support.local_broker import Running
+from support.daemons.administered import MINUTE_MS, acks_of, fill, restarted
+from support.daemons.local_broker import Running
 
 from liftlog.errors import (
     Conflict,

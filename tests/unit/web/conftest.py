@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.http_port import http_port
-from support.local_checkpoints import NoGroups
-from support.pull_broker import LogBroker, pull_server
+from support.daemons.http_port import http_port
+from support.daemons.local_checkpoints import NoGroups
+from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from acl.tokens import hash_token

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.pull_broker import LogBroker
+from support.daemons.pull_broker import LogBroker
 
 from liftlog.protocol.checkpoints import Checkpoint
 from liftlog.server.web.formats import damage_marks, segment_parts

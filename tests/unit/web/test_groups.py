@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from support.local_checkpoints import serve_checkpoints
+from support.daemons.local_checkpoints import serve_checkpoints
 
 from liftlog.errors import ShuttingDown
 from liftlog.groups.requests import Commit, Join

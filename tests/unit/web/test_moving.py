@@ -9,7 +9,7 @@ from html import unescape
 from typing import Any
 
 import pytest
-from support.local_checkpoints import NoGroups
+from support.daemons.local_checkpoints import NoGroups
 
 from liftlog.errors import CheckpointMoved, LiftlogError
 from liftlog.protocol.checkpoints import Checkpoint

@@ -332,7 +332,7 @@ async def test_the_searches_of_one_viewer_refuse_no_page_and_nothing_of_another(
 async def test_while_the_daemon_starts(
     site: Any, orders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from support.http_port import Healthy
+    from support.daemons.http_port import Healthy
 
     monkeypatch.setattr(Healthy, "is_serving", False)
     async with site() as browser:

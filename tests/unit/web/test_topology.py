@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support.local_checkpoints import NoGroups
+from support.daemons.local_checkpoints import NoGroups
 
 from acl.subjects import matches, overlaps
 from liftlog.protocol.checkpoints import Checkpoint

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from support.pull_broker import LogBroker
+from support.daemons.pull_broker import LogBroker
 
 from liftlog.errors import CorruptRange, StreamUnavailable
 from liftlog.protocol.checkpoints import Checkpoint

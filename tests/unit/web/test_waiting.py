@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stored_logs import STAMP_NS, StoredLog
+from support.disks.stored_logs import STAMP_NS, StoredLog
 
 from liftlog.server.web import waiting
 from liftlog.server.web.waiting import Place, Waiting, received_ns

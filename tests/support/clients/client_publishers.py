@@ -1,0 +1,295 @@
+"""Applications that publish with the clients of NATS as they are: nats-py in a thread, nats.go and
+the client for Node as processes. Each repeats a message with its `Nats-Msg-Id` until it is acked.
+
+The programs are in `go_publisher` and `node_publisher` beside this module; they are built below
+`build/`, from the Go module proxy and npm. Beside them is a reader with nats.go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import nats
+from nats.errors import Error as NatsError
+from support.clients.ingesting import numbered
+from support.clients.replicated_publishers import LoadPublisher
+from support.daemons.cluster import PATIENCE
+from support.daemons.nats_server import NatsServer
+from support.repository import REPOSITORY
+from support.rounds import is_torture
+
+_BUILD_SECONDS = 600.0
+_PLACE = REPOSITORY / "build/publishers"
+_SOURCES = REPOSITORY / "tests/support"
+_MESSAGE_BYTES = 60
+
+
+def identified(subject: str, number: int) -> tuple[str, dict[str, str], bytes]:
+    return subject, {"Nats-Msg-Id": f"{subject}-{number}"}, numbered(number, _MESSAGE_BYTES)
+
+
+class ClientPublisher(LoadPublisher):
+    """`timeout` is the seconds after which the client gives up an attempt. `failures` are errors of
+    attempts, with how often; `acked_at` are the times of acks."""
+
+    client = "nats-py"
+
+    def __init__(
+        self,
+        servers: Sequence[NatsServer],
+        subject: str,
+        *,
+        timeout: float = 1.0,
+        in_flight: int = 1,
+        pause: float = 0.02,
+    ) -> None:
+        super().__init__(servers, subject, identified, in_flight=in_flight)
+        self.failures: Counter[str] = Counter()
+        self.acked_at: list[float] = []
+        self.seconds: list[float] = []
+        """From the first attempt to the ack, of each message."""
+        self._urls = [server.url for server in servers]
+        self._timeout = timeout
+        self._pause = pause
+        self._sent_at: dict[int, float] = {}
+
+    @property
+    def published(self) -> int:
+        return self._next
+
+    @property
+    def unacked(self) -> int:
+        return len(self._sent_at)
+
+    def longest_wait(self, since: float) -> float:
+        """Most seconds between two acks in a row, of those that came after `since`."""
+        times = [at for at in self.acked_at.copy() if at >= since]
+        return max((later - one for one, later in itertools.pairwise(times)), default=0.0)
+
+    def summary(self) -> str:
+        failed = ", ".join(f"{count} x {what!r}" for what, count in self.failures.most_common(4))
+        return f"{self.client}: {self.acked} acked, failed attempts: {failed or 'none'}"
+
+    def _begin(self) -> tuple[int, str, dict[str, str], bytes]:
+        number, self._next = self._next, self._next + 1
+        self._sent_at[number] = now = time.monotonic()
+        self.events.append(("sent", number, now, (None, False)))
+        return number, *self._message_of(self.subject, number)
+
+    def _acked(self, number: int, offset: int) -> None:
+        now = time.monotonic()
+        self.seconds.append(now - self._sent_at.pop(number))
+        self.acked += 1
+        self.acked_at.append(now)
+        self.events.append(("acked", number, now, (offset, True)))
+
+    def _wait(self) -> None:
+        self._stop_asked.wait(0.5 if self.easy else self._pause)
+
+
+class LibraryPublisher(ClientPublisher):
+    """nats-py's `js.publish`, one message at a time."""
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._publish())
+        except Exception as error:  # told by `finish`
+            self.error = error
+
+    async def _publish(self) -> None:
+        async def ignore(_: Exception) -> None:
+            """Servers are down now and then; nats-py would print a traceback each time."""
+
+        client = await nats.connect(
+            self._urls, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=ignore
+        )
+        stream = client.jetstream(timeout=self._timeout)
+        while not self._stop_asked.is_set():
+            number, subject, headers, value = self._begin()
+            while not self._stop_asked.is_set():
+                self.host = getattr(client.connected_url, "hostname", None) or ""
+                try:
+                    ack = await stream.publish(subject, value, headers=headers)
+                except (NatsError, TimeoutError) as error:
+                    self.failures[str(error) or type(error).__name__] += 1
+                    await asyncio.sleep(0.05)
+                    continue
+                self._acked(number, ack.seq)
+                break
+            await asyncio.sleep(0.5 if self.easy else self._pause)
+        await client.close()
+
+
+class ProgramPublisher(ClientPublisher):
+    """A process with another client, which repeats by itself what is not acked. All is acked when
+    it ends."""
+
+    def __init__(
+        self, program: Program, servers: Sequence[NatsServer], subject: str, **more: float
+    ) -> None:
+        super().__init__(servers, subject, **{"in_flight": 4, **more})  # type: ignore[arg-type]
+        self.client = program.client
+        self.knows_host = False
+        self._command = program.command
+
+    def run(self) -> None:
+        try:
+            self._publish()
+        except Exception as error:  # told by `finish`
+            self.error = error
+
+    def _publish(self) -> None:
+        with subprocess.Popen(
+            [*self._command, ",".join(self._urls), str(self._timeout)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            hearing = threading.Thread(target=self._hear, args=[process.stdout], daemon=True)
+            hearing.start()
+            while not self._stop_asked.is_set():
+                while len(self._sent_at) < self._in_flight:
+                    self._give(process.stdin)
+                process.stdin.flush()
+                self._wait()
+            process.stdin.close()
+            hearing.join(PATIENCE)
+            assert process.wait(PATIENCE) == 0, f"{self.summary()}, {self.unacked} without an ack"
+
+    def _give(self, program: IO[bytes]) -> None:
+        number, subject, headers, value = self._begin()
+        message = {
+            "number": number,
+            "subject": subject,
+            "id": headers["Nats-Msg-Id"],
+            "value": value.decode(),
+        }
+        program.write(json.dumps(message).encode() + b"\n")
+
+    def _hear(self, program: IO[bytes]) -> None:
+        for line in program:
+            answer = json.loads(line)
+            if "error" in answer:
+                self.failures[answer["error"]] += 1
+            else:
+                # None if the connection was lost just after the ack.
+                self.host = answer.get("server") or self.host
+                self._acked(answer["number"], answer["offset"])
+
+
+class Program(NamedTuple):
+    client: str
+    command: list[str]
+
+
+class Missing(Exception):
+    """What a program lacks to be built."""
+
+
+def go_program() -> Program:
+    """Raises Missing."""
+    return Program("nats.go", [_built_with_go("go-publisher", ".")])
+
+
+def go_reader() -> Path:
+    """A program that reads with a pull ordered consumer. Raises Missing."""
+    _PLACE.mkdir(parents=True, exist_ok=True)
+    with (_PLACE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return Path(_built_with_go("go-reader", "./reader"))
+
+
+def _built_with_go(name: str, package: str) -> str:
+    program = str(_PLACE / name)
+    options = {"GOFLAGS": "-mod=readonly -buildvcs=false", "GOTOOLCHAIN": "local"}
+    _run(["go", "build", "-o", program, package], _SOURCES / "go_publisher", options)
+    return program
+
+
+def node_program() -> Program:
+    """Raises Missing."""
+    source, place = _SOURCES / "node_publisher", _PLACE / "node"
+    package = place / "package.json"
+    wanted = (source / "package.json").read_bytes()
+    is_installed = package.exists() and package.read_bytes() == wanted
+    place.mkdir(exist_ok=True)
+    shutil.copy(source / "publisher.js", place)
+    if not is_installed:
+        staged = place / "staged"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
+        shutil.copy(source / "package.json", staged)
+        quiet = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
+        _run(["npm", "install", *quiet], staged)
+        shutil.rmtree(place / "node_modules", ignore_errors=True)
+        (staged / "node_modules").rename(place / "node_modules")
+        (staged / "package.json").rename(package)
+    if shutil.which("node") is None:
+        raise Missing("node is not installed")
+    return Program("Node", ["node", str(place / "publisher.js")])
+
+
+def _run(command: Sequence[str], place: Path, more: dict[str, str] | None = None) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=place,
+            env={**os.environ, **(more or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise Missing(f"{command[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{command[0]} takes longer than {_BUILD_SECONDS:.0f} s") from None
+    if done.returncode:
+        raise Missing(f"{' '.join(command[:2])} failed: {(done.stdout + done.stderr)[-300:]}")
+
+
+def programs() -> list[Program]:
+    """Those that can be built here. Prints why the others cannot."""
+    found = []
+    _PLACE.mkdir(parents=True, exist_ok=True)
+    with (_PLACE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for client, build in {"nats.go": go_program, "Node": node_program}.items():
+            try:
+                found.append(build())
+            except Missing as why:
+                print(f"without {client}: {why}", flush=True)
+    return found
+
+
+def client_publishers(
+    servers: Sequence[NatsServer], subject: str, *, timeout: float = 1.0
+) -> list[ClientPublisher]:
+    """One for each client, in campaigns; else for nats-py alone. They begin at different servers,
+    and publish to subjects that begin like this."""
+
+    def at(number: int) -> list[NatsServer]:
+        number %= len(servers)
+        return [*servers[number:], *servers[:number]]
+
+    found: list[ClientPublisher] = [
+        LibraryPublisher(servers, f"{subject}-nats-py", timeout=timeout)
+    ]
+    for number, program in enumerate(programs() if is_torture() else [], 1):
+        name = f"{subject}-{program.client.lower().replace('.', '-')}"
+        found.append(ProgramPublisher(program, at(number), name, timeout=timeout))
+    return found

@@ -1,0 +1,218 @@
+"""Publishing to a real daemon and reading back what it stored."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from support.clients.raw_nats import RawMessage, RawNats, header_block, hpub_frame, pub_frame
+from support.daemons.daemon import Daemon
+
+from liftlog.client import connect_sync
+from liftlog.records.decode import Record
+
+
+def records_of(
+    daemon: Daemon, stream: str, start: int | str = "earliest", *, on_corrupt: Any = "raise"
+) -> list[Record]:
+    """Everything a consumer can read of a stream now."""
+    with connect_sync(daemon.pull_address) as client:
+        return list(client.read(stream, start=start, until="end", on_corrupt=on_corrupt))
+
+
+def values_of(daemon: Daemon, stream: str) -> list[bytes | None]:
+    return [record.value for record in records_of(daemon, stream)]
+
+
+def describe(daemon: Daemon, stream: str) -> Any:
+    with connect_sync(daemon.pull_address) as client:
+        return client.describe_stream(stream)
+
+
+def until(condition: Callable[[], Any], timeout: float = 60.0, what: str = "") -> None:
+    """Poll: for states that nothing announces."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {timeout} s: {what or condition}"
+        time.sleep(0.01)
+
+
+def assert_no_traceback(daemon: Daemon) -> None:
+    assert "Traceback" not in daemon.log, daemon.log
+    assert "Error in sys.excepthook" not in daemon.log
+    assert "was never retrieved" not in daemon.log, daemon.log
+
+
+def refused(daemon: Daemon, stream: str, reason: str) -> float:
+    try:
+        return daemon.metric("liftlog_refused_total", stream=stream, reason=reason)
+    except KeyError:
+        return 0.0
+
+
+def ack_of(message: RawMessage) -> dict[str, Any]:
+    assert message.payload, f"no ack but {message.headers!r}"
+    found: dict[str, Any] = json.loads(message.payload)
+    return found
+
+
+def publish(client: RawNats, subject: str, payload: bytes = b"", **headers: str) -> dict[str, Any]:
+    """Publish with a reply subject; returns the ack. Underscores in names become dashes."""
+    block = header_block({name.replace("_", "-"): value for name, value in headers.items()})
+    return ack_of(client.request(subject, payload, headers=block if headers else b""))
+
+
+def publish_until_acked(
+    client: RawNats, subject: str, payload: bytes, message_id: str, **headers: str
+) -> dict[str, Any]:
+    """Until a leader is there to store it: while none is, NATS says that no one hears the subject,
+    and what comes to one that is giving up the lead gets no answer. With an id, so that it is
+    stored once. Returns the ack."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    block = header_block(named | {"Nats-Msg-Id": message_id})
+    deadline = time.monotonic() + 60
+    while True:
+        answer = None
+        with suppress(TimeoutError):
+            answer = client.request(subject, payload, headers=block, timeout=5)
+        if answer is not None and answer.payload and b"error" not in answer.payload:
+            return ack_of(answer)
+        assert time.monotonic() < deadline, f"no ack but {answer}"
+        time.sleep(0.02)
+
+
+def numbered(number: int, size_bytes: int = 0) -> bytes:
+    """A value that bears a number, padded; two of three end in zeros."""
+    text = b"%d" % number
+    if number % 3 == 0:
+        return text.ljust(size_bytes)
+    return text.ljust(max(size_bytes, len(text) + number % 10), b"\0")
+
+
+def number_of(value: bytes | None) -> int:
+    """The number that a value bears; -1 for none."""
+    return int((value or b"-1").rstrip(b"\0"))
+
+
+class AckedPublisher(threading.Thread):
+    """Publishes numbered messages, many in flight, and keeps the books.
+
+    The value of a message bears its number (`number_of`). `acked` maps numbers to offsets; `nacked`
+    to error codes. A message without an answer stays in neither.
+    """
+
+    EASE_SECONDS: ClassVar = 0.1
+    """Between two volleys of a publisher that takes it easy."""
+
+    def __init__(
+        self,
+        port: int,
+        subject: str,
+        *,
+        in_flight: int = 64,
+        pad: int = 0,
+        keys: int = 0,
+        value_of: Callable[[int], bytes] | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """With `keys`, message n bears the key `<subject>/<n % keys>`. `value_of` makes the values
+        where they are to be others than `numbered` ones."""
+        super().__init__(name=f"publisher-{subject}")
+        self.acked: dict[int, int] = {}
+        self.nacked: dict[int, int] = {}
+        self.published = 0
+        self.error: BaseException | None = None
+        self.subject = subject
+        self._port, self._host = port, host
+        self._in_flight, self._keys = in_flight, keys
+        self._value_of = value_of or (lambda number: numbered(number, pad))
+        self._stop_asked = threading.Event()
+        self.easy = False
+        """Some hundred messages a second instead of as many as can be."""
+        self.unheard = 0
+        """How often NATS reported that there is no subscriber."""
+
+    def run(self) -> None:
+        try:
+            with RawNats(self._port, host=self._host) as client:
+                self._publish(client)
+        except (OSError, AssertionError) as error:
+            self.error = error
+
+    def _publish(self, client: RawNats) -> None:
+        inbox = client.new_reply().rpartition(b".")[0]
+        waiting: set[int] = set()
+        unheard = 0
+        while not self._stop_asked.is_set():
+            if self.easy:
+                self._stop_asked.wait(self.EASE_SECONDS)
+            frames = []
+            while len(waiting) < self._in_flight:
+                number = self.published
+                self.published += 1
+                waiting.add(number)
+                frames.append(self._frame(number, inbox + b".%d" % number))
+            client.send(b"".join(frames))
+            if self.unheard > unheard:  # do not fill the time with messages that no one receives
+                unheard = self.unheard
+                self._stop_asked.wait(0.02)
+            try:
+                self._take(client.next_message(0.3), waiting)
+                while client._messages:
+                    self._take(client.next_message(), waiting)
+            except TimeoutError:
+                waiting.clear()
+        # What is still under way: the answers come, or they do not.
+        while waiting:
+            try:
+                self._take(client.next_message(0.3), waiting)
+            except TimeoutError:
+                break
+
+    def _frame(self, number: int, reply: bytes) -> bytes:
+        value = self._value_of(number)
+        if not self._keys:
+            return pub_frame(self.subject, value, reply=reply)
+        block = header_block({"Liftlog-Key": f"{self.subject}/{number % self._keys}"})
+        return hpub_frame(self.subject, block, value, reply=reply)
+
+    def _take(self, message: RawMessage, waiting: set[int]) -> None:
+        number = int(message.subject.rpartition(b".")[2])
+        waiting.discard(number)
+        if not message.payload:
+            self.unheard += 1
+        else:
+            answer = json.loads(message.payload)
+            if "error" in answer:
+                self.nacked[number] = answer["error"]["err_code"]
+            else:
+                assert number not in self.acked, "acked twice"
+                self.acked[number] = answer["seq"]
+
+    def finish(self) -> None:
+        """Stop publishing, wait for the answers under way."""
+        self._stop_asked.set()
+        self.join(20)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def assert_all_stored(
+    daemon: Daemon, stream: str, publisher: AckedPublisher, *, on_corrupt: Any = "raise"
+) -> list[Record]:
+    """Every acked message can be read under its offset, and offsets run without gaps."""
+    records = records_of(daemon, stream, on_corrupt=on_corrupt)
+    by_offset = {record.offset: record for record in records}
+    assert len(by_offset) == len(records)
+    missing = [
+        (number, offset)
+        for number, offset in publisher.acked.items()
+        if offset not in by_offset or number_of(by_offset[offset].value) != number
+    ]
+    assert not missing, f"{len(missing)} of {len(publisher.acked)} acked are wrong: {missing[:5]}"
+    return records

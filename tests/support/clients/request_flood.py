@@ -1,0 +1,523 @@
+"""A daemon in the largest state that the quotas of one principal allow, and every request that it
+answers, by the door through which it comes.
+
+Kinds are enumerated from the code (`kinds_of`), the requests are written down here: a kind without
+one fails the campaign (`tests/integration/test_request_flood.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from support.clients.flooding_client import Plan
+from support.clients.priced_victims import Victims, processor_seconds
+from support.clients.raw_nats import RawNats, header_block, hpub_frame, pub_frame
+from support.clients.raw_pull import BlockingPull, frame
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+
+from acl.tokens import hash_token
+from liftlog.log.files.leases import EXPORT_LEASES, MAX_LEASES_PER_PRINCIPAL
+from liftlog.protocol.groups import MAX_SLOTS
+
+_SECRETS = ("the-secret-of-the-flooder", "the-secret-of-the-victim")
+FLOODER, VICTIM = f"flooder.{_SECRETS[0]}", f"victim.{_SECRETS[1]}"
+_TESTS = Path(__file__).resolve().parents[2]
+_MEMBERS = 1000
+"""Of one group; there may be 2,000 of a principal."""
+_CONSUMERS = 100
+"""Of JetStream's API, for one client; there may be 128."""
+_QUIET_SECONDS = 120.0
+_NOTHING = "{}"
+
+ACL = f"""
+principals:
+  flooder: {{token_hash: "{hash_token(_SECRETS[0])}"}}
+  victim: {{token_hash: "{hash_token(_SECRETS[1])}"}}
+roles:
+  most:
+  - allow: [create, delete, read, commit, admin, replicate]
+    streams: ["*", _offsets]
+    attach: [">"]
+  own: [{{allow: [read], streams: [victim]}}]
+bindings: {{flooder: [most], victim: [own]}}
+nats: {{allow: [create, read, delete], streams: ["*"], attach: [">"]}}
+"""
+
+
+@dataclass(frozen=True)
+class Size:
+    records: int
+    streams: int
+    groups: int
+    checkpoints: int
+
+
+WHOLE = Size(records=300_000, streams=200, groups=1000, checkpoints=9000)
+SMALL = Size(records=30_000, streams=10, groups=100, checkpoints=300)
+
+
+class FloodWorld:
+    """`streams`: `big` has the records, each tenth on a subject of its own; `spent` is there to be
+    changed, `victim` is another client's."""
+
+    def __init__(
+        self, server: NatsServer, daemon: Daemon, lease: Mapping[str, Any], joined: int
+    ) -> None:
+        self.server, self.daemon = server, daemon
+        self.lease, self.incarnation = str(lease["lease_id"]), str(lease["incarnation"])
+        self.joined = joined
+
+    @property
+    def victims(self) -> Victims:
+        daemon = self.daemon
+        return Victims(
+            pid=daemon.pid,
+            nats_port=self.server.port,
+            pull_port=daemon.pull_port,
+            http_address=daemon.http_address,
+            token=VICTIM,
+            stream="victim",
+            subject="victim.a",
+            page="/ui/streams/victim",
+        )
+
+    def port_of(self, door: str) -> int:
+        if door == "pull":
+            return self.daemon.pull_port
+        if door == "nats":
+            return self.server.port
+        return int(self.daemon.http_address.rpartition(":")[2])
+
+
+@contextlib.contextmanager
+def flood_world(server: NatsServer, size: Size) -> Iterator[FloodWorld]:
+    """Its files are in memory, where that is possible: while a victim waits for a disk that others
+    keep busy, the daemon computes for the flood, and that is not what is judged."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        prefix="liftlog-flood-", dir=memory if os.access(memory, os.W_OK) else None
+    ) as name:
+        yield from _made(server, size, Path(name))
+
+
+def _made(server: NatsServer, size: Size, directory: Path) -> Iterator[FloodWorld]:
+    acl = directory / "acl.yaml"
+    acl.write_text(ACL)
+    acl.chmod(0o600)
+    settings: dict[str, Any] = {
+        "acl": {"file": str(acl)},
+        "nats": {"jetstream_api": True, "leafnode": _leafnode_of(server)},
+        "checkpoints": {"over_nats": True},
+        "http": {"log_api": True},
+        "streams": {
+            "big": {"subject": "big.>", "compaction": {}},
+            "victim": {"subject": "victim.>"},
+            **{f"s{n}": {"subject": f"s{n}.>"} for n in range(size.streams)},
+        },
+    }
+    with Daemon(server.url, settings, directory=directory / "daemon") as daemon:
+        lease, joined = _fill(server, daemon, size)
+        yield FloodWorld(server, daemon, lease, joined)
+
+
+def _leafnode_of(server: NatsServer) -> str:
+    found = re.search(r"Listening for leafnode connections on (127\.0\.0\.1:\d+)", server.log)
+    assert found is not None, server.log
+    return found[1]
+
+
+def _fill(server: NatsServer, daemon: Daemon, size: Size) -> tuple[dict[str, Any], int]:
+    """Returns a lease, and the number of a membership."""
+    with RawNats(server.port, timeout=60) as nats:
+        for first in range(0, size.records, 1000):
+            nats.send(b"".join([_record(first + n) for n in range(1000)]))
+        for n in range(2000):
+            nats.pub(b"victim.%c" % (97 + n % 8), b"x" * 100)
+        assert "error" not in nats.request("victim.a", b"the last").json()
+        while nats.request("big.last", b"").json().get("error"):  # while there is no room
+            pass
+        bucket = {
+            "name": "KV_bucket",
+            "subjects": ["$KV.bucket.>"],
+            "max_msgs_per_subject": 5,
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,
+            "discard": "new",
+        }
+        made = nats.request("$JS.API.STREAM.CREATE.KV_bucket", json.dumps(bucket)).json()
+        assert "error" not in made, made
+        for first in range(0, size.records // 10, 500):
+            nats.send(
+                b"".join([pub_frame(b"$KV.bucket.k%d" % (first + n), b"v") for n in range(500)])
+            )
+        nats.ping()
+        for number in range(_CONSUMERS):
+            made = nats.request(f"$JS.API.CONSUMER.CREATE.big.c{number}", _consumer(f"c{number}"))
+            assert "error" not in made.json(), made
+    with BlockingPull(daemon.pull_port, token=FLOODER) as pull:
+        pull.sock.settimeout(60)
+        _asked(pull, [{"k": "create", "s": "spent", "c": {"subject": "spent.>", "compaction": {}}}])
+        leases = [{"k": "lease", "s": "big", "o": "earliest", "t": 3_600_000}]
+        answers = _asked(pull, leases * (MAX_LEASES_PER_PRINCIPAL - EXPORT_LEASES))
+        lease = answers[0]["d"]
+        crowd = [_join("crowd", f"m{n}", slots=MAX_SLOTS) for n in range(_MEMBERS)]
+        joined = int(_asked(pull, crowd)[0]["j"])
+        _asked(pull, [_join(f"g{n}", "m", slots=64) for n in range(size.groups - 16)])
+        _asked(pull, [_commit(n) for n in range(size.checkpoints)])
+    return lease, joined
+
+
+def _consumer(name: str, **more: object) -> str:
+    config = {"name": name, "ack_policy": "none", "inactive_threshold": 3600 * 10**9, **more}
+    return json.dumps({"stream_name": "big", "config": config})
+
+
+def _record(number: int) -> bytes:
+    if number % 10:
+        return pub_frame(b"big.all", b'{"n": %d, "text": "%b"}' % (number, b"x" * 60))
+    headers = header_block({"Liftlog-Key": f"k{number}", "Trace": "x" * 40})
+    return hpub_frame(b"big.of.%d" % number, headers, b"y" * 100)
+
+
+def _asked(pull: BlockingPull, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Answers in the order of the requests, of which as many are in flight as may be."""
+    found: list[dict[str, Any]] = [{}] * len(requests)
+    sent = done = 0
+    while done < len(requests):
+        while sent < len(requests) and sent - done < 60:
+            pull.send(frame({**requests[sent], "i": sent + 1}))
+            sent += 1
+        answer = pull.receive()
+        assert answer["k"] != "error", answer
+        found[answer["i"] - 1] = answer
+        done += 1
+    return found
+
+
+def _join(group: str, member: str, *, slots: int) -> dict[str, Any]:
+    return {"k": "groupjoin", "s": "big", "g": group, "m": member, "t": member, "z": 3_600_000,
+            "p": slots}  # fmt: skip
+
+
+def _commit(number: int) -> dict[str, Any]:
+    return {"k": "commit", "s": "big", "c": f"c{number}", "o": 1, "m": "x" * 200}
+
+
+# --- the pull protocol ---
+
+Requests = dict[str, list[dict[str, Any]]]
+
+
+def pull_requests(world: FloodWorld) -> Requests:
+    """By kind, those that cost most."""
+    asked = _of_streams(world) | _of_consumers(world) | _of_nodes()
+    # Each makes what the other one deletes; a slot of a group moves back and forth.
+    asked["create"] = asked["delete"] = [
+        one
+        for made, gone in zip(_with("create", asked), _with("delete", asked), strict=True)
+        for one in (made, gone)
+    ]
+    asked["lease"] = asked["release"] = [
+        {"k": "lease", **asked["lease"][0]}, {"k": "release", **asked["release"][0]},
+    ]  # fmt: skip
+    asked["groupjoin"] = asked["groupleave"] = [
+        *_with("groupjoin", asked), *_with("groupleave", asked),
+    ]  # fmt: skip
+    return asked
+
+
+def _of_streams(world: FloodWorld) -> Requests:
+    keys = [b"k%d" % (10 * n) for n in range(100)]
+    return {
+        "ping": [{}],
+        "cancel": [{}],
+        "fetch": [
+            {"s": "big", "o": 1, "fs": ["big.of.>"], "w": 0},
+            {"s": "big", "o": 1, "fs": ["big.none"], "w": 0},
+            {"s": "big", "o": 1, "fk": keys, "w": 0, "p": ["offset", "key"]},
+            {"s": "big", "o": 1, "fh": ["Trace"], "w": 0},
+            {"s": "big", "o": 1, "fg": [0, 5], "fp": MAX_SLOTS, "w": 0},
+            {"s": "big", "o": 1, "w": 0},
+            {"s": "big", "t": 1, "w": 0, "fo": ["big.of.10"]},
+        ],
+        "create": [{"s": f"t{n}", "c": {"subject": f"t{n}.>"}} for n in range(8)],
+        "delete": [{"s": f"t{n}"} for n in range(8)],
+        "describe": [{"s": "big"}],
+        "list": [{}],
+        "compact": [{"s": "spent"}],
+        "update": [{"s": "spent", "c": {"retention": {"max_age": "90d"}}, "d": True}],
+        "pause": [{"s": "spent"}],
+        "resume": [{"s": "spent"}],
+        "readonly": [{"s": "spent", "o": False}],
+        "truncate": [{"s": "spent", "o": 1}],
+        "lease": [{"s": "spent", "o": "earliest", "t": 60_000}],
+        "renew": [{"s": "big", "l": world.lease, "t": 3_600_000}],
+        "release": [{"s": "big", "l": "none"}],
+        "leases": [{"s": "big"}],
+        "streamsfor": [{"u": "big.a"}],
+        "extents": [{"s": "big", "o": 1, "z": 1, "fs": "big.of.10"}],
+        "metadata": [{}],
+    }
+
+
+def _of_consumers(world: FloodWorld) -> Requests:
+    crowd = {"s": "big", "g": "crowd", "m": "m0", "j": world.joined}
+    return {
+        "commit": [_without_kind(_commit(n)) for n in range(64)],
+        "checkpoint": [{"s": "big", "c": "c1"}],
+        "checkpoints": [{}, {"s": "spent"}],
+        "forget": [{"s": "big", "c": f"none{n}"} for n in range(8)],
+        "groupjoin": [_without_kind(_join("crowd", f"m{n}", slots=MAX_SLOTS)) for n in range(8)],
+        "groupbeat": [{**crowd, "n": 0, "a": []}],
+        "groupcommit": [
+            {**crowd, "n": 1, "a": [0], "o": [2], "x": world.incarnation, "e": 1},
+        ],
+        "groupleave": [{**crowd, "m": "nobody"}],
+        "group": [{"s": "big", "g": "crowd"}],
+        "groups": [{}],
+        "groupseek": [{"s": "big", "g": "crowd", "o": 1}],
+        "groupremove": [{"s": "big", "g": "nothing"}],
+    }
+
+
+def _of_nodes() -> Requests:
+    node = {"n": "nobody"}
+    return {
+        "peer": [{"n": "b", "t": 1, "c": "none"}],
+        "replicate": [{"s": "big", "x": "", "e": 0, "o": 1, "l": 0, "m": 1 << 20}],
+        "suspect": [node],
+        "forward": [{"m": msgpack.packb({"k": "list", "i": 1})}],
+        "handover": [{"s": "big", "x": "", "e": 0, **node, "p": "ask", "y": b"0" * 16}],
+        "look": [{"s": "big", "v": 1}],
+        "elect": [{"s": "big"}],
+        "cluster": [{}],
+        "move": [{"s": "big"}],
+        "drain": [node],
+        "forgetnode": [node],
+        "copies": [{"s": ["big"]}],
+        "restore": [{"d": True}],
+        "ends": [{"s": ["big"]}],
+        "resign": [{"s": ["big"]}],
+    }
+
+
+def _with(kind: str, asked: Requests) -> list[dict[str, Any]]:
+    return [{"k": kind, **one} for one in asked[kind]]
+
+
+def _without_kind(request: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in request.items() if name != "k"}
+
+
+def pull_plan(requests: Requests, kinds: Sequence[str]) -> list[list[str]]:
+    return [
+        [msgpack.packb({"k": kind, **one}).decode("latin-1")] for kind in kinds
+        for one in requests[kind]
+    ]  # fmt: skip
+
+
+# --- HTTP ---
+
+_IN_PATHS = {
+    "{stream}": "big", "{offset}": "1001", "{file}": "live.js", "{consumer}": "c1",
+    "{group}": "crowd", "{nowhere}": "none",
+}  # fmt: skip
+_QUERIES = {
+    "/ui/streams/{stream}/records": "?value=nowhere-in-it",
+    "/ui/streams/{stream}/records.json": "?key=k999999999",
+    "/ui/streams/{stream}/versions": "?key=k10",
+    "/api/v1/streams/{stream}/records": "?before=1",
+}
+_BODY = '{"value": "x", "subject": "spent.a"}'
+
+
+def http_request(method: str, route: str) -> str:
+    """The request of a route that costs most."""
+    path = route
+    if method in ("POST", "DELETE") and route.startswith("/api/"):
+        path = path.replace("{stream}", "spent")
+    for part, value in _IN_PATHS.items():
+        path = path.replace(part, value)
+    assert "{" not in path, f"say what stands for this part of {route}"
+    body, media = "", "application/json"
+    if method == "POST":
+        is_api = route.startswith("/api/")
+        body, media = (_BODY, media) if is_api else ("a=b", "application/x-www-form-urlencoded")
+    return (
+        f"{method} {path}{_QUERIES.get(route, '')} HTTP/1.1\r\nHost: localhost\r\n"
+        f"Authorization: Bearer {FLOODER}\r\nContent-Type: {media}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}"
+    )
+
+
+# --- NATS ---
+
+
+def jetstream_requests() -> dict[str, list[tuple[str, str]]]:
+    """By method: the tokens after it, and the payload."""
+    stream = {"name": "spent", "subjects": ["spent.>"]}
+    chosen = {"filter_subject": "big.of.*", "deliver_policy": "last_per_subject"}
+    asked: dict[str, list[tuple[str, Any]]] = {
+        "INFO": [("", _NOTHING)],
+        "STREAM.NAMES": [("", _NOTHING), ("", {"subject": "big.a"})],
+        "STREAM.LIST": [("", _NOTHING)],
+        "STREAM.INFO": [
+            ("big", {"subjects_filter": ">"}),
+            ("big", {"subjects_filter": "big.none.*"}),
+            ("big", {"deleted_details": True}),
+            ("KV_bucket", {"subjects_filter": ">"}),
+        ],
+        "STREAM.CREATE": [("spent", stream), ("s1", {"name": "s1", "subjects": ["big.a"]})],
+        "STREAM.UPDATE": [("spent", stream)],
+        "STREAM.DELETE": [("none", "")],
+        "STREAM.PURGE": [("spent", _NOTHING), ("big", {"filter": "none.>"})],
+        "STREAM.MSG.GET": [
+            ("big", {"next_by_subj": "big.none.*"}),
+            ("big", {"last_by_subj": "big.of.*"}),
+            ("big", {"seq": 1000}),
+        ],
+        "STREAM.MSG.DELETE": [("big", {"seq": 1})],
+        "STREAM.SNAPSHOT": [("big", {"deliver_subject": "_INBOX.none"})],
+        "STREAM.RESTORE": [("new", _NOTHING)],
+        "STREAM.PEER.REMOVE": [("big", {"peer": "a"})],
+        "STREAM.LEADER.STEPDOWN": [("big", "")],
+        "DIRECT.GET": [
+            ("big", {"multi_last": ["big.>"], "batch": 1000}),
+            ("big", {"next_by_subj": "big.none.>", "seq": 1}),
+            ("big", {"last_by_subj": "big.*.123"}),
+            ("KV_bucket", {"multi_last": ["$KV.bucket.>"]}),
+        ],
+        "CONSUMER.CREATE": [
+            (f"big.new{n}", _consumer(f"new{n}", **chosen, inactive_threshold=10**8))
+            for n in range(16)
+        ],
+        "CONSUMER.DURABLE.CREATE": [("big.d", _consumer("d", durable_name="d"))],
+        "CONSUMER.INFO": [("big.c1", "")],
+        "CONSUMER.DELETE": [("big.none", "")],
+        "CONSUMER.NAMES": [("big", _NOTHING)],
+        "CONSUMER.LIST": [("big", _NOTHING)],
+        "CONSUMER.MSG.NEXT": [("big.c1", {"batch": 100, "no_wait": True}), ("big.c2", "1")],
+        "unknown": [("NOTHING", "")],
+    }  # fmt: skip
+    return {
+        method: [(rest, one if isinstance(one, str) else json.dumps(one)) for rest, one in some]
+        for method, some in asked.items()
+    }
+
+
+def jetstream_plan(methods: Sequence[str]) -> list[list[str]]:
+    asked = jetstream_requests()
+    return [
+        [".".join(filter(None, ("$JS.API", "" if method == "unknown" else method, rest))), payload]
+        for method in methods
+        for rest, payload in asked[method]
+    ]
+
+
+CONTROL = {
+    "liftlog.liftlog.offsets.*.*": [
+        ["liftlog.liftlog.offsets.big.over_nats", '{"offset": 7, "metadata": "%s"}' % ("x" * 4000)],
+        ["liftlog.liftlog.offsets.big.other", "8"],
+        ["liftlog.liftlog.offsets.none.other", "8"],
+    ],
+    "$JS.FC.>": [["$JS.FC.big.c1.x", ""], ["$JS.FC.none.none.x", ""]],
+}
+"""By the subject to which the daemon subscribes: what is published there."""
+
+
+# --- the campaign ---
+
+
+@dataclass(frozen=True)
+class Found:
+    """What victims paid, in seconds of the daemon's processor time, and what the flood got."""
+
+    name: str
+    prices: dict[str, list[float]]
+    errors: dict[str, str]
+    answers: dict[str, int]
+
+    def worst(self) -> dict[str, float]:
+        """Of those that have a bound. Over NATS, where clients are not told apart, an answer has to
+        come in time."""
+        return {
+            victim: max(prices, default=0.0)
+            for victim, prices in self.prices.items()
+            if "info" not in victim
+        }
+
+    def __str__(self) -> str:
+        worst = "  ".join(f"{name} {1000 * one:.0f}" for name, one in self.worst().items())
+        counts = "  ".join(f"{name} {count}" for name, count in self.answers.items())
+        return f"{self.name}: ms of the processor: {worst} | answers: {counts} {self.errors or ''}"
+
+
+def flooded(world: FloodWorld, name: str, plan: Plan) -> Found:
+    """Flood, and see what a victim's request costs meanwhile."""
+    _await_quiet(world.daemon)
+    with (
+        _started("support.clients.priced_victims", world.victims.as_json()) as victims,
+        _started("support.clients.flooding_client", plan.as_json()) as flooder,
+    ):
+        assert flooder.stdin is not None
+        assert flooder.stdout is not None
+        assert victims.stdin is not None
+        assert victims.stdout is not None
+        assert victims.stdout.readline() == "ready\n"
+        flooder.stdin.close()
+        assert flooder.stdout.readline() == "ready\n"
+        answers = json.loads(flooder.stdout.readline())
+        victims.stdin.close()
+        measured = json.loads(victims.stdout.readline())
+    return Found(
+        name,
+        {victim: one["prices"] for victim, one in measured.items()},
+        {victim: one["error"] for victim, one in measured.items() if one["error"]},
+        answers,
+    )
+
+
+def _await_quiet(daemon: Daemon) -> None:
+    """What an earlier flood has begun runs to its end."""
+    ends = time.monotonic() + _QUIET_SECONDS
+    while time.monotonic() < ends:
+        before = processor_seconds(daemon.pid)
+        time.sleep(0.5)
+        if processor_seconds(daemon.pid) - before < 0.05:
+            return
+    raise AssertionError("the daemon does not come to rest after a flood")
+
+
+@contextlib.contextmanager
+def _started(module: str, given: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", module],
+        cwd=_TESTS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(given + "\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()

@@ -1,0 +1,126 @@
+"""Clients that another client tries to delay: each measures how long it waits."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+
+import pytest
+from support.clients.raw_nats import RawNats
+from support.daemons.daemon import Daemon
+
+from liftlog.client import SyncClient, connect_sync
+
+_PAUSE_SECONDS = 0.002
+
+
+class Victim(threading.Thread, ABC):
+    """Does one thing again and again, one at a time, from `with` to its end."""
+
+    def __init__(self) -> None:
+        super().__init__(name=type(self).__name__)
+        self.waits: list[float] = []
+        """In seconds, in the order in which they began."""
+        self.error: BaseException | None = None
+        self._leave = threading.Event()
+
+    @abstractmethod
+    def do(self) -> None:
+        """One turn. Its time is what is measured."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """After the last turn."""
+
+    def run(self) -> None:
+        try:
+            while not self._leave.wait(_PAUSE_SECONDS):
+                began = time.monotonic()
+                self.do()
+                self.waits.append(time.monotonic() - began)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def worst(self) -> float:
+        return max(self.waits)
+
+    def __enter__(self) -> Victim:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave.set()
+        self.join(60)
+        assert not self.is_alive()
+        self.close()
+        if error is None and self.error is not None:
+            raise self.error
+
+
+class AckVictim(Victim):
+    """Publishes, and waits for the ack."""
+
+    def __init__(self, nats_port: int, subject: str) -> None:
+        super().__init__()
+        self._nats = RawNats(nats_port, timeout=30)
+        self._subject = subject
+
+    def do(self) -> None:
+        assert "error" not in self._nats.request(self._subject, b"from the victim").json()
+
+    def close(self) -> None:
+        self._nats.close()
+
+
+class CallVictim(Victim):
+    """Asks the daemon something over the pull API."""
+
+    def __init__(
+        self, daemon: Daemon, call: Callable[[SyncClient], object], token: str | None = None
+    ) -> None:
+        super().__init__()
+        self._client = connect_sync(daemon.pull_address, token=token)
+        self._call = call
+
+    def do(self) -> None:
+        self._call(self._client)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def worst_waits(victims: Callable[[], list[Victim]], attack: Callable[[], None]) -> list[float]:
+    """The longest that each of them waited while `attack` ran, in seconds."""
+    suffering = victims()
+    with contextlib.ExitStack() as stack:
+        for one in suffering:
+            stack.enter_context(one)
+        attack()
+    return [one.worst for one in suffering]
+
+
+def assert_nobody_waits(
+    victims: Callable[[], list[Victim]],
+    attack: Callable[[], None],
+    *,
+    bound_seconds: float,
+    attempts: int = 3,
+) -> None:
+    """Each attempt has victims of its own. A machine that is busy otherwise delays one attempt; an
+    attack that works delays all of them."""
+    seen = []
+    for _ in range(attempts):
+        seen.append(worst_waits(victims, attack))
+        if max(seen[-1]) < bound_seconds:
+            return
+    pytest.fail(f"waited for longer than {bound_seconds} s in each attempt: {seen}")

@@ -1,0 +1,66 @@
+"""A daemon on a machine that can lose its power."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from support.clients.ingesting import until
+from support.clients.ledger import PATIENCE
+from support.daemons.daemon import Daemon
+from support.daemons.nats_server import NatsServer
+from support.disks.losefs import LoseFsHandle, Reboots
+
+
+class Machine:
+    """A daemon whose data lie on the forgetful disk; it can lose power and come up again."""
+
+    def __init__(self, server: NatsServer, disk: LoseFsHandle, settings: dict[str, Any]) -> None:
+        self.disk = disk
+        self._cuts = 0
+        self.reboots = Reboots(disk.path.parent)
+        data_dir = disk.path / "data"
+        self.daemon = Daemon(
+            server.url,
+            {**settings, "data_dir": str(data_dir)},
+            directory=disk.path.parent,
+            wrapper=self.reboots.wrapper,
+            boot_id=self.reboots.boot_id,
+        )
+        self.daemon.data_dir = data_dir
+
+    def lose_power(self, seed: int, *, reboot: bool = True) -> None:
+        """It may have gone already, by `cut_after`. Without `reboot` only the volume goes, and what
+        was not synced with it, as one that is taken away by force."""
+        self.disk.cut("none" if seed % 4 == 0 else "some", seed)
+        self.daemon.kill()
+        # No one hears what a daemon logs on a machine without power; kept for debugging.
+        self._cuts += 1
+        self.daemon.log_path.rename(self.daemon.log_path.with_suffix(f".{self._cuts}.log"))
+        if reboot:
+            self.reboots.reboot()
+        self.disk.mount()
+
+    def start(self, chance: random.Random) -> None:
+        """Now and then the power goes again before the recovery is over."""
+        if chance.random() < 0.4:
+            self.daemon.spawn()
+            self.disk.cut_after(chance.randint(1, 40))
+            until(lambda: not self.disk.mounted or not self.daemon.running or self.ready, PATIENCE)
+            self.disk.cut_after(None)  # the daemon may have been quicker
+            if not self.disk.mounted:
+                self.lose_power(chance.randrange(1 << 30))
+                self.daemon.start()
+        else:
+            self.daemon.start()
+
+    @property
+    def listening(self) -> bool:
+        return self.daemon._read_addresses()
+
+    @property
+    def ready(self) -> bool:
+        try:
+            return self.daemon._read_addresses() and self.daemon.ready
+        except KeyError:  # not of this life of it: nothing was read yet
+            return False

@@ -1,0 +1,301 @@
+"""A log beside a plain dict: the rules that write, fail to write, and change its structure."""
+
+from __future__ import annotations
+
+import errno
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.disks.background_job import BackgroundJob
+from support.disks.logs import BASE_NS, create
+from support.disks.simfs import Fault, SimFileSystem
+from support.worlds.rewriting import (
+    MINUTE_NS,
+    Row,
+    Rows,
+    encode_rows,
+    row,
+    rows_of,
+)
+
+from compaction import CompactionPolicy
+from liftlog.errors import CorruptBatch, CorruptRange, DiskFull, StorageError, SyncFailed
+from liftlog.log import ActiveState, Log
+from liftlog.records import decode_batch, parse_header
+from liftlog.server.commits.writing import compressed
+
+records = st.tuples(st.sampled_from([None, b"a", b"b", b"c\0", b"\0"]), st.booleans())
+groups = st.lists(st.lists(records, min_size=1, max_size=5), min_size=1, max_size=3)
+feeds = st.lists(groups, max_size=4)
+Group = list[list[tuple[bytes | None, bool]]]
+fractions = st.floats(0, 1, exclude_max=True)
+POLICY = CompactionPolicy(min_dirty_ratio=0, tombstone_retention_ns=MINUTE_NS)
+
+
+def readable(log: Log) -> Rows:
+    """Every record that a reader gets who goes on behind what is lost."""
+    found: Rows = {}
+    offset = log.log_start_offset
+    told: CorruptRange | None
+    while True:
+        try:
+            piece = log.read(offset, 500)
+        except CorruptRange as damage:
+            told = damage
+        else:
+            told = None
+        if told is not None:
+            assert offset <= told.first_offset < told.next_offset
+            if not log.is_quarantined(told.first_offset, told.next_offset):
+                log.quarantine_damage(told.first_offset, told.next_offset)  # as the daemon does
+            offset = told.next_offset
+            continue
+        if piece is None:
+            return found
+        with piece:
+            raw, position, reached = piece.pread(), 0, offset
+            while position < len(raw):
+                try:
+                    batch = decode_batch(raw, position)
+                except CorruptBatch:
+                    # A page that the disk did not give; it is quarantined by now.
+                    assert log.quarantined, "damage that was not reported"
+                    break
+                found.update((o, r) for o, r in rows_of(batch).items() if o >= offset)
+                position += batch.header.length
+                reached = batch.next_offset
+            else:
+                assert offset < piece.next_offset <= log.high_watermark
+                reached = piece.next_offset
+            offset = reached
+
+
+def is_telling(raw: bytes, page: range) -> bool:
+    """Whether each batch on the page would lose something there that is not zero. A batch that
+    loses only zeros is served as long as it is read around the page, and lost to a recovery."""
+    position = 0
+    while position < len(raw):
+        try:
+            end = position + parse_header(raw, position).length
+        except CorruptBatch:
+            break
+        lost = raw[max(position, page.start) : min(end, page.stop)]
+        if lost and not any(lost):
+            return False
+        position = end
+    return True
+
+
+def offsets_on(raw: bytes, page: range) -> set[int]:
+    """Those of the batches of a segment file that lie on these bytes, in part at least."""
+    found: set[int] = set()
+    position = 0
+    while position < len(raw):
+        try:
+            header = parse_header(raw, position)
+        except CorruptBatch:
+            break
+        if position < page.stop and page.start < position + header.length:
+            found |= set(range(header.base_offset, header.next_offset))
+        position += header.length
+    return found
+
+
+def view(rows: Rows) -> dict[bytes, Row]:
+    """What a compacted log is for: the newest value of each key."""
+    newest = {one.key: one for _, one in sorted(rows.items()) if one.key is not None}
+    return {key: one for key, one in newest.items() if not one.is_tombstone}
+
+
+class LogModel(RuleBasedStateMachine):
+    """A log, what it must hold, and rules that write and change its structure.
+
+    `rows` is what the log holds and may be read; `waiting` what was appended behind it.
+    """
+
+    log: Log
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fs = SimFileSystem()
+        self.rows: Rows = {}
+        self.waiting: Rows = {}
+        self.written: dict[int, list[Row]] = {}  # whatever may turn up at an offset
+        self.damaged: Rows = {}  # was there, until it was found damaged
+        self.job: BackgroundJob | None = None  # planned, and worked on if it has a result
+        self.acked_early = False  # what waits was acked
+        self.acked_end = 1  # nothing below it may be assigned again
+        self.start = 1
+        self.recovery_point: ActiveState | None = None
+        self.boots = 1
+        self.now = BASE_NS
+        self.serial = 0
+
+    @initialize(feed=feeds)
+    def begin(self, feed: list[Group]) -> None:
+        self.log = create(self.fs, boot="boot-1")
+        self._feed(feed)
+
+    # --- writing ---
+
+    def _append(self, group: Group) -> None:
+        batches = []
+        for batch in group:
+            made = []
+            for key, delete in batch:
+                self.serial += 1
+                value = None if delete and key else b"%d." % self.serial + bytes(self.serial % 9)
+                made.append(row(key, value, stamp=self.now))
+            batches.append(made)
+        encoded, found = encode_rows(self.log, batches)
+        encoded = compressed(encoded, ("none", "lz4", "zstd")[self.serial % 3])
+        for offset, one in found.items():
+            self.written.setdefault(offset, []).append(one)
+        active = self.log.segments[-1].path
+        try:
+            self.log.append(encoded)
+        except StorageError:
+            if self.fs.faults or not self.fs.is_bad(active):
+                raise
+            self.log.append(encoded)  # in another file: the end of that one cannot be written
+        self.waiting.update(found)
+
+    @rule(group=groups, tick=st.integers(0, 5))
+    def append(self, group: Group, tick: int) -> None:
+        self.now += tick * 1_000_000
+        self._append(group)
+        if self.acked_early:
+            self.log.note_acked(self.log.log_end_offset)
+            self.acked_end = self.log.log_end_offset
+
+    def _feed(self, feed: list[Group]) -> None:
+        """A sealed segment for each group, or there would seldom be any to work on."""
+        for group in feed:
+            self.append(group, 1)
+            self.commit()
+            self.log.roll()
+
+    @rule()
+    def commit(self) -> None:
+        try:
+            self.log.advance_high_watermark(self.log.sync())
+        except SyncFailed:
+            self._abandon()
+            return
+        self._all_is_committed()
+
+    def _all_is_committed(self) -> None:
+        self.rows.update(self.waiting)
+        self.waiting.clear()
+        self.acked_early = False
+        self.acked_end = self.log.log_end_offset
+
+    def _abandon(self) -> None:
+        self.fs.faults = []
+        durable = self.log.durable_end_offset  # a roll may have synced part of what waited
+        self.log.abandon_tail(keep_offsets=self.acked_early)
+        self.waiting = {o: r for o, r in self.waiting.items() if o < durable}
+        if self.acked_early:
+            assert self.log.log_end_offset >= self.acked_end
+            self._all_is_committed()
+
+    @rule()
+    def ack_before_the_sync(self) -> None:
+        self.log.admit_early_acks()
+        self.log.note_acked(self.log.log_end_offset)
+        self.acked_early = True
+        self.acked_end = self.log.log_end_offset
+
+    @rule(group=groups, short=st.integers(0, 300), full=st.booleans())
+    def append_fails(self, group: Group, short: int, full: bool) -> None:
+        end = self.log.log_end_offset
+        self.fs.faults = [Fault("write", path=".log", short=short)]
+        self.fs.faults.append(
+            Fault("write", path=".log", error=errno.ENOSPC if full else errno.EIO)
+        )
+        try:
+            self.append(group, 0)
+        except (StorageError, DiskFull):
+            assert self.log.log_end_offset == end
+        self.fs.faults = []
+
+    @rule(group=groups)
+    def sync_fails(self, group: Group) -> None:
+        self.append(group, 0)
+        self.fs.faults = [Fault("fsync", path=".log")]
+        self.commit()
+        self.fs.faults = []
+
+    # --- structure ---
+
+    @rule()
+    def roll(self) -> None:
+        self.log.roll()
+
+    @precondition(lambda self: self.log.segment_count > 1)
+    @rule(where=fractions, part=fractions)
+    def retention(self, where: float, part: float) -> None:
+        segments = self.log.segments
+        count = int(where * len(segments))
+        low = segments[count].base_offset
+        high = min(segments[count].next_offset, self.log.high_watermark)
+        if low > high:
+            return
+        self.start = max(self.start, low + int(part * (high - low + 1)))
+        self.log.remove_before(self.start, count)
+
+    @rule(where=fractions)
+    def truncate_prefix(self, where: float) -> None:
+        start, end = self.log.log_start_offset, self.log.high_watermark
+        self.start = start + int(where * (end - start + 1))
+        self.log.truncate_prefix(self.start)
+
+    @rule(where=fractions)
+    def truncate_suffix(self, where: float) -> None:
+        self.commit()
+        low, high = self.log.segments[0].base_offset, self.log.log_end_offset
+        asked = low + int(where * min(high - low + 1, 100))
+        end = self.log.truncate_suffix(asked)
+        assert end <= max(asked, low)
+        if end == high:
+            return
+        self._forget_from(end)
+        assert self.log.log_end_offset == self.acked_end == end
+
+    def _forget_from(self, end: int) -> None:
+        for rows in (self.rows, self.waiting, self.written, self.damaged):
+            for offset in [offset for offset in rows if offset >= end]:
+                del rows[offset]  # type: ignore[attr-defined]
+        self.acked_end = end
+        self.start = min(self.start, end)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.recovery_point = self.log.checkpoint()
+
+    @rule(number=st.integers(0, 99))
+    def metadata(self, number: int) -> None:
+        self.log.set_metadata({"n": number})
+
+    # --- what compaction may do ---
+
+    def _compacted(self, found: Rows, before: Rows) -> None:
+        """Nothing changed, nothing came back, and the newest of each key is still there.
+
+        A record may have given way to a newer one that was found damaged since.
+        """
+        start = self.log.log_start_offset
+        before = {o: r for o, r in before.items() if o >= start}
+        assert found.items() <= before.items()
+        known = before | {o: r for o, r in self.damaged.items() if o >= start}
+        newest = {r.key: o for o, r in sorted(known.items()) if r.key is not None}
+        for offset in before.keys() - found.keys():
+            one = before[offset]
+            assert one.key is not None
+            if newest[one.key] == offset:
+                assert one.is_tombstone
+                assert offset < self.log.tombstones_removed_below
+                assert all(other.key != one.key for other in found.values())
+        if not self.damaged:
+            assert view(found) == view(before)
+        self.rows = {o: r for o, r in self.rows.items() if o < start} | found
