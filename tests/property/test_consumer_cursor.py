@@ -16,7 +16,7 @@ from support.disks.simfs import SimFileSystem
 from support.worlds.rewriting import add, compact_once, keyed, row, stored
 
 from acl.subjects import matches_any
-from liftlog.server.jetstream_api.consumer_methods import cursor as module
+from liftlog.server.jetstream_api.consumers import cursor as module
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.cursor import Budgets, Cursor, Row
 

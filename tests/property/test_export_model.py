@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.disks.crashing_disk import Stopped, disk
 from support.rounds import is_torture
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.client import connect_sync
 from liftlog.errors import Conflict, CorruptRange, LiftlogError, OffsetOutOfRange

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from support.daemons.processes import group_of
+from support.spark.exporting import ExportedStreams, Put, table
 from support.spark.session import patiently, spark_environment
-from support.spark.session.exporting import ExportedStreams, Put, table
 
 from liftlog.errors import CorruptRange, StorageError
 from liftlog.server.vitals.child_processes import tied_to_parent
@@ -117,7 +117,7 @@ def test_a_thread_that_made_no_session(
 def test_tasks_on_spark_do_what_they_do_here(
     spark: SparkSession, streams: ExportedStreams, tmp_path: Path
 ) -> None:
-    from support.spark.session.exporting import Export
+    from support.spark.exporting import Export
 
     plain = Export(streams, "in", str(tmp_path / "plain"))
     lake = str(tmp_path / "lake")
@@ -240,7 +240,7 @@ def test_the_how_to_page(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     from support.pages import blocks
-    from support.spark.session.exporting import Export
+    from support.spark.exporting import Export
 
     lake = Export(streams, "in", str(tmp_path / "orders"))
     streams.put("in", [Put("1", b"{}"), Put("1", b'{"total": 3}'), Put(None, b"x")])
@@ -417,7 +417,7 @@ def test_the_command(streams: ExportedStreams, tmp_path: Path) -> None:
 
 def test_the_schema_in_the_files(streams: ExportedStreams, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
-    from support.spark.session.exporting import Export
+    from support.spark.exporting import Export
 
     lake = Export(streams, "in", str(tmp_path / "lake"))
     streams.put("in", [Put("a", b"1")])

@@ -23,8 +23,8 @@ from support.daemons.nats_server import NatsServer
 from support.daemons.ports import free_port
 from support.daemons.served_logs import ServedLogs
 from support.disks.stored_logs import batch_positions, flip
+from support.spark.exporting import ExportedStreams, Put
 from support.spark.session import run_to_end
-from support.spark.session.exporting import ExportedStreams, Put
 from support.spark.spark_jar import ALL_COLUMNS, JarOfSession, jar_rows, python_rows
 from support.worlds.rewriting import sketch_segments
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.spark.session.exporting import ExportedStreams, Put
+from support.spark.exporting import ExportedStreams, Put
 from support.spark.spark_jar import JarOfSession
 
 from liftlog.client import SyncClient, connect_sync

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.spark.session.exporting import ExportedStreams, Put
+from support.spark.exporting import ExportedStreams, Put
 from support.spark.spark_jar import JarOfSession
 
 from liftlog.server.streams.retention import decide_retention, remove_decided

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.daemons.served_logs import ServedLogs
 from support.repository import REPOSITORY
+from support.spark.exporting import ExportedStreams, Put
 from support.spark.session import patiently
-from support.spark.session.exporting import ExportedStreams, Put
 from support.spark.spark_jar import JarOfSession
 
 from acl.policy import Policy

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 from support.disks.crashing_disk import disk
-from support.spark.session.exporting import Export, ExportedStreams, Put
+from support.spark.exporting import Export, ExportedStreams, Put
 
 from liftlog.spark.export import newest
 

@@ -24,7 +24,7 @@ from support.clients.raw_nats import RawNats
 from support.daemons.cluster import Cluster
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
-from support.spark.session.local_engine import LocalEngine, rows_of
+from support.spark.local_engine import LocalEngine, rows_of
 
 from liftlog.client import Filter, Record, connect, connect_sync
 from liftlog.client.dead_letters import DeadLetters, SyncDeadLetters

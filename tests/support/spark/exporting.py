@@ -14,7 +14,7 @@ from support.daemons.local_checkpoints import LocalOffsets
 from support.daemons.local_cleaning import COMPACTED, Cleaning
 from support.daemons.loop_thread import LoopThread
 from support.disks.stored_logs import batch_positions, flip
-from support.spark.session.local_engine import LocalEngine, rows_of
+from support.spark.local_engine import LocalEngine, rows_of
 
 from liftlog.errors import Conflict
 from liftlog.log import Log

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
-from support.spark.session.local_engine import LocalEngine
+from support.spark.exporting import Export, ExportedStreams, Put, table
+from support.spark.local_engine import LocalEngine
 
 from liftlog.cli.exports import export_run
 from liftlog.cli.exports.export_run import token_file

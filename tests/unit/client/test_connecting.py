@@ -12,8 +12,8 @@ from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
 from liftlog.client import connect, connect_sync
+from liftlog.client.connecting import dialing
 from liftlog.client.connecting.target import Address
-from liftlog.client.opening import dialing
 from liftlog.protocol.frames import encode_frame
 
 Opener = Callable[..., Awaitable[Any]]

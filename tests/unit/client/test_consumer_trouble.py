@@ -14,7 +14,7 @@ from support.daemons.local_checkpoints import LocalOffsets
 from support.daemons.pull_broker import LogBroker
 
 from liftlog import errors
-from liftlog.client.opening import reconnecting
+from liftlog.client.connecting import reconnecting
 from liftlog.server.checkpoints.table import CheckpointTable
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -18,8 +18,8 @@ from acl.tokens import hash_token, new_secret
 from liftlog import errors
 from liftlog.client import connect, connect_sync
 from liftlog.client.aio import link
+from liftlog.client.connecting import reconnecting
 from liftlog.client.connecting.reconnecting import Backoff
-from liftlog.client.opening import reconnecting
 
 Connect = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from support.worlds.rewriting import add, keyed, row
 
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.jetstream_api.answers import JetStreamError
-from liftlog.server.jetstream_api.consumer_methods import table as consumer_table
+from liftlog.server.jetstream_api.consumers import table as consumer_table
 from liftlog.server.jetstream_api.consumers.budget import Budget
 from liftlog.server.jetstream_api.consumers.table import IDLE_SECONDS, MAX_CONSUMERS, Consumers
 from liftlog.server.jetstream_api.messages.newest import NewestOf

@@ -13,7 +13,7 @@ from support.worlds.rewriting import add, keyed, row
 
 from liftlog.log import Log
 from liftlog.server.commits.configs import NewestBytes
-from liftlog.server.jetstream_api.message_methods import buckets as module
+from liftlog.server.jetstream_api.messages import buckets as module
 from liftlog.server.jetstream_api.messages.ages import Ages
 from liftlog.server.jetstream_api.messages.buckets import BucketIndex, Buckets
 from liftlog.server.reading.fairness import FairThreads

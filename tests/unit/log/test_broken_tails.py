@@ -9,7 +9,7 @@ from support.disks.logs import DIRECTORY, Promises, check, commit, create, reope
 from support.disks.simfs import SimFileSystem
 
 from liftlog.log import LogConfig
-from liftlog.log.segment.tail import inventory as inventory_module
+from liftlog.log.recovery import inventory as inventory_module
 
 BIG = LogConfig(segment_max_bytes=1 << 20, segment_max_age_ns=None)
 

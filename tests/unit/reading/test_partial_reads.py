@@ -20,8 +20,9 @@ from liftlog.log import Log, LogSlice
 from liftlog.log.files.filesystem import OsFileSystem
 from liftlog.log.read import partial, sparse
 from liftlog.log.read.partial import PartialPiece
+from liftlog.log.segment import sketched
 from liftlog.log.segment.derived import sketch_path
-from liftlog.log.segment.segment import Segment, sketched
+from liftlog.log.segment.segment import Segment
 from liftlog.log.segment.sketch import Probe, read_sketch, read_value_checks, write_sketch
 from liftlog.records import Record, iter_batches
 from liftlog.records.columns.selection import Selection, parse_selection

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.spark.session.exporting import Export, ExportedStreams
+from support.spark.exporting import Export, ExportedStreams
 
 
 @pytest.fixture

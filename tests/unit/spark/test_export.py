@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.daemons.pull_broker import LoggedStream
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.errors import (
     Conflict,

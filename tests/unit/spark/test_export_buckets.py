@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.exporting import Export, ExportedStreams, Put, table
 
 DELETED = b"KV-Operation: DEL\r\n"
 PURGED = b"KV-Operation: PURGE\r\nNats-Rollup: sub\r\n"

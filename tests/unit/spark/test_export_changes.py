@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.clients.values import binary
 from support.disks.crashing_disk import disk
 from support.rounds import is_torture
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
-from support.spark.session.local_engine import LocalEngine
+from support.spark.exporting import Export, ExportedStreams, Put, table
+from support.spark.local_engine import LocalEngine
 
 from liftlog.errors import Conflict, InvalidArgument, StreamNotFound
 from liftlog.spark.export import batches, changes, in_doubt, newest, paths, query

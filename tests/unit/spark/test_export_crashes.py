@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.disks.crashing_disk import Stopped, disk
 from support.rounds import one_in
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.spark.export import newest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.disks.crashing_disk import Stopped, disk
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.spark.export import newest, paths
 from liftlog.spark.export.store import Disk, LocalStore

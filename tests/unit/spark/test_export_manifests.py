@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.errors import CorruptMetadata, UnsupportedFormat
 from liftlog.spark.export import newest

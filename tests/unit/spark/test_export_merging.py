@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.clients.values import binary
 from support.rounds import is_torture
-from support.spark.session.local_engine import LocalEngine, rows_of
+from support.spark.local_engine import LocalEngine, rows_of
 
 from liftlog.errors import StorageError
 from liftlog.spark.columns import schema_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.errors import InvalidArgument
 from liftlog.spark.export import newest

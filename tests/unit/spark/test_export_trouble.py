@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
-from support.spark.session.local_engine import LocalEngine
+from support.spark.exporting import Export, ExportedStreams, Put, table
+from support.spark.local_engine import LocalEngine
 
 from liftlog.client import connect_sync
 from liftlog.errors import CorruptRange, InvalidArgument, LeaseGone, StorageError

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable
 from support.disks.crashing_disk import Stopped, disk
-from support.spark.session.exporting import Export, ExportedStreams, Put, table
+from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.root import cli

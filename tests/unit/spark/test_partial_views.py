@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.daemons.served_logs import ServedLogs
-from support.spark.session.local_engine import LocalEngine
+from support.spark.local_engine import LocalEngine
 
 from acl.policy import Policy
 from liftlog.client import connect_sync
