@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from liftlog.server.pull.fairness import FairThreads
-from support.rewriting import add, keyed, row
-from support.simfs import SimFileSystem
+from support.disks.simfs import SimFileSystem
+from support.worlds.rewriting import add, keyed, row
 
 from liftlog.server.jetstream_api import lookups as module
 from liftlog.server.jetstream_api.inboxes import Inboxes
 from liftlog.server.jetstream_api.lookups import Lookup, open_lookup
+from liftlog.server.reading.fairness import FairThreads
 
 
 def opened(threads: FairThreads, log: object, inbox: str, inboxes: Inboxes) -> Lookup:
