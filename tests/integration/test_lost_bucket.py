@@ -128,5 +128,13 @@ def test_a_lost_bucket_is_made_again_for_the_same_cluster_only(
     cluster.wait_isr("all")
     code, said = init(cluster, config)
     assert (code, "is left as it is" in said) == (ExitCode.OK, True), said
+
+    assert ask(servers, "PURGE")["success"]  # the bucket is there, and nothing is in it
+    code, said = init(cluster, config)
+    assert (code, "whose metadata store is gone" in said) == (ExitCode.CONFIG, True), said
+    code, said = init(cluster, config, "--again")
+    assert code == ExitCode.OK, said
+    wait_acked(100)
+    cluster.wait_isr("all")
     publisher.finish()
     assert_kept([publisher], cluster.read_all("all"))

@@ -252,7 +252,7 @@ class NatsConnection:
         return Ending(Cause.OTHER, f"the connection to NATS was given up: {error!r}")
 
     def _not_read_seconds(self) -> float:
-        """The time for which the daemon has not read, if it did not just now."""
+        """The time for which the daemon has just not read; 0.0 if that ended a while ago."""
         now = time.monotonic()
         until, seconds = self._held
         if self._held_since:
