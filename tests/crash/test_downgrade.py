@@ -68,7 +68,7 @@ def test_back_and_forth(server: NatsServer, older: Path, tmp_path: Path, first: 
 
 
 def _check(client: object, count: int) -> int:
-    """What the other version has stored is there."""
+    """The records that the other version has stored are there."""
     from liftlog.client import SyncClient
 
     assert isinstance(client, SyncClient)

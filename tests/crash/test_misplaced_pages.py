@@ -251,7 +251,7 @@ def put_directories(directory: Path) -> None:
 
 
 def test_a_false_quarantine_is_lifted(server: NatsServer, tmp_path: Path) -> None:
-    """As an index of a neighbour once made it: a restart is enough."""
+    """The index of a neighbour once caused such a quarantine: a restart is enough."""
     settings = SETTINGS | {"cleaner": {"interval": "100ms"}}
     with Daemon(server.url, settings, directory=tmp_path / "daemon") as daemon:
         books = fill(daemon, server)
@@ -278,7 +278,7 @@ def quarantine_a_segment(data_dir: Path) -> range:
 
 
 def test_a_segment_that_cannot_be_opened(server: NatsServer, tmp_path: Path) -> None:
-    """That is an error and no damage: the reader is told so, and reads on when it is over."""
+    """This is an error, not damage: the reader gets it, and reads on when it is over."""
     streams = {  # without message ids nothing is read at a start
         name: {**one, "dedupe_window": "0s"} for name, one in SETTINGS["streams"].items()
     }

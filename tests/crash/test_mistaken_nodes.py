@@ -78,7 +78,7 @@ class Campaign:
         return twin
 
     def wait_acked(self, more: int = 5) -> None:
-        """Of every stream: so each has a leader that records."""
+        """Wait for acks of every stream, so that each has a leader that records."""
         wanted = {one: len(one.acked) + more for one in self.publishers}
         until(
             lambda: all(len(one.acked) >= wanted[one] for one in self.publishers),
@@ -114,7 +114,7 @@ class Campaign:
 
 
 def copy(source: Path, target: Path) -> None:
-    """As `cp -a` does while a daemon writes: files come and go meanwhile."""
+    """Copy as `cp -a` does while a daemon writes: files come and go meanwhile."""
 
     def one_file(name: str, to: str) -> None:
         try:
@@ -168,7 +168,7 @@ def a_daemon_for_one_that_hangs(campaign: Campaign) -> None:
 
 
 def a_mount_is_forgotten(campaign: Campaign) -> None:
-    """Of the whole directory, or of the streams in it."""
+    """The mount of the whole directory is forgotten, or that of the streams in it."""
     node = campaign.some_node()
     cluster, part = campaign.cluster, campaign.data_dir(node)
     if campaign.chance.random() < 0.5:
@@ -238,7 +238,7 @@ def directories_are_swapped(campaign: Campaign) -> None:
 
 
 def the_cluster_is_left_out(campaign: Campaign) -> None:
-    """Of the settings: a daemon on its own is not to serve replicas."""
+    """The settings lack it: a daemon on its own must not serve replicas."""
     node = campaign.some_node()
     cluster, daemon = campaign.cluster, campaign.cluster.nodes[node]
     cluster.kill(node)

@@ -40,14 +40,14 @@ BACK_UP, RESTORE_ONE, MOVE, RESTORE_ALL = range(4)
 
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[NatsServer]:
-    """Of its own: other clusters would ack the same messages."""
+    """A server for `shared` alone: other clusters would ack the same messages."""
     with NatsServer() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def shared(shared_server: NatsServer) -> Iterator[Cluster]:
-    """For tests that leave it running, with a few records more."""
+    """A cluster for tests that leave it running and add only a few records."""
     with of_three_nodes(shared_server) as cluster:
         yield cluster
 
@@ -69,7 +69,7 @@ def of_three_nodes(server: NatsServer) -> Iterator[Cluster]:
 
 
 def fill(server: NatsServer) -> int:
-    """Where both streams end; the last ack has come."""
+    """Fill both streams; return where they end when the last ack has come."""
     with RawNats(server.port, timeout=30) as raw:
         for number in range(COUNT):
             for stream in STREAMS:
@@ -93,7 +93,7 @@ def as_on_the_page(number: int, cluster: Cluster, node: str, place: Path) -> str
 
 
 def back_up(cluster: Cluster, node: str, place: Path, *more: str) -> Result:
-    """Of a node, with no server named: the command finds the daemon by its data directory."""
+    """Back up a node without naming a server: the command finds the daemon by its directory."""
     return cli("backup", "create", str(cluster.nodes[node].data_dir), str(place), *more)
 
 

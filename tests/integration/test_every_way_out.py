@@ -393,7 +393,7 @@ async def test_an_ordered_consumer_of_a_poor_user(
 
 
 async def test_the_least_permissions_of_the_daemon(tmp_path: Path) -> None:
-    """As docs/how-to/secure.md gives them."""
+    """docs/how-to/secure.md lists them."""
     permissions = {
         "subscribe": ["chat.>", "_INBOX.>", "$JS.API.>", "$JS.FC.>", "liftlog.liftlog.offsets.*.*"],
         "publish": ["_INBOX.>", "$JS.API.INFO"],

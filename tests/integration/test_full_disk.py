@@ -158,7 +158,7 @@ def test_a_full_disk_looks_full_everywhere(server: NatsServer, small_disk: Path)
 
 
 def surfaces_of(daemon: Daemon) -> dict[str, str]:
-    """What an operator sees who looks there first; commands with their exit code."""
+    """The texts that an operator sees on each surface; commands with their exit code."""
     commands = {
         "health": ("health",),
         "info": ("info",),

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 STREAMS = {"in": {"subject": "in.>", "replicas": 3, "min_isr": 2}}
 LAG_MAX = 60.0
-"""So long that a test which waits for it fails."""
+"""Seconds; a test that waits for it fails."""
 PATIENT = {"balance_interval": "1h", "suspect_after": "20s", "lag_max": f"{LAG_MAX:.0f}s"}
 VALUE = b"x" * 60_000
 

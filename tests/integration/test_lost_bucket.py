@@ -62,7 +62,7 @@ def ask(servers: list[NatsServer], what: str, question: bytes = b"") -> dict[str
 
 
 def keys(servers: list[NatsServer]) -> set[str]:
-    """Those of the bucket, without the barriers that come and go."""
+    """The keys of the bucket, without the barriers that come and go."""
     found = ask(servers, "INFO", b'{"subjects_filter": ">"}')["state"].get("subjects", {})
     names = {one.removeprefix("$KV.liftlog_prod.") for one in found}
     return {one for one in names if not one.startswith("barrier.")}

@@ -35,7 +35,7 @@ def daemon(server: NatsServer, tmp_path: Path) -> Iterator[Daemon]:
 
 
 def store_newer(directory: Path) -> None:
-    """As a version would that has a setting more, and whose value matters."""
+    """Store what a version would that has one more setting, with a value that matters."""
     manifest = read_manifest(OsFileSystem(), directory)
     assert manifest is not None
     settings = {**manifest.metadata["settings"], "mirror": {"of": "elsewhere"}}

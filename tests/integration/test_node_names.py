@@ -63,7 +63,7 @@ def raw(servers: list[NatsServer]) -> Iterator[RawNats]:
 
 
 def ended(daemon: Daemon) -> str:
-    """What a daemon says that refuses to start."""
+    """The log of a daemon that refuses to start."""
     assert daemon.wait(60).exit_code == ExitCode.CONFIG
     return daemon.log
 

@@ -44,10 +44,10 @@ pytestmark = pytest.mark.integration
 
 ROUNDS = int(os.environ.get("FLOOD_ROUNDS", "0"))
 BOUND_SECONDS = 0.25 if ROUNDS else 0.5
-"""For one kind of request; for all of them at once, which compete with each other, too."""
+"""The limit for one kind of request; all kinds at once also compete with each other."""
 KINDS = re.compile(os.environ.get("FLOOD_KINDS", ""))
 SECONDS = 2.0 if ROUNDS else 1.0
-"""Of one flood."""
+"""The length of one flood."""
 
 
 def free_port() -> int:
@@ -131,7 +131,7 @@ def test_jetstream_requests(world: FloodWorld) -> None:
 
 
 def test_control_subjects(world: FloodWorld) -> None:
-    """What the daemon subscribes to is asked of the server: the records' subjects, JetStream's, the
+    """The server tells to what the daemon subscribes: the subjects of records, JetStream's, the
     inboxes of its own requests, and what must be in `CONTROL`."""
     records = ("big.", "spent.", "victim.", "s", "t", "$KV.")
     others = {

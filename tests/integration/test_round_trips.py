@@ -140,7 +140,7 @@ LIBRARY = {
     "Publisher", "Publisher with envelopes", "SyncPublisher", "DeadLetters", "SyncDeadLetters",
     "Spark from files",
 }  # fmt: skip
-"""What users call that no table lists."""
+"""Functions for users that no table lists."""
 WITHOUT = {
     "commands": """stream create, stream ls, stream info, stream for, stream update, stream pause,
         stream resume, stream read-only, stream truncate, stream lease ls, stream lease acquire,
@@ -168,7 +168,7 @@ WITHOUT = {
         /ui/streams/{stream}/charts, /ui/streams/{stream}/pause, /ui/streams/{stream}/resume,
         /ui/streams/{stream}/compact, /ui/streams/{stream}""",
 }  # fmt: skip
-"""What hands out no records and takes none."""
+"""Functions that neither return nor take records."""
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:

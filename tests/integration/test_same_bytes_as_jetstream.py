@@ -1,4 +1,4 @@
-"""What comes back over JetStream's API is what JetStream answers, byte for byte.
+"""Answers of JetStream's API are those of JetStream, byte for byte.
 
 A real JetStream and the daemon get the same hostile messages, and are asked for them in every way.
 """

@@ -73,16 +73,16 @@ def put(file: Path, text: str) -> None:
 class Suite:
     name = version = source = ""
     outside: ClassVar[Mapping[str, str]] = {}
-    """What liftlog is not asked for: by kind, the names of such tests. The first match counts."""
+    """Tests that are not run on liftlog: names by kind. The first match counts."""
     other_files: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Files of tests of JetStream of which none is run, by kind."""
     one_test = r"(?!)"
-    """What each test of such a file begins with, for their number."""
+    """The beginning of each test in such a file, to count them."""
     can_be_beside_itself = True
     """Whether several tests may run at a time."""
 
     def kind_outside(self, test: str) -> str:
-        """Of what it is, if liftlog is not asked for that; empty if the test is run."""
+        """The kind of a test that is not run on liftlog; empty if it is run."""
         return next((kind for kind, names in self.outside.items() if re.search(names, test)), "")
 
     def not_run(self) -> dict[str, int]:

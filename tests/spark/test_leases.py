@@ -56,7 +56,7 @@ def test_the_jar_ends_leases_with_its_readers(
 def test_reads_that_stop_early_make_room_for_others(
     spark: SparkSession, streams: ExportedStreams, client: SyncClient
 ) -> None:
-    """Of several parts, some are never begun."""
+    """Some of several parts are never begun."""
     keeping = streams.cleaning.running.broker.administration.leases
     with JarOfSession(spark).used():
         read(spark, streams, "1MiB").limit(1).collect()

@@ -102,7 +102,7 @@ class Line(ABC):
         self.next += 1
 
     def refill(self, now: float) -> None:
-        """What is not answered for a while, unless the daemon does not even read it."""
+        """Send again what was not answered for a while, unless the daemon does not even read it."""
         if len(self.unsent) < _LEFT_BYTES:
             for place, slot in enumerate(self.slots):
                 if now - slot.sent > _PATIENCE_SECONDS:

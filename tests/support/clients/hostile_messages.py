@@ -13,7 +13,7 @@ from typing import NamedTuple
 from liftlog.records.message_headers import HeaderLine, build_block
 
 MAX_PAYLOAD = 80 * 1024
-"""What nats-server is told, so that messages just below it are small."""
+"""The setting of nats-server, so that messages just below it are small."""
 MAX_HEADER_BYTES = 65_535
 """The longest header block that JetStream stores, and so do we."""
 
@@ -35,7 +35,7 @@ class Hostile(NamedTuple):
 
     @property
     def all_lines(self) -> list[HeaderLine]:
-        """Those that ask something of the stream lie between the others."""
+        """All lines. Those that ask something of the stream are between the others."""
         found = list(self.lines)
         if self.key is not None:
             found.insert(len(found) // 2, (b"Liftlog-Key", self.key))

@@ -43,7 +43,7 @@ class Victims:
 
 
 def processor_seconds(pid: int) -> float:
-    """What all threads of a process have used so far, to the nanosecond."""
+    """The processor time of all threads of a process so far, to the nanosecond."""
     return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3) makes it
 
 

@@ -36,9 +36,9 @@ _SECRETS = ("the-secret-of-the-flooder", "the-secret-of-the-victim")
 FLOODER, VICTIM = f"flooder.{_SECRETS[0]}", f"victim.{_SECRETS[1]}"
 _TESTS = Path(__file__).resolve().parents[2]
 _MEMBERS = 1000
-"""Of one group; there may be 2,000 of a principal."""
+"""Members of one group; a principal may have 2,000."""
 _CONSUMERS = 100
-"""Of JetStream's API, for one client; there may be 128."""
+"""Consumers of JetStream's API of one client, which may have 128."""
 _QUIET_SECONDS = 120.0
 _NOTHING = "{}"
 
@@ -443,7 +443,8 @@ CONTROL = {
 
 @dataclass(frozen=True)
 class Found:
-    """What victims paid, in seconds of the daemon's processor time, and what the flood got."""
+    """The prices of the victims, in seconds of the daemon's processor time, and the answers that the
+    flood got."""
 
     name: str
     prices: dict[str, list[float]]
@@ -451,8 +452,8 @@ class Found:
     answers: dict[str, int]
 
     def worst(self) -> dict[str, float]:
-        """Of those that have a bound. Over NATS, where clients are not told apart, an answer has to
-        come in time."""
+        """The worst price of each victim with a bound. Over NATS, where clients are not told
+        apart, an answer only has to come in time."""
         return {
             victim: max(prices, default=0.0)
             for victim, prices in self.prices.items()
@@ -491,7 +492,7 @@ def flooded(world: FloodWorld, name: str, plan: Plan) -> Found:
 
 
 def _await_quiet(daemon: Daemon) -> None:
-    """What an earlier flood has begun runs to its end."""
+    """Wait until everything that an earlier flood has begun has ended."""
     ends = time.monotonic() + _QUIET_SECONDS
     while time.monotonic() < ends:
         before = processor_seconds(daemon.pid)

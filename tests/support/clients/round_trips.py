@@ -152,7 +152,7 @@ def _copies(world: World, stream: str) -> list[Found]:
 
 
 def _of_object(row: dict[str, Any]) -> Found:
-    """As a program would read it."""
+    """Read it as a program would."""
 
     def bytes_of(name: str) -> bytes | None:
         text = row[name]
@@ -256,7 +256,7 @@ def _dump(world: World) -> Iterable[Found]:
 
 @way("replicas")
 def _replicas(world: World) -> Iterable[Found]:
-    """What each of three nodes has on its disk."""
+    """The records on the disk of each of three nodes."""
     streams = {SOURCE: {"subject": f"{SOURCE}.>", "replicas": 3}}
     with Cluster(world.other.url, streams) as cluster, RawNats(world.other.port) as nats:
         cluster.start()
@@ -379,7 +379,7 @@ def _spark_socket(world: World) -> Iterable[Found]:
 
 @way("Spark from files", keeps=_named)
 def _spark_files(world: World) -> Iterable[Found]:
-    """Of sealed segments; what is in the last one is not read from files."""
+    """The records of sealed segments; those in the last one are not read from files."""
     found = list(_spark(world, path=str(world.daemon.data_dir)))
     assert len(found) > len(world.sent) // 2
     return [*found, *map(_named, world.sent[len(found) :])]
@@ -401,7 +401,7 @@ def _export(world: World) -> Iterable[Found]:
 
 @way("JetStream: STREAM.MSG.GET", takes=not_near)
 def _message_get(world: World) -> Iterable[Found]:
-    """Those near the limit have their own test: the answer is longer than what it holds."""
+    """Messages near the limit have their own test: the answer is longer than its content."""
     with RawNats(world.nats.port) as nats:
         for record, sent in zip(world.records(), world.sent, strict=True):
             if not not_near(sent):
@@ -419,7 +419,7 @@ def _message_get(world: World) -> Iterable[Found]:
 
 @way("JetStream: DIRECT.GET", takes=not_near)
 def _direct_get(world: World) -> Iterable[Found]:
-    """Of one record; where it lies comes last, whatever the record says itself."""
+    """Get one record; its place comes last, whatever the record contains."""
     own = [b"Nats-Stream", b"Nats-Subject", b"Nats-Sequence"]
     with RawNats(world.nats.port) as nats:
         for record, sent in zip(world.records(), world.sent, strict=True):
@@ -464,7 +464,7 @@ def _consumer(world: World) -> Iterable[Found]:
 
 @way("import jetstream", takes=not_near, keeps=lambda sent: _without_key(copied(sent)))
 def _import_jetstream(world: World) -> Iterable[Found]:
-    """Of the same messages in JetStream. What makes a record of one there is not copied."""
+    """Import the same messages from JetStream, without headers that take effect only there."""
     with RawNats(world.other.port) as nats:
         config = {"name": "old", "subjects": ["js.>"], "storage": "memory"}
         nats.request("$JS.API.STREAM.CREATE.old", json.dumps(config))
@@ -505,7 +505,7 @@ def _import_records(world: World) -> Iterable[Found]:
 
 @way("import jsonl --form records --subject --key --value", takes=not_near, keeps=copied)
 def _import_chosen(world: World) -> Iterable[Found]:
-    """What the options find in a record is what the record has."""
+    """The options find in a record what the record contains."""
     target = world.target("chosen")
     words = ("import", "jsonl", target, "-", "--form", "records", "--value", "value")
     done = world.cli(*words, "--subject", f"{target}.{{{{.subject}}}}", stdin=_lines(world))
@@ -543,7 +543,7 @@ def _import_parquet(world: World) -> Iterable[Found]:
 
 
 def _published(sent: Hostile) -> Found:
-    """What a publisher sets itself comes after the other headers."""
+    """Headers that the publisher itself sets come after the others."""
     found = whole(sent)
     return found._replace(lines=_control_last(found.lines))
 
@@ -685,7 +685,7 @@ def _lettered(sent: Hostile) -> Found:
 
 
 def _letters(world: World, stream: str) -> Iterable[Found]:
-    """Those near a limit may have lost something, but say so."""
+    """Letters near a limit may lack something, but say so."""
     letters = [one for one in world.records(stream) if one.subject == stream]
     letters.sort(key=lambda one: int(one.headers["Liftlog-Dead-Offset"]))
     for letter, sent in zip(letters, world.sent, strict=True):
@@ -702,7 +702,7 @@ def _letters(world: World, stream: str) -> Iterable[Found]:
 
 
 class _Wrong(Exception):
-    """What is wrong with each record."""
+    """The problem of each record."""
 
 
 @way("DeadLetters", takes=not_near, keeps=_lettered)

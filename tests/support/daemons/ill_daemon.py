@@ -20,7 +20,7 @@ def words_of(name: str) -> str:
 
 
 def conditions(severities: str) -> Iterator[Condition]:
-    """Of the kinds with these severities, separated by commas."""
+    """Yield conditions of these severities, which are separated by commas."""
     for name, kind in KINDS.items():
         if kind.severity.value in severities.split(","):
             yield Condition.of(name, words_of(name), _SUBJECTS[kind.about])

@@ -36,7 +36,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class Truth(NamedTuple):
-    """What a stream holds: by offset its stamp, its subject and its value."""
+    """The records of a stream: by offset the stamp, the subject and the value."""
 
     rows: dict[int, tuple[int, str, bytes]]
     end: int

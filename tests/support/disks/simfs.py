@@ -392,7 +392,7 @@ class SimFileSystem:
         return True
 
     def modified_ns(self, path: Path) -> int:
-        """Not known, unless a test says so."""
+        """0, for not known, unless a test sets it."""
         self._node(path)
         return self.modified.get(path.name, 0)
 

@@ -12,7 +12,7 @@ PAGE = REPOSITORY / "docs/reference/jetstream-clients.md"
 
 
 def rows(text: str, heading: str) -> dict[str, list[str]]:
-    """Of the table that begins with this cell: the cells of each row, by the first one."""
+    """The cells of each row of the table that begins with this cell, by the first cell."""
     table = text.partition(f"| {heading} |")[2].partition("\n\n")[0]
     cells = [[one.strip() for one in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     return {first: rest for first, *rest in cells}

@@ -56,7 +56,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _stored(durability: str, stop: str) -> tuple[SimFileSystem, Promises, str]:
-    """What a daemon leaves, with a file of each kind."""
+    """The files that a daemon leaves, of every kind."""
     world = World()
     log, writer = world.create(durability)
     for _ in range(5):
@@ -80,7 +80,7 @@ def _stored(durability: str, stop: str) -> tuple[SimFileSystem, Promises, str]:
 
 
 def _start(fs: SimFileSystem, boot: str) -> tuple[Log, LogEnvironment]:
-    """As the daemon does; raises StorageError and DiskFull."""
+    """Start as the daemon does. Raises StorageError, DiskFull."""
     shared = environment(fs)
     with storage_errors("starting"):
         point = read_states(fs, DATA_DIR, RECOVERY_POINTS_NAME).get("orders")

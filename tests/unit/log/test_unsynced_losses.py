@@ -205,7 +205,7 @@ def test_acks_after_the_sync_need_a_manifest_once_in_a_million_records() -> None
 
 @pytest.mark.parametrize("durability", MODES)
 def test_the_claim_has_bounds_after_a_change_of_the_durability(durability: str) -> None:
-    """What a stream had reserved while acks followed the sync is no part of it."""
+    """It does not include what the stream reserved while acks followed the sync."""
     fs, promises = SimFileSystem(), Promises()
     log = create(fs, config=BIG)
     Writer(log, promises, "fsync").commit(3)

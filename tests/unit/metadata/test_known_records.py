@@ -1,4 +1,4 @@
-"""What a node keeps of the metadata that it has seen."""
+"""A node keeps the metadata that it has seen."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ WITHOUT = {
 
 
 def test_which_requests_take_no_turn() -> None:
-    """What is added later has a handler, and so takes its turn (below)."""
+    """A kind that is added later has a handler, and so takes its turn (below)."""
     assert set(WITHOUT) == set(REQUESTS) - {kind.KIND for kind in HANDLERS}
 
 

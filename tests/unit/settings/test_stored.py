@@ -1,4 +1,4 @@
-"""What is stored of a stream's settings can be read by versions that know fewer of them."""
+"""Versions that know fewer settings of a stream can read those that are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where acks, answers and records may go."""
+"""The subjects to which acks, answers and records may go."""
 
 from __future__ import annotations
 
