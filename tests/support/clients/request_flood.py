@@ -443,7 +443,7 @@ CONTROL = {
 
 @dataclass(frozen=True)
 class Found:
-    """The prices of the victims, in seconds of the daemon's processor time, and the answers that the
+    """The prices of victims, in seconds of the daemon's processor time, and the answers that the
     flood got."""
 
     name: str
