@@ -236,7 +236,7 @@ async def test_the_daemon_shuts_down_under_a_reader(broker: LogBroker) -> None:
 async def test_an_answer_that_does_not_come(opener: Opener, broker: LogBroker) -> None:
     broker.gate = asyncio.Event()
     async with pull_server(broker) as (_, address):
-        client = await opener(address, request_timeout=0.1)
+        client = await opener(address, request_timeout=2.0)  # which the ping has as well
         with pytest.raises(errors.RequestTimeout, match=r"'create' in \d\.\d s"):
             if asyncio.iscoroutinefunction(client.create_stream):
                 await client.create_stream("new", subject="n")
