@@ -43,8 +43,8 @@ logger = logging.getLogger("liftlog.server")
 @click.option(
     "--believe-clock",
     is_flag=True,
-    help="The clock is right: if it stepped ahead, judge ages by it from now on. While the clocks "
-    "of a cluster's nodes differ, set the wrong one instead.",
+    help="Confirm that the clock is right: if it jumped ahead, judge ages by it from now on. While "
+    "the clocks of a cluster's nodes differ, set the wrong one instead.",
 )
 @debug_option
 def serve(

@@ -49,7 +49,7 @@ _MOVES = {
     | {
         "adopt": Listed(
             "liftlog.cli.clustering.cluster_adopt:adopt",
-            "Make restored streams of a stopped node the cluster's.",
+            "Adopt restored streams of a stopped node into its cluster.",
         )
     },
 )

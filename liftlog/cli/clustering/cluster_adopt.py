@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 @settings_options
 @debug_option
 def adopt(streams: tuple[str, ...], config: Path | None, overrides: tuple[str, ...]) -> ExitCode:
-    """Make restored streams of a stopped node the cluster's.
+    """Adopt restored streams of a stopped node into its cluster.
 
-    These are streams in the data directory of the node that belong to no cluster, since
-    `liftlog backup restore --add` has restored them. Without STREAMS it adopts all of them. FILE is
-    the configuration of the node, which has been in the cluster before. Each stream has one replica
-    then; start the node, and `liftlog cluster move` gives it more.
+    `liftlog backup restore --add` leaves streams in the data directory that belong to no cluster.
+    Without STREAMS all of them are adopted. FILE is the configuration of the node, which must have
+    been in the cluster before. Then each of these streams has one replica: start the node, and use
+    `liftlog cluster move` for more.
 
-    A stream of the same name must be deleted in the cluster before. If it is the same stream, which
-    was deleted by mistake, consumers continue where they were, up to the end of the backup.
+    If the cluster has a stream of the same name, delete that first. Consumers of a stream that was
+    deleted by mistake continue where they were, up to the end of the backup.
 
     \b
     Examples:

@@ -37,8 +37,8 @@ def backup_commands() -> None:
     metavar="DURATION",
     default="10s",
     show_default=True,
-    help="How long to wait for the replicas of a node of a cluster to be committed as far as their "
-    "streams are.",
+    help="How long to wait, on a node of a cluster, until the replicas here are committed as far "
+    "as their streams.",
 )
 @server_options
 @debug_option
@@ -109,7 +109,7 @@ def verify(backup: Path, quick: bool) -> ExitCode:
 @click.option(
     "--add",
     is_flag=True,
-    help="Add the streams of --stream to DATA_DIR, which holds others; its daemon is stopped.",
+    help="Add the streams of --stream to a DATA_DIR that has others. Stop its daemon before.",
 )
 @click.option("--dry-run", is_flag=True, help="Check the backup and the target; copy nothing.")
 @output_option
