@@ -1,8 +1,8 @@
 """The recording in README: `make recording`, a quarter of a minute.
 
-The lines that README tells to type are typed into two terminals, in an empty directory, and what
-they print is drawn with its times as an animated SVG. Only waiting is shortened, and the typing is
-ours. It needs the ports 4222, 8292 and 9292 of this machine.
+Runs the commands of README in two terminals, in an empty directory, and draws their output with its
+times as an animated SVG. Only waiting is shortened, and typing is simulated. Needs the ports 4222,
+8292 and 9292 of this machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _LONGEST_WAIT_SECONDS = 0.8
 _STAYS_SECONDS = 6.0
 _START_SECONDS, _QUIET_SECONDS = 60.0, 3.0
 """A command that has printed nothing more for so long waits for something."""
-_FENCE = re.compile(r"^```\n(liftlog .+?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(?:sh)?\n(?:(?:python3|pip) .+\n)*((?:liftlog .+\n)+)```$", re.MULTILINE)
+"""Groups the commands of liftlog; the lines before them install it and are not recorded."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 _STYLE = """
 text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre;
@@ -57,7 +58,7 @@ Lines = list[list[Piece]]
 
 
 def commands(readme: str) -> list[list[str]]:
-    """What README's first screen tells to type, by terminal, without comments."""
+    """The commands on the first screen of README by terminal, without comments."""
     blocks = _FENCE.findall(readme)[:2]
     return [[re.split(r"\s+# ", line)[0] for line in block.splitlines()] for block in blocks]
 

@@ -61,7 +61,9 @@ def values(printed: str) -> list[str]:
 
 
 def test_the_short_start_of_the_readme(tmp_path: Path) -> None:
-    serve, publish_and_read, _ = blocks("../README.md", "")
+    publish_and_read, _ = blocks("../README.md", "")
+    [install_and_serve] = blocks("../README.md", "sh")
+    serve = install_and_serve.splitlines()[-1]
     [program] = blocks("../README.md", "python")
     with first_terminal(serve, tmp_path) as (_, given):
         # The second command would wait for more.
