@@ -223,12 +223,12 @@ async def test_a_bucket_with_its_deletions(
     ]
 
 
-async def test_the_page_on_liftbridge(place: Path) -> None:
+async def test_the_pages_on_liftbridge_and_other_systems(place: Path) -> None:
     page = "how-to/migrate-from-liftbridge.md"
     [settings] = blocks(page, "yaml")
     [publisher] = blocks(page, "python")
-    [line] = blocks(page, "json")
-    [copy] = blocks(page, "sh")
+    [line] = blocks("how-to/migrate-from-elsewhere.md", "json")
+    [copy] = blocks("how-to/migrate-from-elsewhere.md", "sh")
     with NatsServer() as server, Daemon(server.url, yaml.safe_load(settings)) as daemon:
         given = environment(server, daemon)
         stand_in = place / "print-messages"

@@ -96,8 +96,6 @@ COMMANDS = {
         "import jsonl --form copied",
     },
     "import parquet": {"import parquet"},
-    "import stan": "messages of NATS Streaming have no headers",
-    "import liftbridge": "headers have other types there: test_importing_from_others.py",
     "export": {"export"},
     "log dump": {"log dump"},
     "log repair": "moves whole batches: tests/unit/log",

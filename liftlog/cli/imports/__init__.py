@@ -3,7 +3,5 @@
 import_records       the command
 import_run           stores each message once, in order
 import_sources       JetStream, lines, rows of Parquet
-import_stan          NATS Streaming
-import_liftbridge    Liftbridge
 whole_headers        a NATS connection that keeps header blocks as they are
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,7 +32,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 def import_commands() -> None:
     """Copy messages from JetStream or elsewhere into a stream.
 
-    Sources are JetStream, NATS Streaming, Liftbridge, lines of JSON and Parquet.
+    Sources are JetStream, lines of JSON and Parquet.
 
     Each is stored once, and in order. A run that was interrupted continues when it is started
     again: records say in Copied-From and Copied-Sequence where they come from, and nothing is
@@ -62,32 +62,6 @@ def _target_options(command: Decorated) -> Decorated:
     )(command)
 
 
-def _source_nats_options(command: Decorated) -> Decorated:
-    """The NATS that is copied from, as `source_nats` and `source_creds`."""
-    command = click.option(
-        "--source-creds",
-        type=click.Path(exists=True, dir_okay=False),
-        metavar="FILE",
-        help="NATS credentials file for --source-nats.",
-    )(command)
-    return click.option(
-        "--source-nats",
-        metavar="URL",
-        help="NATS server to copy from, if it is not the one to publish on.",
-    )(command)
-
-
-def _source_nats(
-    source_nats: str | None, source_creds: str | None, target: Mapping[str, Any]
-) -> tuple[list[str], str | None]:
-    """(servers, credentials file)"""
-    creds = source_creds or target["creds"]
-    return (
-        nats_servers(target["nats_url"]) if source_nats is None else [source_nats],
-        None if creds is None else str(creds),
-    )
-
-
 def _mapping_options(command: Decorated) -> Decorated:
     """How a row becomes a message."""
     command = click.option(
@@ -110,7 +84,17 @@ def _mapping_options(command: Decorated) -> Decorated:
 @import_commands.command()
 @click.argument("source_stream", metavar="NAME")
 @click.argument("stream", shell_complete=complete_stream)
-@_source_nats_options
+@click.option(
+    "--source-nats",
+    metavar="URL",
+    help="NATS server to copy from, if it is not the one to publish on.",
+)
+@click.option(
+    "--source-creds",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="NATS credentials file for --source-nats.",
+)
 @click.option(
     "--key-from-subject",
     is_flag=True,
@@ -144,91 +128,12 @@ def jetstream(
     """
     from liftlog.cli.imports.import_sources import JetStream
 
-    servers, creds = _source_nats(source_nats, source_creds, target)
-    source = JetStream(servers, creds, source_stream, key_from_subject, strip)
+    servers = nats_servers(target["nats_url"]) if source_nats is None else [source_nats]
+    creds = source_creds or target["creds"]
+    source = JetStream(
+        servers, None if creds is None else str(creds), source_stream, key_from_subject, strip
+    )
     _run(source, stream, f"jetstream/{source_stream}", **target)
-
-
-@import_commands.command()
-@click.argument("channel", metavar="CHANNEL")
-@click.argument("stream", shell_complete=complete_stream)
-@click.option(
-    "--cluster",
-    metavar="ID",
-    default="test-cluster",
-    show_default=True,
-    help="Cluster id of the NATS Streaming servers.",
-)
-@_source_nats_options
-@_target_options
-def stan(
-    channel: str,
-    stream: str,
-    cluster: str,
-    source_nats: str | None,
-    source_creds: str | None,
-    **target: Any,
-) -> None:
-    """Copy a channel of NATS Streaming (STAN) into STREAM.
-
-    It ends at the message that is last when it begins. NATS Streaming does not record the copies,
-    although they have the name of the channel as their subject.
-    `liftlog docs migrate-from-nats-streaming` shows the whole way.
-
-    \b
-    Example:
-      liftlog import stan orders orders --cluster prod --source-nats nats://old:4222
-    """
-    from liftlog.cli.imports.import_stan import NatsStreaming
-
-    servers, creds = _source_nats(source_nats, source_creds, target)
-    _run(NatsStreaming(servers, creds, cluster, channel), stream, f"stan/{channel}", **target)
-
-
-@import_commands.command()
-@click.argument("source_stream", metavar="NAME")
-@click.argument("stream", shell_complete=complete_stream)
-@click.option(
-    "--source-servers",
-    metavar="HOST:PORT,...",
-    required=True,
-    help="Addresses of the Liftbridge servers, all of them if there are several.",
-)
-@click.option(
-    "--source-ca",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Use TLS, and trust servers with a certificate by this authority.",
-)
-@click.option(
-    "--partition", type=click.IntRange(0), default=0, show_default=True, help="Which one to copy."
-)
-@_target_options
-def liftbridge(
-    source_stream: str,
-    stream: str,
-    source_servers: str,
-    source_ca: Path | None,
-    partition: int,
-    **target: Any,
-) -> None:
-    """Copy a partition of Liftbridge's stream NAME into STREAM.
-
-    It ends at the high watermark that the partition has when it begins. The number of a message is
-    its offset there plus one. It needs grpcio: pip install 'liftlog[liftbridge]'.
-
-    Have Liftbridge record nothing more on these subjects first: it would store the copies, too.
-    `liftlog docs migrate-from-liftbridge` shows the whole way.
-
-    \b
-    Example:
-      liftlog import liftbridge orders-stream orders --source-servers old:9292 --envelope
-    """
-    from liftlog.cli.imports.import_liftbridge import Liftbridge
-
-    addresses = [one.strip() for one in source_servers.split(",") if one.strip()]
-    name = f"liftbridge/{source_stream}" + (f"/{partition}" if partition else "")
-    _run(Liftbridge(addresses, source_stream, partition, source_ca), stream, name, **target)
 
 
 @import_commands.command()

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acl.subjects import matches_any, overlap_any
-from liftlog.cli.imports.import_liftbridge import Liftbridge
 from liftlog.cli.imports.import_sources import Item, JetStream, Lines, Parquet
-from liftlog.cli.imports.import_stan import NatsStreaming
 from liftlog.cli.lib.exit_codes import ExitCode
 from liftlog.cli.lib.problems import Problem
 from liftlog.cli.lib.progress import count_progress
@@ -39,7 +37,7 @@ again."""
 _UNDER_WAY = 512
 _SOURCE_NAME = re.compile(r"[!-~]{1,128}", re.ASCII)
 
-Source = JetStream | NatsStreaming | Liftbridge | Lines | Parquet
+Source = JetStream | Lines | Parquet
 
 
 @dataclass(slots=True)

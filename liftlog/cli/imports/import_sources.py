@@ -262,8 +262,8 @@ class Parquet:
 
 
 @asynccontextmanager
-async def connected(servers: list[str], creds: str | None, system: str) -> AsyncIterator[Any]:
-    """A connection to the NATS in which `system` runs. It does not reconnect: a copy that was
+async def _connected(servers: list[str], creds: str | None) -> AsyncIterator[Any]:
+    """A connection to the NATS servers of JetStream. It does not reconnect: a copy that was
     interrupted is run again. Raises Problem."""
     from nats.errors import Error
 
@@ -280,7 +280,7 @@ async def connected(servers: list[str], creds: str | None, system: str) -> Async
         )
     except (Error, OSError) as error:
         raise Problem(
-            f"cannot connect to the NATS of {system}: {error}",
+            f"cannot connect to the NATS of JetStream: {error}",
             ExitCode.CANNOT_CONNECT,
             hint="check --source-nats",
         ) from error
@@ -347,7 +347,7 @@ class JetStream:
         from nats.errors import Error
         from nats.js.errors import NotFoundError
 
-        async with connected(self.servers, self.creds, "JetStream") as connection:
+        async with _connected(self.servers, self.creds) as connection:
             try:
                 yield connection.jetstream()
             except NotFoundError as error:
