@@ -86,13 +86,13 @@ public record Manifest(
         return copy;
     }
 
-    /** Of the log: all of its histories of offsets have it in common. */
+    /** The incarnation of the log, which all of its histories of offsets share. */
     String incarnation() {
         int end = lineage.indexOf(':');
         return end < 0 ? lineage : lineage.substring(0, end);
     }
 
-    /** How a sketch or a subject index names the segment that it was made from. */
+    /** The name of a segment in its sketch and subject index. */
     int historyCheck(Segment segment) {
         String name = segment.generation() == 0 ? lineage : lineage + "/" + segment.generation();
         byte[] bytes = name.getBytes(StandardCharsets.UTF_8);
