@@ -5,8 +5,7 @@
 
 `await` and `async` are taken out, names and phrases are replaced by the tables below, and ruff
 sorts the imports and formats the rest. Whatever the tables do not cover is an error here: a name of
-asyncio without a counterpart, and a phrase that no source contains any more. Sessions, links and
-readers wait in different ways, so both kinds of them are written by hand.
+asyncio without a counterpart, and a phrase that no source contains any more.
 """
 
 from __future__ import annotations
@@ -22,15 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "liftlog/client/aio"
 TARGET = ROOT / "liftlog/client/blocking"
-MODULES = (
-    "calls.py",
-    "client.py",
-    "consumer.py",
-    "consuming_block.py",
-    "dead_letters.py",
-    "group.py",
-    "routing.py",
-)
+BY_HAND = frozenset({"__init__.py", "link.py", "session.py", "sockets.py"})
+"""Modules that both folders have, and that wait in different ways: everything else is made."""
 
 NAMES = {
     "aio": "blocking",
@@ -114,7 +106,8 @@ def render(module: str, used: set[str] | None = None) -> str:
 def render_all() -> dict[Path, str]:
     """What each module is to hold. Raises NotCovered."""
     used: set[str] = set()
-    rendered = {TARGET / module: render(module, used) for module in MODULES}
+    modules = sorted({path.name for path in SOURCE.glob("*.py")} - BY_HAND)
+    rendered = {TARGET / module: render(module, used) for module in modules}
     unused = PHRASES.keys() - used
     if unused:
         raise NotCovered(f"no source contains: {sorted(unused)}")

@@ -10,4 +10,6 @@ dead_letters  records that could not be processed are published elsewhere
 routing       a session for each node of a cluster that is asked something
 session       the way to a daemon: one connection, and another one when it is lost
 link          one connection, over a socket of its own
+dialing       opens sockets, with or without TLS
+sockets       what they do in the event loop
 """

@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from liftlog.client.connecting.dialing import RECEIVE_BYTES, SOFTWARE, Channel
+from liftlog.client.connecting.channel import RECEIVE_BYTES, SOFTWARE, Channel
 from liftlog.client.connecting.reconnecting import lost, unanswered
 from liftlog.client.reading.buffers import BufferPool
 from liftlog.errors import LiftlogError

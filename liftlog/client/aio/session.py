@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from liftlog.client.aio.dialing import dial
 from liftlog.client.aio.link import Link
-from liftlog.client.connecting.dialing import dial
 from liftlog.client.connecting.reconnecting import (
     Backoff,
     ReadPatience,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from liftlog.client.blocking.dialing import dial
 from liftlog.client.blocking.link import SyncLink
-from liftlog.client.connecting.dialing import dial_sync
 from liftlog.client.connecting.reconnecting import (
     Backoff,
     ReadPatience,
@@ -171,7 +171,7 @@ class SyncSession:
         target = self.target
         text, seconds = target.address.text, deadline - time.monotonic()
         try:
-            channel = dial_sync(target.address, target.context, deadline)
+            channel = dial(target.address, target.context, deadline)
             link = SyncLink(channel, text, target.request_timeout, self._pool)
             try:
                 link.open(target.credentials, deadline)

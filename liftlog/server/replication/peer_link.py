@@ -17,8 +17,8 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
+from liftlog.client.aio.dialing import dial
 from liftlog.client.aio.link import Link
-from liftlog.client.connecting.dialing import dial
 from liftlog.client.connecting.reconnecting import Backoff
 from liftlog.client.connecting.target import Target
 from liftlog.client.reading.buffers import BufferPool

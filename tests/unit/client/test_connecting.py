@@ -12,7 +12,6 @@ from support.daemons.pull_broker import LogBroker, pull_server
 
 from liftlog import errors
 from liftlog.client import connect, connect_sync
-from liftlog.client.connecting import dialing
 from liftlog.client.connecting.target import Address
 from liftlog.protocol.frames import encode_frame
 
@@ -79,14 +78,14 @@ async def test_an_address_that_never_answers_leaves_time_for_the_next(
     """As that of a name whose first address leads nowhere."""
     good = ("127.0.0.1", int(address.rpartition(":")[2]))
 
-    def resolved_sync(asked: Address) -> list[tuple[int, Any]]:
+    def resolve_blocking(*asked: Any) -> list[tuple[int, Any]]:
         return [(socket.AF_INET, silent.getsockname()), (socket.AF_INET, good)]
 
-    async def resolved(asked: Address) -> list[tuple[int, Any]]:
-        return resolved_sync(asked)
+    async def resolve(*asked: Any) -> list[tuple[int, Any]]:
+        return resolve_blocking()
 
-    monkeypatch.setattr(dialing, "_resolved", resolved)
-    monkeypatch.setattr(dialing, "_resolved_sync", resolved_sync)
+    monkeypatch.setattr("liftlog.client.aio.dialing.resolve", resolve)
+    monkeypatch.setattr("liftlog.client.blocking.dialing.resolve", resolve_blocking)
     with socket.socket() as silent, ExitStack() as waiting:
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)

@@ -712,7 +712,7 @@ def test_what_the_daemon_has_divided_is_looked_at_only_after_slots_have_gone(
         looked.append(len(records))
         return slots_of(records, count)
 
-    for module in ("grouping", "arrived"):
+    for module in ("groups.grouping", "groups.arrived"):
         monkeypatch.setattr(f"liftlog.client.{module}.slots_of", counted)
     reading = make()
     reading._told(AssignmentAnswer(7, 7, 64, owned, [7] * len(owned), [101] * len(owned)), 0.0)

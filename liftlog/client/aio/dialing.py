@@ -1,0 +1,70 @@
+"""Addresses -> connected channels: plain sockets, or sockets with TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from typing import Any
+
+from liftlog.client.aio.sockets import connect, receive, resolve, send
+from liftlog.client.connecting.channel import Channel, PlainChannel, refused, share, tune
+from liftlog.client.connecting.target import Address
+from liftlog.tls import TlsSession, TlsSocket
+
+_HANDSHAKE_BYTES = 64 * 1024
+
+
+async def dial(address: Address, context: ssl.SSLContext | None, deadline: float) -> Channel:
+    """Connect, with the TLS handshake if there is a context.
+
+    Raises TimeoutError at `deadline` (time.monotonic), other OSError, ConnectionLost.
+    """
+    sock = await _open(address, deadline)
+    try:
+        if context is None:
+            return PlainChannel(sock)
+        session = TlsSession(context, hostname=address.host)
+        try:
+            while not session.handshake():
+                await send(sock, session.outgoing.read(), deadline)
+                session.feed(_not_ended(await receive(sock, _HANDSHAKE_BYTES, deadline)))
+        except ssl.SSLError as error:
+            raise refused(address, sock, session, error) from error
+        await send(sock, session.outgoing.read(), deadline)
+        sock.setblocking(False)
+        return TlsSocket(sock, session)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _not_ended(received: bytes) -> bytes:
+    if not received:
+        raise ConnectionResetError("it ended during the TLS handshake")
+    return received
+
+
+async def _open(address: Address, deadline: float) -> socket.socket:
+    if address.path:
+        return await _connected(socket.AF_UNIX, address.path, deadline)
+    found = await resolve(address.host, address.port, deadline)
+    failure: OSError | None = None
+    for left in range(len(found), 0, -1):
+        family, where = found[-left]
+        try:
+            return await _connected(family, where, share(deadline, time.monotonic(), left))
+        except OSError as error:  # TimeoutError is one
+            failure = error
+    raise failure or OSError(f"no address for {address.host}")
+
+
+async def _connected(family: int, where: Any, deadline: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        await connect(sock, where, deadline)
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

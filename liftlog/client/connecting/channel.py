@@ -1,0 +1,114 @@
+"""A connected socket as both clients use it, with or without TLS, and how they tune it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from contextlib import suppress
+from typing import Protocol
+
+import liftlog
+from liftlog.client.connecting.reconnecting import unreachable
+from liftlog.client.connecting.target import Address
+from liftlog.errors import ConnectionLost
+from liftlog.tls import TlsSession, problem
+
+SOFTWARE = f"liftlog-python/{liftlog.__version__}"
+"""What a client calls itself in its hello."""
+
+RECEIVE_BYTES = 2 * 1024 * 1024
+"""Received at once before the batches in it are looked at. Larger steps overflow the processor's
+cache, smaller ones cost a turn of Python each."""
+
+_HANDSHAKE_BYTES = 64 * 1024
+
+_UNKNOWN_CA = (
+    "give the CA that signed the daemon's certificate as tls= (on the command line --tls-ca, for "
+    "Spark tlsCaFile)"
+)
+_OTHER_NAME = "connect by a name or address that the daemon's certificate is for"
+_NOT_ACCEPTED = {  # by OpenSSL's X509_V_ERR_...
+    9: "the clock of this machine may be wrong: the daemon's certificate begins later",
+    10: "give the daemon a new certificate and a HUP, unless the clock of this machine is wrong",
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+
+
+class Channel(Protocol):
+    """A connected socket that does not block: methods raise BlockingIOError, or another OSError.
+
+    After BlockingIOError from `send` the next call has to give the same bytes again.
+    """
+
+    @property
+    def has_input(self) -> bool:
+        """Whether `recv_into` can return more although the socket may not be readable."""
+        ...
+
+    @property
+    def peer_certificate(self) -> bytes | None:
+        """The certificate of the daemon, in DER; None without TLS."""
+        ...
+
+    def wake_at(self, count: int, /) -> None:
+        """A hint that the socket need not become readable before `count` bytes have arrived."""
+        ...
+
+    def fileno(self) -> int: ...
+    def recv_into(self, view: memoryview, /) -> int: ...
+    def send(self, data: bytes, /) -> int: ...
+    def close(self) -> None: ...
+
+
+class PlainChannel:
+    """A socket without TLS."""
+
+    has_input = False
+    peer_certificate: bytes | None = None
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._wake_at = 1
+        self.fileno = sock.fileno
+        self.recv_into = sock.recv_into
+        self.send = sock.send
+        self.close = sock.close
+
+    def wake_at(self, count: int) -> None:
+        if count == self._wake_at:
+            return
+        self._wake_at = count
+        with suppress(OSError):  # only speed depends on it
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
+
+def tune(sock: socket.socket) -> None:
+    """Send small requests at once, and notice a peer that vanished."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # The kernel sizes the receive buffer: it can make it larger than we may.
+
+
+def refused(
+    address: Address, sock: socket.socket, session: TlsSession, error: ssl.SSLError
+) -> ConnectionLost:
+    """The error of a failed TLS handshake. Sends the daemon an alert if it can at once."""
+    try:
+        sock.send(session.outgoing.read(), socket.MSG_DONTWAIT)
+    except OSError:
+        pass
+    lost = unreachable(address.text, problem(error))
+    if isinstance(error, ssl.SSLCertVerificationError):
+        lost.hint = _NOT_ACCEPTED.get(error.verify_code, _UNKNOWN_CA)
+    elif error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+        lost.hint = "there may be no TLS at this address: try tcp://"
+    return lost
+
+
+def share(deadline: float, now: float, addresses_left: int) -> float:
+    """When to stop trying the next address: one that never answers leaves time to the others."""
+    return now + (deadline - now) / addresses_left
