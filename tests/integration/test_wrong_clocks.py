@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +27,7 @@ STREAMS = {
     "sized": {"subject": "sized", "retention": {"max_bytes": "8KiB"}, **SMALL},
     "counted": {"subject": "counted", "retention": {"max_messages": 5}, **SMALL},
     "kept": {"subject": "kept", "retention": {"max_age": "1h"}, **SMALL},
+    "keyed": {"subject": "keyed", "compaction": {}, **SMALL},
 }
 SETTINGS = {
     "streams": {name: one | {"dedupe_window": "1s"} for name, one in STREAMS.items()},
@@ -40,13 +44,18 @@ def clock(tmp_path: Path) -> ShiftedClock:
 def fill(raw: RawNats, *names: str) -> None:
     for name in names:
         for _ in range(COUNT):
-            assert publish(raw, name, b"x" * 1000)
+            assert publish(raw, name, b"x" * 1000, Liftlog_Key="k")
 
 
 def oldest_file(daemon: Daemon, name: str) -> int:
     """The first offset in the files of a stream."""
     logs = (daemon.data_dir / "streams" / name).glob("*.log")
     return min(int(path.name.partition(".")[0]) for path in logs)
+
+
+def run_cli(daemon: Daemon, *words: str) -> None:
+    environment = {**os.environ, "LIFTLOG_SERVER": daemon.pull_address}
+    subprocess.run([sys.executable, "-m", "liftlog", *words], env=environment, check=True)
 
 
 def clock_warning(daemon: Daemon) -> str:
@@ -64,7 +73,7 @@ def test_stamps_of_a_clock_that_was_ahead_block_nothing(
         Daemon(server.url, SETTINGS, directory=tmp_path / "d", clock=clock.path) as daemon,
         RawNats(server.port) as raw,
     ):
-        fill(raw, "aged", "sized", "counted", "kept")
+        fill(raw, "aged", "sized", "counted", "kept", "keyed")
         clock.set_ahead(0)
         until(lambda: "ahead" in clock_warning(daemon), what="the stamps are reported")
         assert any("2 h ahead" in one for one in describe(daemon, "sized").warnings)
@@ -85,8 +94,12 @@ def test_stamps_of_a_clock_that_was_ahead_block_nothing(
         publish(raw, "kept", b"newest")
         with connect_sync(daemon.pull_address) as client:
             found = [record.offset for record in client.read("kept", start=now, until="end")]
+            client.compact_stream("keyed", wait=True)
         assert found == [2 * COUNT + 1], "those with later stamps were stored before"
+        assert len(records_of(daemon, "keyed")) == 1
         assert "kept" in clock_warning(daemon)
+        run_cli(daemon, "stream", "truncate", "kept", f"@{now.isoformat()}", "--yes")
+        assert describe(daemon, "kept").log_start_offset == 2 * COUNT + 1
         assert_no_traceback(daemon)
 
 
