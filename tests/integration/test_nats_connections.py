@@ -268,6 +268,21 @@ def test_a_server_that_is_killed_under_load_is_no_slow_consumer() -> None:
         publisher.join(20)
 
 
+def test_a_server_that_dies_while_the_daemon_stands_still_is_no_slow_consumer() -> None:
+    """As on a machine that has stalled. Nobody is at its address any more."""
+    with NatsServer() as server, serving(server.url) as daemon:
+
+        def die() -> None:
+            time.sleep(STILL_SECONDS)
+            server.kill()
+
+        frozen(daemon, die)
+        until(lambda: daemon.metric("liftlog_nats_disconnects_total") == 1)
+        assert lost(daemon, "slow_consumer") == 0
+        assert lost(daemon, "closed") == 1
+        assert daemon.metric("liftlog_nats_slow_consumer_errors_total") == 0
+
+
 def test_a_connection_that_nats_finds_stale() -> None:
     with (
         NatsServer(ping_interval="300ms", ping_max=1, debug=True) as server,

@@ -229,6 +229,7 @@ class NatsConnection:
                 Cause.SLOW_CONSUMER,
                 "NATS closed the connection while the daemon was behind with reading, by "
                 f"{behind_bytes >> 10} KiB at least: for NATS a slow consumer",
+                is_guess=True,
             )
         if isinstance(error, nats.errors.UnexpectedEOF | OSError):
             still = self._not_read_seconds()
@@ -238,6 +239,7 @@ class NatsConnection:
                     Cause.SLOW_CONSUMER,
                     "NATS closed the connection after the daemon had not read for "
                     f"{still:.0f} s: for NATS a slow consumer",
+                    is_guess=True,
                 )
         if self.lame_duck:
             return Ending(

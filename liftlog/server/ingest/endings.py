@@ -34,6 +34,8 @@ class Cause(Enum):
 class Ending:
     cause: Cause
     text: str
+    is_guess: bool = False
+    """NATS gave no reason; this one follows from what the daemon was doing."""
 
     def __str__(self) -> str:
         return self.text

@@ -36,6 +36,7 @@ logger = logging.getLogger("liftlog.server.nats")
 _WATCH_SECONDS = 0.5
 _DRAIN_SECONDS = 3.0
 _HANDOVER_PAUSE_SECONDS = 1.0
+_CHECK_SECONDS = 0.5
 _TOLD_AGAIN_SECONDS = 60.0
 
 
@@ -319,9 +320,10 @@ class NatsLink:
                 self.counters.watchdog_reconnects += 1
                 connection.end(Ending(Cause.OTHER, "the read loop ended"))
             if connection.ending is not None:
-                self._ended(connection.ending)
+                ending = await _checked(connection.ending, connection.address)
+                self._ended(ending)
                 await self._abandon()
-                return connection.ending
+                return ending
             self._pool.learn(connection.address, connection.connect_urls)
             now = time.monotonic()
             if connection.lame_duck and now >= hand_over_at:
@@ -566,3 +568,18 @@ class NatsLink:
             await connection.close(flush=self._answers)
         await self._attaching.close()
         await self._leaving.close()
+
+
+async def _checked(ending: Ending, address: NatsServerAddress) -> Ending:
+    """A server that does not listen any more has stopped, whatever the daemon was doing."""
+    if not ending.is_guess:
+        return ending
+    try:
+        async with asyncio.timeout(_CHECK_SECONDS):
+            _, writer = await asyncio.open_connection(*address.endpoint)
+        writer.transport.abort()
+    except ConnectionRefusedError:
+        return Ending(Cause.CLOSED, "NATS closed the connection: its server has stopped")
+    except (OSError, TimeoutError):
+        pass  # that says nothing
+    return ending

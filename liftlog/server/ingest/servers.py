@@ -16,6 +16,9 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 from liftlog.settings import NatsSettings
 
 
+_USUAL_PORTS = {"ws": 80, "wss": 443}
+
+
 @dataclass(frozen=True, slots=True)
 class NatsServerAddress:
     url: str
@@ -30,6 +33,12 @@ class NatsServerAddress:
         host = parts.hostname or "?"
         host = f"[{host}]" if ":" in host else host
         return host if parts.port is None else f"{host}:{parts.port}"
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Where it listens."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or _USUAL_PORTS.get(parts.scheme, 4222)
 
     @property
     def scheme(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftlog.server.ingest import servers
-from liftlog.server.ingest.servers import ServerPool
+from liftlog.server.ingest.servers import NatsServerAddress, ServerPool
 
 
 def shown(pool: ServerPool) -> set[str]:
@@ -39,3 +39,13 @@ def test_what_is_announced_again_is_not_read_again(monkeypatch: pytest.MonkeyPat
     assert shown(pool) == {"a:4222", "b:4222", "c:4222"}
     monkeypatch.setattr(servers, "urlsplit", None)
     pool.learn(source, announced)
+
+
+def test_where_a_server_listens() -> None:
+    for url, endpoint in (
+        ("nats://a:1", ("a", 1)),
+        ("nats://user:secret@[::1]", ("::1", 4222)),
+        ("ws://a/path", ("a", 80)),
+        ("wss://a", ("a", 443)),
+    ):
+        assert NatsServerAddress(url).endpoint == endpoint
