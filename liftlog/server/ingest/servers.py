@@ -15,7 +15,6 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from liftlog.settings import NatsSettings
 
-
 _USUAL_PORTS = {"ws": 80, "wss": 443}
 
 
