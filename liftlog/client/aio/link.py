@@ -4,16 +4,16 @@ copies. `session` puts a new one in the place of one that was lost."""
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 
-from liftlog.client.connecting.channel import RECEIVE_BYTES, SOFTWARE, Channel
-from liftlog.client.connecting.reconnecting import lost, unanswered
-from liftlog.client.reading.buffers import BufferPool
+from liftlog.client.connecting.base_link import BaseLink
+from liftlog.client.connecting.buffers import BufferPool
+from liftlog.client.connecting.channel import RECEIVE_BYTES, Channel
+from liftlog.client.connecting.reconnecting import unanswered
 from liftlog.errors import LiftlogError
-from liftlog.protocol.client_connection import ClientConnection, Exchange
+from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.handshake import Credentials, State
-from liftlog.protocol.messages import NONCE_BYTES, Message
+from liftlog.protocol.messages import Message
 
 WAKE_BYTES = 256 * 1024
 """Of a body under way, so much is received at once: what each wake-up costs is then small beside
@@ -23,31 +23,22 @@ LOOK_SECONDS = 5.0
 """How often a connection is checked for silence."""
 
 
-class Link:
-    """From an open socket to its loss; `error` says what ended it."""
+class Link(BaseLink):
+    """In the event loop: it receives as soon as the socket is readable."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
     ) -> None:
-        """The daemon may be silent while it owes an answer for `silence_seconds` more than the
-        longest wait of a fetch."""
-        self.address = address
-        self.error: LiftlogError | None = None
+        super().__init__(channel, address, silence_seconds, pool)
         self.on_lost: Callable[[], None] | None = None
         """Called once, when the connection is lost, before its requests end."""
         self.on_heard: Callable[[], None] | None = None
         """Called when bytes have arrived, before they are looked at."""
-        self.connection = ClientConnection(
-            nonce=secrets.token_bytes(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
-        )
         self._loop = asyncio.get_running_loop()
-        self._channel = channel
         self._fd = channel.fileno()
-        self._unsent = b""
         self._waiter: asyncio.Future[None] | None = None
         self.input_waits = False
         self._opening: asyncio.Future[None] | None = None
-        self._silence_seconds = silence_seconds
         self._heard_at = self._looked_at = self._loop.time()
         self._watch = self._loop.call_later(LOOK_SECONDS, self._look)
         self._loop.add_reader(self._fd, self._on_readable)
@@ -70,13 +61,6 @@ class Link:
             if connection.state is State.CHALLENGED:
                 connection.authenticate(credentials, self._channel.peer_certificate)
 
-    def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request; `exchange` gets the answer."""
-        if self.error is not None:
-            raise self.error
-        self.connection.request(message, exchange)
-        self._flush()
-
     def leave_input_to(self, waiter: asyncio.Future[None]) -> None:
         """Leave the next input to the task behind `waiter`; it calls `receive` if `input_waits`.
 
@@ -85,11 +69,6 @@ class Link:
         instead, nothing is lost: the loop calls again.
         """
         self._waiter = waiter
-
-    def give_up(self, exchange: Exchange) -> None:
-        """Cancel a request that is under way."""
-        self.connection.give_up(exchange)
-        self._flush()
 
     async def ask(self, message: Message, deadline: float) -> Exchange:
         """Send one request and wait for its answer. Raises RequestTimeout at `deadline`."""
@@ -107,21 +86,16 @@ class Link:
                 self.give_up(exchange)
         return exchange
 
-    def lose(self, reason: object) -> None:
-        """Close the socket; all waiting calls raise ConnectionLost."""
-        if self.error is not None:
-            return
-        self.error = lost(self.address, reason)
+    def _release(self, error: LiftlogError) -> None:
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
             self._loop.remove_writer(self._fd)
         self._watch.cancel()
-        self._channel.close()
+        super()._release(error)
         if self._opening is not None and not self._opening.done():
-            self._opening.set_exception(self.error)
+            self._opening.set_exception(error)
         if self.on_lost is not None:
             self.on_lost()
-        self.connection.close(self.error)
 
     # --- the socket ---
 
@@ -170,33 +144,13 @@ class Link:
             self._channel.wake_at(min(connection.missing_bytes, WAKE_BYTES) or 1)
 
     def _flush(self) -> None:
-        outgoing = self.connection.take_outgoing()
-        if not outgoing or self.error is not None:
+        waited = self._unsent
+        super()._flush()
+        if self.error is not None:
             return
         if self._unsent:
-            self._unsent += outgoing
-            return
-        try:
-            sent = self._channel.send(outgoing)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError as error:
-            self.lose(error)
-            return
-        if sent < len(outgoing):
-            self._unsent = outgoing[sent:]
-            self._loop.add_writer(self._fd, self._on_writable)
-
-    def _on_writable(self) -> None:
-        try:
-            sent = self._channel.send(self._unsent)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self.lose(error)
-            return
-        self._unsent = self._unsent[sent:]
-        if not self._unsent:
+            self._loop.add_writer(self._fd, self._flush)
+        elif waited:
             self._loop.remove_writer(self._fd)
 
     def _look(self) -> None:
@@ -209,7 +163,7 @@ class Link:
             self._heard_at = now
         elif now - self._heard_at > LOOK_SECONDS:
             self._channel.wake_at(1)  # on a slow way whatever has come is a sign of life
-        allowed = self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
+        allowed = self._allowed_silence()
         if now - self._heard_at > allowed:
             self.lose(f"it has been silent for {allowed:g} s")
             return

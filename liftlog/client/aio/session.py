@@ -7,6 +7,7 @@ import logging
 
 from liftlog.client.aio.dialing import dial
 from liftlog.client.aio.link import Link
+from liftlog.client.connecting.buffers import BufferPool
 from liftlog.client.connecting.reconnecting import (
     Backoff,
     ReadPatience,
@@ -20,7 +21,6 @@ from liftlog.client.connecting.reconnecting import (
     unreachable,
 )
 from liftlog.client.connecting.target import Target
-from liftlog.client.reading.buffers import BufferPool
 from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange

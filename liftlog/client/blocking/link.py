@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import secrets
 import select
 import time
 
-from liftlog.client.connecting.channel import RECEIVE_BYTES, SOFTWARE, Channel
-from liftlog.client.connecting.reconnecting import lost, unanswered
-from liftlog.client.reading.buffers import BufferPool
+from liftlog.client.connecting.base_link import BaseLink
+from liftlog.client.connecting.buffers import BufferPool
+from liftlog.client.connecting.channel import RECEIVE_BYTES, Channel
+from liftlog.client.connecting.reconnecting import unanswered
 from liftlog.errors import LiftlogError
-from liftlog.protocol.client_connection import ClientConnection, Exchange
+from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.handshake import Credentials, State
-from liftlog.protocol.messages import NONCE_BYTES, Message
+from liftlog.protocol.messages import Message
 
 
-class SyncLink:
-    """A connection from its open socket to its loss; `error` says what ended it."""
+class SyncLink(BaseLink):
+    """Its caller polls the socket: it receives only inside a call that waits."""
 
     def __init__(
         self, channel: Channel, address: str, silence_seconds: float, pool: BufferPool
     ) -> None:
-        """`silence_seconds` as for the asyncio client's `Link`."""
-        self.address = address
-        self.error: LiftlogError | None = None
-        self.connection = ClientConnection(
-            nonce=secrets.token_bytes(NONCE_BYTES), software=SOFTWARE, allocate=pool.allocate
-        )
-        self._channel = channel
+        super().__init__(channel, address, silence_seconds, pool)
         self._readable = select.poll()
         self._readable.register(channel.fileno(), select.POLLIN)
         self._either = select.poll()
         self._either.register(channel.fileno(), select.POLLIN | select.POLLOUT)
-        self._unsent = b""
         self._mid_step = False
-        self._silence_seconds = silence_seconds
         self._silent_since: float | None = None  # since then reads have waited without an answer
-
-    @property
-    def usable(self) -> bool:
-        return self.error is None
 
     def open(self, credentials: Credentials, deadline: float) -> None:
         """Hello and authentication."""
@@ -52,18 +40,6 @@ class SyncLink:
             if connection.state is State.CHALLENGED:
                 connection.authenticate(credentials, self._channel.peer_certificate)
                 self._flush()
-
-    def request(self, message: Message, exchange: Exchange) -> None:
-        """Send a request; `exchange` receives the answer."""
-        if self.error is not None:
-            raise self.error
-        self.connection.request(message, exchange)
-        self._flush()
-
-    def give_up(self, exchange: Exchange) -> None:
-        """Cancel an open request."""
-        self.connection.give_up(exchange)
-        self._flush()
 
     def ask(self, message: Message, deadline: float) -> Exchange:
         """Send one request and wait for its answer. Raises RequestTimeout at `deadline`."""
@@ -94,7 +70,7 @@ class SyncLink:
 
         A daemon that owes an answer and is silent for too long counts as lost.
         """
-        allowed = self.connection.welcome.max_wait_ms / 1000 + self._silence_seconds
+        allowed = self._allowed_silence()
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now
@@ -105,13 +81,6 @@ class SyncLink:
         if time.monotonic() >= silent_until:
             self.lose(f"it has been silent for {allowed:g} s")
         return False
-
-    def lose(self, reason: object) -> None:
-        """Close the socket; all open requests end with ConnectionLost."""
-        if self.error is None:
-            self.error = lost(self.address, reason)
-            self._channel.close()
-            self.connection.close(self.error)
 
     # --- the socket ---
 
@@ -156,21 +125,6 @@ class SyncLink:
                 self._flush()
             if not came and deadline is not None and time.monotonic() >= deadline:
                 return -1
-
-    def _flush(self) -> None:
-        """Send what the socket accepts now; later steps send the rest."""
-        outgoing = self._unsent + self.connection.take_outgoing()
-        self._unsent = b""
-        if not outgoing or self.error is not None:
-            return
-        try:
-            sent = self._channel.send(outgoing)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self.lose(error)
-            return
-        self._unsent = outgoing[sent:]
 
 
 def _milliseconds(deadline: float | None) -> float | None:

@@ -3,7 +3,6 @@
 read_options  the options of a read
 read_ahead    one continuous read, without I/O
 batches       turns an answer into checked batches
-buffers       reuses memory for the bodies of answers
 batch_reader  the iterators of `read_batches`
 consuming     how far a consumer has come, and when to store that
 """

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from liftlog.client.aio.dialing import dial
 from liftlog.client.aio.link import Link
+from liftlog.client.connecting.buffers import BufferPool
 from liftlog.client.connecting.reconnecting import Backoff
 from liftlog.client.connecting.target import Target
-from liftlog.client.reading.buffers import BufferPool
 from liftlog.errors import Conflict, ConnectionLost, LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.messages import Message, Ping, Pong

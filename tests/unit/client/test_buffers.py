@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from liftlog.client.reading.buffers import BufferPool
+from liftlog.client.connecting.buffers import BufferPool
 
 KIB = 1024
 

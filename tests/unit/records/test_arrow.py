@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftlog.client.reading.buffers import BufferPool
+from liftlog.client.connecting.buffers import BufferPool
 from liftlog.errors import CorruptBatch, InvalidArgument
 from liftlog.records import RecordBatch, decode_batch, encode_batch
 from liftlog.records.format import KEYS, TOMBSTONES
