@@ -10,6 +10,10 @@ COPY envelope envelope
 COPY compaction compaction
 COPY acl acl
 COPY docs docs
+COPY tools/commit_hook.py tools/commit_hook.py
+# The sources come without their repository: --build-arg COMMIT=$(git rev-parse HEAD)
+ARG COMMIT=""
+ENV LIFTLOG_COMMIT=${COMMIT}
 # Whatever is downloaded has its version and hashes in there; `make lock` writes them. What comes as
 # source is built with tools of the same kind, not with those that pip would fetch for it.
 COPY config/docker/build.lock config/docker/requirements.lock config/docker/

@@ -36,7 +36,7 @@ def info() -> None:
     pairs = [
         ("name", found.name),
         ("address", address),
-        ("version", found.version),
+        ("version", f"{found.version} ({found.commit})" if found.commit else found.version),
         ("server id", found.server_id),
         ("started", f"{show_time(found.started_ns)} ({show_span(found.uptime_seconds)} ago)"),
         ("nats", f"{state} (server {version})" if version else state),

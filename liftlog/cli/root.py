@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-import liftlog
 from liftlog.cli.lib.exit_codes import ExitCode, table_lines
 from liftlog.cli.lib.groups import Commands, Listed
 from liftlog.cli.lib.options import (
@@ -20,6 +19,7 @@ from liftlog.cli.lib.options import (
 )
 from liftlog.cli.lib.problems import Problem, report, silence_closed_output
 from liftlog.cli.lib.suggestions import closest, suggest_stream
+from liftlog.commit import version_and_commit
 
 _SECTIONS = {
     "Streams and records": {
@@ -211,7 +211,7 @@ def _reported(
     epilog=_EPILOG,
     context_settings={"help_option_names": sorted(HELP_OPTIONS)},
 )
-@click.version_option(liftlog.__version__, message="%(prog)s %(version)s")
+@click.version_option(version_and_commit(), message="%(prog)s %(version)s")
 @server_options
 @debug_option
 def cli() -> None:

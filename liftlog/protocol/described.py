@@ -141,6 +141,7 @@ class DaemonInfo(Described):
 
     `nats` holds `connected` and `server_version`; `limits` are those of its connections; `features`
     lists the kinds of request that it answers and what else a client may want to know in advance.
+    `commit` is the commit that the daemon was built from, or "".
     `stream_count` counts the streams that the principal may read, including failed ones.
     `conditions` is what is wrong, the worst first: maps with `name`, `severity` (unready, error or
     warning), `about` (daemon, stream or node), `subject`, `text` and `next_step`; at
@@ -152,6 +153,7 @@ class DaemonInfo(Described):
 
     name: str = ""
     version: str = ""
+    commit: str = ""
     server_id: str = ""
     started_ns: int = 0
     uptime_seconds: float = 0.0

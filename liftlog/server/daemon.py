@@ -19,6 +19,7 @@ import uvloop
 
 from acl.policy import Policy
 from liftlog import __version__
+from liftlog.commit import commit
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir, LogEnvironment, OsFileSystem, SystemClock
 from liftlog.log.files.filesystem import private, storage_errors
@@ -159,7 +160,11 @@ class Daemon:
         tls = load_pull_tls(self.settings.pull.tls)
         seam = choose_seam(self.settings.nats.seam)
         logger.info(
-            "starting version=%s data_dir=%s seam=%s", __version__, self._data_dir.path, seam
+            "starting version=%s commit=%s data_dir=%s seam=%s",
+            __version__,
+            commit() or "unknown",
+            self._data_dir.path,
+            seam,
         )
         self._report_descriptors()
         if not current_boot_id():

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
-from support.installed import Environment
+from support.installed import Environment, build
 from support.repository import REPOSITORY
 
+from liftlog import __version__
 from liftlog.cli.root import cli
+from liftlog.commit import commit
 
 OPTIONAL = {"pyspark", "pyarrow", "deltalake", "lz4", "zstandard", "matplotlib", "pandas", "py4j"}
 """What only extras bring."""
@@ -103,6 +106,27 @@ def test_what_needs_an_extra_names_it(
     assert extra in done.stderr
     assert "defect" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_version_names_the_commit(minimal: Environment) -> None:
+    printed = minimal.run("liftlog", "--version").stdout.strip()
+    assert printed in {
+        f"liftlog {__version__} ({commit()}{changed})" for changed in ("", "-dirty")
+    }, "of the sources that the wheel was built from"
+
+
+def test_a_wheel_from_the_sdist_is_the_same(whole_wheel: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path)]
+    subprocess.run([*command, str(REPOSITORY)], check=True, capture_output=True, timeout=300)
+    [sdist] = tmp_path.glob("*.tar.gz")
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(tmp_path)], check=True)
+    sources = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert not (sources / ".git").exists()
+    with zipfile.ZipFile(build(sources, tmp_path / "wheel")) as made:
+        with zipfile.ZipFile(whole_wheel) as expected:
+            assert sorted(made.namelist()) == sorted(expected.namelist())
+            name = "liftlog/COMMIT"
+            assert made.read(name) == expected.read(name)
 
 
 def test_errors_are_explained(minimal: Environment) -> None:

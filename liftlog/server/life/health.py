@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from liftlog import __version__
+from liftlog.commit import commit
 from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.jetstream_api.service import JetStreamApi
@@ -87,6 +88,7 @@ class Health:
             "status": "ok",
             "phase": self.phase.value,
             "version": __version__,
+            "commit": commit(),
             "uptime_seconds": round(time.monotonic() - self._started, 3),
             "event_loop_lag_seconds": round(self._loop_lag_seconds(), 6),
         }

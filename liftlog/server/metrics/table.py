@@ -252,7 +252,7 @@ ACCESS = (
 )
 
 DAEMON = (
-    Metric("liftlog_build_info", "gauge", ("version", "python", "seam"), "Always 1"),
+    Metric("liftlog_build_info", "gauge", ("version", "commit", "python", "seam"), "Always 1"),
     _gauge("ready", "1 while /readyz answers 200"),
     _gauge(
         "conditions",

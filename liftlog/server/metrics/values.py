@@ -14,6 +14,7 @@ from pathlib import Path
 
 from acl.rules import OPERATIONS
 from liftlog import __version__
+from liftlog.commit import commit
 from liftlog.server.access.audit import LOGIN
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.cleaning.state import StreamCleaning
@@ -164,7 +165,7 @@ def labelled_values(
     checkpoints = sources.broker.checkpoints if sources.broker.has_checkpoints else None
     refused = checkpoints.refused if checkpoints is not None else {}
     reloads, api = sources.reloads, sources.health.jetstream_api
-    build = (__version__, platform.python_version(), sources.link.seam)
+    build = (__version__, commit(), platform.python_version(), sources.link.seam)
     return {
         "liftlog_build_info": {build: 1},
         "liftlog_conditions": condition_values(found),

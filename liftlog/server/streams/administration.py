@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import liftlog
 from acl.subjects import overlap_any, why_invalid
 from compaction import RetentionDecision
+from liftlog.commit import commit
 from liftlog.errors import (
     Conflict,
     Forbidden,
@@ -335,6 +336,7 @@ class Administration:
         return DaemonInfo(
             name=streams.settings.name,
             version=liftlog.__version__,
+            commit=commit(),
             server_id=streams.server_id,
             started_ns=self._started_ns,
             uptime_seconds=round(time.monotonic() - self._started, 3),

@@ -1,0 +1,62 @@
+"""The commit of the sources that run."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+_DIGITS = 12
+_HASH = re.compile(r"[0-9a-f]{40}")
+
+
+@cache
+def commit() -> str:
+    """The first 12 hexadecimal digits of the commit, with `-dirty` if the build had changes beside
+    it; "" if it is not known.
+
+    A built distribution carries it. In a clone it is what is checked out, read from the files of
+    the repository; changes to files are not seen there.
+    """
+    package = Path(__file__).parent
+    try:
+        return (package / "COMMIT").read_text().strip()
+    except OSError:
+        return checked_out(package.parent)
+
+
+def checked_out(clone: Path) -> str:
+    """The commit that is checked out in the repository at `clone`; "" if that is none."""
+    try:
+        directory = clone / ".git"
+        if directory.is_file():  # of a worktree: gitdir: /some/where/.git/worktrees/name
+            directory = clone / directory.read_text().removeprefix("gitdir:").strip()
+        head = (directory / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return _shown(head)
+        name = head.removeprefix("ref: ")
+        common = directory / "commondir"
+        places = [directory]
+        if common.exists():
+            places.append(directory / common.read_text().strip())
+        for place in places:
+            if (place / name).exists():
+                return _shown((place / name).read_text().strip())
+            packed = place / "packed-refs"
+            for line in packed.read_text().splitlines() if packed.exists() else ():
+                if line.endswith(f" {name}"):
+                    return _shown(line.split(" ", 1)[0])
+    except (OSError, UnicodeDecodeError):
+        pass  # a damaged repository is none
+    return ""
+
+
+def _shown(commit: str) -> str:
+    return commit[:_DIGITS] if _HASH.fullmatch(commit) else ""
+
+
+def version_and_commit() -> str:
+    """Such as `0.1.0 (4e8744ceae56)`, for people."""
+    from liftlog import __version__
+
+    return f"{__version__} ({commit()})" if commit() else __version__
