@@ -153,7 +153,6 @@ class DaemonInfo(Described):
 
     name: str = ""
     version: str = ""
-    commit: str = ""
     server_id: str = ""
     started_ns: int = 0
     uptime_seconds: float = 0.0
@@ -164,3 +163,4 @@ class DaemonInfo(Described):
     warnings: dict[str, Any] = field(default_factory=dict)
     conditions: list[dict[str, Any]] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
+    commit: str = ""

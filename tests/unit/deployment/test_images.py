@@ -256,5 +256,5 @@ def test_nothing_is_installed_without_a_hash() -> None:
 
 def test_the_base_image_can_be_pinned() -> None:
     found = instructions("Dockerfile")
-    assert [rest.partition("=")[0] for name, rest in found if name == "ARG"] == ["BASE"]
+    assert [rest.partition("=")[0] for name, rest in found if name == "ARG"] == ["BASE", "COMMIT"]
     assert {rest.split()[0] for name, rest in found if name == "FROM"} == {"${BASE}"}

@@ -32,6 +32,7 @@ DAEMON = DaemonInfo(
     {"lost_records": "orders: 5 offsets cannot be read: [1, 6) rot"},
     [Condition.of("lost_records", "5 offsets cannot be read: [1, 6) rot", "orders").to_wire()],
     ["tcp://a:9292", "tcp://b:9292"],
+    "0123456789ab",
 )
 
 EXAMPLES: list[Message] = [
@@ -67,7 +68,14 @@ def test_the_golden_frames_are_what_the_code_writes_and_reads(message: Message) 
     assert {**REQUESTS, **ANSWERS}[received["k"]].from_map(received) == message
 
 
-@pytest.mark.parametrize("lacking", [("warnings", "conditions", "nodes"), ("conditions", "nodes")])
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        ("warnings", "conditions", "nodes", "commit"),
+        ("conditions", "nodes", "commit"),
+        ("commit",),
+    ],
+)
 def test_an_older_daemon_is_understood(lacking: tuple[str, ...]) -> None:
     golden = (GOLDEN / f"daemon-without-{lacking[0]}.bin").read_bytes()
     frames = FrameReader(max_frame_bytes=4096, max_body_bytes=0)
