@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "liftlog/client/aio"
 TARGET = ROOT / "liftlog/client/blocking"
-BY_HAND = frozenset({"__init__.py", "link.py", "session.py", "sockets.py"})
+BY_HAND = frozenset({"__init__.py", "link.py", "sockets.py", "turns.py"})
 """Modules that both folders have, and that wait in different ways: everything else is made."""
 
 NAMES = {
@@ -57,6 +57,14 @@ ASYNCIO = {"sleep": "time.sleep", "CancelledError": "BaseException"}
 interrupted by the handler of a signal, which may raise anything."""
 
 PHRASES = {
+    """\
+    Belongs to one event loop.
+
+    No task runs in the background: a call that needs a connection makes it, one call at a time, and
+    the others wait for it. When that call is cancelled, the next one takes over.
+""": """\
+    Belongs to one thread at a time. A call that needs a connection makes it.
+""",
     "asyncio client": "blocking client",
     "Async iterator": "Iterator",
     "async with": "with",

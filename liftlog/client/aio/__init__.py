@@ -11,5 +11,6 @@ routing       a session for each node of a cluster that is asked something
 session       the way to a daemon: one connection, and another one when it is lost
 link          one connection, over a socket of its own
 dialing       opens sockets, with or without TLS
-sockets       what they do in the event loop
+turns         one call at a time connects again
+sockets       connect, send and receive in the event loop
 """

@@ -48,18 +48,19 @@ class Link(BaseLink):
         """False once the connection or its event loop is closed."""
         return self.error is None and not self._loop.is_closed()
 
-    async def open(self, credentials: Credentials) -> None:
-        """Hello and authentication."""
+    async def open(self, credentials: Credentials, deadline: float) -> None:
+        """Hello and authentication. Raises TimeoutError at `deadline`."""
         connection = self.connection
         connection.greet()
-        while connection.state is not State.READY:
-            self._flush()
-            if self.error is not None:
-                raise self.error
-            self._opening = self._loop.create_future()
-            await self._opening
-            if connection.state is State.CHALLENGED:
-                connection.authenticate(credentials, self._channel.peer_certificate)
+        async with asyncio.timeout_at(deadline):
+            while connection.state is not State.READY:
+                self._flush()
+                if self.error is not None:
+                    raise self.error
+                self._opening = self._loop.create_future()
+                await self._opening
+                if connection.state is State.CHALLENGED:
+                    connection.authenticate(credentials, self._channel.peer_certificate)
 
     def leave_input_to(self, waiter: asyncio.Future[None]) -> None:
         """Leave the next input to the task behind `waiter`; it calls `receive` if `input_waits`.

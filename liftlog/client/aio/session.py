@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from liftlog.client.aio.dialing import dial
 from liftlog.client.aio.link import Link
+from liftlog.client.aio.turns import Turns
 from liftlog.client.connecting.buffers import BufferPool
 from liftlog.client.connecting.reconnecting import (
     Backoff,
@@ -30,7 +32,9 @@ logger = logging.getLogger("liftlog.client")
 
 
 class Session:
-    """Requests over the present connection. Belongs to one event loop.
+    """Requests over the present connection.
+
+    Belongs to one event loop.
 
     No task runs in the background: a call that needs a connection makes it, one call at a time, and
     the others wait for it. When that call is cancelled, the next one takes over.
@@ -38,20 +42,18 @@ class Session:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self._loop = asyncio.get_running_loop()
         self._pool = BufferPool()
         self._backoff = Backoff()
         self._lost: Link | None = None  # the connection that is to be replaced
         self._lost_at = self._attempt_at = 0.0
-        self._dialing = asyncio.Lock()
-        self._waiting: set[asyncio.Timeout] = set()
+        self._turns = Turns()
         self._link: Link | None = None
         self._failure: LiftlogError | None = None
         self._closed: LiftlogError | None = None
 
     async def open(self) -> None:
         """The first connection: one attempt, whose error is raised."""
-        self._link = await self._dial()
+        self._link = await self._dial(None)
 
     @property
     def link(self) -> Link:
@@ -70,9 +72,7 @@ class Session:
             self._closed = ConnectionLost(text, address=self.target.address.text)
             if self._link is not None:
                 self._link.lose(self._closed)
-            for waiting in self._waiting:
-                if not waiting.expired():
-                    waiting.reschedule(self._loop.time())
+            self._turns.end()
 
     # --- requests ---
 
@@ -97,7 +97,7 @@ class Session:
         All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost when there is no
         connection, or with `undecided` when the request may have taken effect.
         """
-        started = self._loop.time()
+        started = time.monotonic()
         deadline = deadline_after(started, timeout, self.target.reconnect_for)
         backoff = Backoff()
         while True:
@@ -110,7 +110,7 @@ class Session:
             if not may_repeat(message, exchange, refused=refused):
                 raise undecided(message, error, self.target.address.text) from error
             pause = backoff.next_pause() if refused else 0.0
-            if self._loop.time() + pause >= deadline:
+            if time.monotonic() + pause >= deadline:
                 return exchange
             await asyncio.sleep(pause)
 
@@ -123,8 +123,8 @@ class Session:
         assert interruption is not None
         if self._closed is not None or self.target.reconnect_for == 0:
             raise self._closed or interruption
-        pause, deadline = patience.interrupted(ahead.answer_count, self._loop.time())
-        if deadline is not None and self._loop.time() + pause >= deadline:
+        pause, deadline = patience.interrupted(ahead.answer_count, time.monotonic())
+        if deadline is not None and time.monotonic() + pause >= deadline:
             patience.gave_up()
             raise interruption
         if self.usable:
@@ -139,7 +139,7 @@ class Session:
     # --- connecting ---
 
     async def connected(self, deadline: float | None) -> Link:
-        """The connection, or a new one. `deadline` is by the loop's clock.
+        """The connection, or a new one. `deadline` is by time.monotonic().
 
         Raises ConnectionLost at the deadline, and at once an error that would come again.
         """
@@ -148,38 +148,27 @@ class Session:
             return link
         if self._closed is not None or self.target.reconnect_for == 0:
             raise self._closed or link.error or gave_up(link.address, None)
-        timeout = asyncio.timeout_at(deadline)
         try:
-            async with timeout:
-                self._waiting.add(timeout)
-                async with self._dialing:
-                    return await self._reconnect()
+            async with self._turns.turn(deadline):
+                return await self._reconnect(deadline)
         except TimeoutError:
             raise self._closed or gave_up(link.address, self._failure or link.error) from None
-        finally:
-            self._waiting.discard(timeout)
 
     async def reach(self, deadline: float | None) -> Link:
         """The connection, or a new one, perhaps the first: one attempt. Raises ConnectionLost at
         the deadline, and the error of the attempt."""
-        text = self.target.address.text
-        timeout = asyncio.timeout_at(deadline)
         try:
-            async with timeout:
-                self._waiting.add(timeout)
-                async with self._dialing:
-                    if self._closed is not None:
-                        raise self._closed
-                    if self._link is None or not self._link.usable:
-                        self._link = await self._dial()
-                    return self._link
+            async with self._turns.turn(deadline):
+                if self._closed is not None:
+                    raise self._closed
+                if self._link is None or not self._link.usable:
+                    self._link = await self._dial(deadline)
+                return self._link
         except TimeoutError:
-            raise self._closed or gave_up(text, None) from None
-        finally:
-            self._waiting.discard(timeout)
+            raise self._closed or gave_up(self.target.address.text, None) from None
 
-    async def _reconnect(self) -> Link:
-        """Attempts until one succeeds; the caller holds the lock and limits the time.
+    async def _reconnect(self, deadline: float | None) -> Link:
+        """Attempts until one succeeds, one call at a time. Raises TimeoutError at the deadline.
 
         The pauses count from one attempt to the next, whichever call makes it: many calls with
         little time each must not cause more attempts.
@@ -187,7 +176,7 @@ class Session:
         lost = self.link
         if lost.usable:
             return lost  # another call has connected again
-        address, clock = lost.address, self._loop.time
+        address, clock = lost.address, time.monotonic
         if lost is not self._lost:
             self._lost, self._lost_at, self._failure = lost, clock(), None
             if lost.connection.answered:
@@ -195,11 +184,14 @@ class Session:
             self._attempt_at = clock() + self._backoff.next_pause()
             logger.warning("connection-lost address=%s reason=%s", address, lost.error)
         while True:
-            await asyncio.sleep(self._attempt_at - clock())
+            wakes = self._attempt_at if deadline is None else min(self._attempt_at, deadline)
+            await asyncio.sleep(max(wakes - clock(), 0))
+            if deadline is not None and clock() >= deadline:
+                raise TimeoutError
             pause = self._backoff.next_pause()
             self._attempt_at = clock() + pause
             try:
-                link = await self._dial()
+                link = await self._dial(deadline)
             except LiftlogError as error:
                 if not may_pass(error):
                     raise
@@ -213,23 +205,24 @@ class Session:
             logger.info("connected-again address=%s after_seconds=%.3f", address, seconds)
             return link
 
-    async def _dial(self) -> Link:
+    async def _dial(self, deadline: float | None) -> Link:
+        """One attempt, within `connect_timeout`. Raises ConnectionLost, also at the deadline."""
         target = self.target
-        text, seconds = target.address.text, target.connect_timeout
+        text, now = target.address.text, time.monotonic()
+        attempt_ends = now + target.connect_timeout
+        ends = attempt_ends if deadline is None else min(attempt_ends, deadline)
         try:
-            deadline = self._loop.time() + seconds
-            async with asyncio.timeout_at(deadline):
-                channel = await dial(target.address, target.context, deadline)
-                link = Link(channel, text, target.request_timeout, self._pool)
-                try:
-                    await link.open(target.credentials)
-                except ConnectionLost as error:
-                    raise never_greeted(error, target.address) from error
-                except BaseException:
-                    link.lose("it could not be opened")
-                    raise
-                return link
+            channel = await dial(target.address, target.context, ends)
+            link = Link(channel, text, target.request_timeout, self._pool)
+            try:
+                await link.open(target.credentials, ends)
+            except ConnectionLost as error:
+                raise never_greeted(error, target.address) from error
+            except BaseException:
+                link.lose("it could not be opened")
+                raise
+            return link
         except TimeoutError:
-            raise unreachable(text, f"no answer in {seconds:g} s") from None
+            raise unreachable(text, f"no answer in {round(ends - now, 3):g} s") from None
         except OSError as error:
             raise unreachable(text, error.strerror or error) from error

@@ -2,6 +2,7 @@
 
 Made from the modules of `liftlog.client.aio` by `make blocking`, except for these:
 
-session, link  the way to the daemon, and one connection
-sockets        sockets that block
+link     one connection, over a socket of its own
+turns    a client belongs to one thread at a time: nobody waits for another call
+sockets  connect, send and receive, and block meanwhile
 """

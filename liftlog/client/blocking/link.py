@@ -30,7 +30,7 @@ class SyncLink(BaseLink):
         self._silent_since: float | None = None  # since then reads have waited without an answer
 
     def open(self, credentials: Credentials, deadline: float) -> None:
-        """Hello and authentication."""
+        """Hello and authentication. Raises TimeoutError at `deadline`."""
         connection = self.connection
         connection.greet()
         self._flush()

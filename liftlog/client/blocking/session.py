@@ -1,3 +1,4 @@
+# Made from liftlog/client/aio/session.py by `make blocking`: edit that one.
 """The blocking client's connection to its daemon, and another one when it is lost."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ import time
 
 from liftlog.client.blocking.dialing import dial
 from liftlog.client.blocking.link import SyncLink
+from liftlog.client.blocking.turns import Turns
 from liftlog.client.connecting.buffers import BufferPool
 from liftlog.client.connecting.reconnecting import (
     Backoff,
@@ -30,21 +32,25 @@ logger = logging.getLogger("liftlog.client")
 
 
 class SyncSession:
-    """Requests over the present connection. One thread at a time."""
+    """Requests over the present connection.
+
+    Belongs to one thread at a time. A call that needs a connection makes it.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._pool = BufferPool()
         self._backoff = Backoff()
-        self._closed: LiftlogError | None = None
         self._lost: SyncLink | None = None  # the connection that is to be replaced
-        self._failure: LiftlogError | None = None
         self._lost_at = self._attempt_at = 0.0
+        self._turns = Turns()
         self._link: SyncLink | None = None
+        self._failure: LiftlogError | None = None
+        self._closed: LiftlogError | None = None
 
     def open(self) -> None:
-        """As `Session.open`, blocking."""
-        self._link = self._dial(time.monotonic() + self.target.connect_timeout)
+        """The first connection: one attempt, whose error is raised."""
+        self._link = self._dial(None)
 
     @property
     def link(self) -> SyncLink:
@@ -57,12 +63,13 @@ class SyncSession:
         return self._closed is None and self._link is not None and self._link.usable
 
     def close(self, reason: str) -> None:
-        """Accept no more requests."""
+        """Accept no more requests; calls that wait raise ConnectionLost."""
         if self._closed is None:
             text = f"the connection to {self.target.address.text} is lost: {reason}"
             self._closed = ConnectionLost(text, address=self.target.address.text)
             if self._link is not None:
                 self._link.lose(self._closed)
+            self._turns.end()
 
     # --- requests ---
 
@@ -82,7 +89,11 @@ class SyncSession:
             self._link.give_up(exchange)
 
     def ask(self, message: Message, timeout: float) -> Exchange:
-        """As `Session.ask`, blocking."""
+        """Send one request, and repeat it on another connection if that is harmless.
+
+        All of it within `timeout` seconds. Raises RequestTimeout; ConnectionLost when there is no
+        connection, or with `undecided` when the request may have taken effect.
+        """
         started = time.monotonic()
         deadline = deadline_after(started, timeout, self.target.reconnect_for)
         backoff = Backoff()
@@ -101,7 +112,10 @@ class SyncSession:
             time.sleep(pause)
 
     def go_on(self, ahead: ReadAhead, patience: ReadPatience) -> None:
-        """As `Session.go_on`, blocking."""
+        """Resume an interrupted read as soon as there is a connection.
+
+        Raises ConnectionLost when there is none for too long; it can be called again.
+        """
         interruption = ahead.interruption
         assert interruption is not None
         if self._closed is not None or self.target.reconnect_for == 0:
@@ -110,7 +124,7 @@ class SyncSession:
         if deadline is not None and time.monotonic() + pause >= deadline:
             patience.gave_up()
             raise interruption
-        if self.link.usable:
+        if self.usable:
             time.sleep(pause)  # the daemon refuses, but its connection lives
         try:
             self.connected(deadline)
@@ -126,55 +140,79 @@ class SyncSession:
 
         Raises ConnectionLost at the deadline, and at once an error that would come again.
         """
+        link = self.link
+        if self._closed is None and link.usable:
+            return link
+        if self._closed is not None or self.target.reconnect_for == 0:
+            raise self._closed or link.error or gave_up(link.address, None)
+        try:
+            with self._turns.turn(deadline):
+                return self._reconnect(deadline)
+        except TimeoutError:
+            raise self._closed or gave_up(link.address, self._failure or link.error) from None
+
+    def reach(self, deadline: float | None) -> SyncLink:
+        """The connection, or a new one, perhaps the first: one attempt. Raises ConnectionLost at
+        the deadline, and the error of the attempt."""
+        try:
+            with self._turns.turn(deadline):
+                if self._closed is not None:
+                    raise self._closed
+                if self._link is None or not self._link.usable:
+                    self._link = self._dial(deadline)
+                return self._link
+        except TimeoutError:
+            raise self._closed or gave_up(self.target.address.text, None) from None
+
+    def _reconnect(self, deadline: float | None) -> SyncLink:
+        """Attempts until one succeeds, one call at a time. Raises TimeoutError at the deadline.
+
+        The pauses count from one attempt to the next, whichever call makes it: many calls with
+        little time each must not cause more attempts.
+        """
         lost = self.link
         if lost.usable:
-            return lost
-        if self._closed is not None or self.target.reconnect_for == 0:
-            raise self._closed or lost.error or gave_up(lost.address, None)
-        clock = time.monotonic
+            return lost  # another call has connected again
+        address, clock = lost.address, time.monotonic
         if lost is not self._lost:
-            self._lost, self._lost_at, self._failure = lost, clock(), lost.error
+            self._lost, self._lost_at, self._failure = lost, clock(), None
             if lost.connection.answered:
                 self._backoff.reset()
             self._attempt_at = clock() + self._backoff.next_pause()
-            logger.warning("connection-lost address=%s reason=%s", lost.address, lost.error)
+            logger.warning("connection-lost address=%s reason=%s", address, lost.error)
         while True:
             wakes = self._attempt_at if deadline is None else min(self._attempt_at, deadline)
             time.sleep(max(wakes - clock(), 0))
             if deadline is not None and clock() >= deadline:
-                raise gave_up(lost.address, self._failure)
+                raise TimeoutError
             pause = self._backoff.next_pause()
             self._attempt_at = clock() + pause
             try:
-                attempt_ends = clock() + self.target.connect_timeout
-                self._link = self._dial(min(attempt_ends, deadline or attempt_ends))
+                link = self._dial(deadline)
             except LiftlogError as error:
                 if not may_pass(error):
                     raise
                 self._failure, self._attempt_at = error, clock() + pause
                 continue
-            self._lost = None
+            if self._closed is not None:
+                link.lose(self._closed)
+                raise self._closed
+            self._link, self._lost = link, None
             seconds = clock() - self._lost_at
-            logger.info("connected-again address=%s after_seconds=%.3f", lost.address, seconds)
-            return self.link
+            logger.info("connected-again address=%s after_seconds=%.3f", address, seconds)
+            return link
 
-    def reach(self, deadline: float | None) -> SyncLink:
-        """As `Session.reach`, blocking."""
-        if self._closed is not None:
-            raise self._closed
-        if self._link is None or not self._link.usable:
-            attempt_ends = time.monotonic() + self.target.connect_timeout
-            self._link = self._dial(min(attempt_ends, deadline or attempt_ends))
-        return self._link
-
-    def _dial(self, deadline: float) -> SyncLink:
+    def _dial(self, deadline: float | None) -> SyncLink:
+        """One attempt, within `connect_timeout`. Raises ConnectionLost, also at the deadline."""
         target = self.target
-        text, seconds = target.address.text, deadline - time.monotonic()
+        text, now = target.address.text, time.monotonic()
+        attempt_ends = now + target.connect_timeout
+        ends = attempt_ends if deadline is None else min(attempt_ends, deadline)
         try:
-            channel = dial(target.address, target.context, deadline)
+            channel = dial(target.address, target.context, ends)
             link = SyncLink(channel, text, target.request_timeout, self._pool)
             try:
-                link.open(target.credentials, deadline)
+                link.open(target.credentials, ends)
             except ConnectionLost as error:
                 raise never_greeted(error, target.address) from error
             except BaseException:
@@ -182,6 +220,6 @@ class SyncSession:
                 raise
             return link
         except TimeoutError:
-            raise unreachable(text, f"no answer in {round(seconds, 3):g} s") from None
+            raise unreachable(text, f"no answer in {round(ends - now, 3):g} s") from None
         except OSError as error:
             raise unreachable(text, error.strerror or error) from error

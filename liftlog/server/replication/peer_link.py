@@ -191,7 +191,7 @@ class PeerLink:
             channel = await dial(target.address, target.context, deadline)
             link = Link(channel, target.address.text, _SILENCE_SECONDS, self._pool)
             try:
-                await link.open(target.credentials)
+                await link.open(target.credentials, deadline)
                 exchange = await link.ask(self._introduction(), deadline)
                 if exchange.error is not None:
                     raise exchange.error

@@ -293,7 +293,7 @@ async def test_cancelling_at_every_turn_of_a_reconnect(proxy: CuttingProxy) -> N
                 cancelled += 1
             async with asyncio.timeout(10):
                 assert (await second).high_watermark == 101
-            assert not client._session._newest._waiting
+            assert not client._session._newest._turns._timeouts
         assert cancelled > 10
 
 

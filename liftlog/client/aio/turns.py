@@ -1,0 +1,33 @@
+"""Calls that need a new connection: one of them makes it, and the others wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Turns:
+    """Lets one task at a time into a block. When that one is cancelled, the next one enters."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._timeouts: set[asyncio.Timeout] = set()
+
+    @asynccontextmanager
+    async def turn(self, deadline: float | None) -> AsyncIterator[None]:
+        """Raises TimeoutError at the deadline (time.monotonic) and when `end` is called, before the
+        block and within it."""
+        async with asyncio.timeout_at(deadline) as timeout:
+            self._timeouts.add(timeout)
+            try:
+                async with self._lock:
+                    yield
+            finally:
+                self._timeouts.discard(timeout)
+
+    def end(self) -> None:
+        """End the turn under way and those that wait."""
+        for timeout in self._timeouts:
+            if not timeout.expired():
+                timeout.reschedule(asyncio.get_running_loop().time())
