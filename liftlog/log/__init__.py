@@ -17,7 +17,7 @@ One stream's log; `log` is what others see of it. Imports run one way, downwards
     segment/         one segment and the files made from it
     files/           the files beneath
 
-`docs/explanation/durability.md` tells what an ack means and why;
+`docs/explanation/durability.md` explains what an ack guarantees, and why;
 `docs/reference/storage-format.md` specifies every byte.
 """
 

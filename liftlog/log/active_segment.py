@@ -1,8 +1,8 @@
 """The segment that is being written: its file, its index, its ends, and the space ahead of them.
 
-It knows nothing of the manifest, of other segments or of what is committed. One thread at a time
-uses it, the writer of the moment. Readers in other threads see its `segment` and `index`, which
-only grow, unless a sync fails, and go no further in them than the high watermark of their view.
+It does not depend on the manifest, on other segments or on the high watermark. One thread at a time
+uses it: the current writer. Readers in other threads use its `segment` and `index`, which only
+grow, except when a sync fails. They read no further than the high watermark of their view.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MIN_ALLOCATION = 64 * 1024
 _MAX_ALLOCATION = 16 * 1024 * 1024
 _MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
 _SMALL_APPEND = 256 * 1024
-"""A disk writes about so much in the time that a commit of the file system's journal takes."""
+"""Bytes: about what a disk writes while the file system commits its journal once."""
 _ZEROED_APPENDS = 64
 _MIN_ZEROS = 64 * 1024
 _ZEROS = memoryview(bytes(1024 * 1024))
@@ -34,9 +34,9 @@ _data_of = attrgetter("data")
 
 
 class LogEnd(NamedTuple):
-    """A place in the log at a batch boundary; `segment_base` and `position` say where it lies.
+    """A batch boundary in the log: its offset, its segment (`segment_base`) and position there.
 
-    `record_count` is how many records its segment holds before it.
+    `record_count` is the number of records before it in its segment.
     """
 
     offset: int
@@ -46,7 +46,7 @@ class LogEnd(NamedTuple):
 
     @classmethod
     def of(cls, segment: Segment) -> LogEnd:
-        """The end of what is valid in a segment."""
+        """Return the end of the valid part of a segment."""
         return cls(
             segment.next_offset, segment.base_offset, segment.size_bytes, segment.record_count
         )
@@ -55,9 +55,9 @@ class LogEnd(NamedTuple):
 class ActiveSegment:
     """The one writer of a segment file.
 
-    `end` is the end of what was written, `durable` of what was fdatasynced. `has_leftovers`: bytes
-    of a failed append follow the end. `must_be_left`: nothing can be added to the file, since a
-    page at the end cannot be read, or since a sync has failed.
+    `end` is where the written bytes end, `durable` where the fdatasynced ones end. `has_leftovers`:
+    bytes of a failed append follow the end. `must_be_left`: nothing may be appended to the file,
+    because the page at its end is unreadable or because a sync failed.
     """
 
     __slots__ = (
@@ -89,9 +89,9 @@ class ActiveSegment:
     def append(
         self, batches: Sequence[EncodedBatch], size_bytes: int, max_allocation: int
     ) -> LogEnd:
-        """Write batches of `size_bytes` at the end: all of them or, on an error, none. Returns the
-        new end, which is not durable before `sync`. The file is allocated ahead to no more than
-        `max_allocation`. Raises OSError."""
+        """Append batches of `size_bytes` in total: all of them or, on an error, none. Returns the
+        new end, which is not durable before `sync`. Allocates the file ahead up to `max_allocation`
+        bytes. Raises OSError."""
         position = self.end.position
         end = position + size_bytes
         if end > self._allocated:
@@ -112,7 +112,7 @@ class ActiveSegment:
         return self._account(batches)
 
     def _allocate(self, needed: int, limit: int) -> None:
-        """Extend the file ahead of what is written, in growing steps.
+        """Extend the file ahead of the written bytes, in growing steps.
 
         A sync then need not commit a new file size to the file system's journal, which is a third
         of its cost. The zeros after the last batch are not data: recovery and readers stop there.
@@ -121,17 +121,18 @@ class ActiveSegment:
         allocated = max(min(needed + step, limit), needed)
         try:
             self.file.allocate(allocated)
-        except OSError as error:  # this only saves time; if the disk is full, the write fails
+        except OSError as error:  # only an optimization: if the disk is full, the write fails
             logger.debug("allocation-failed path=%s error=%s", self.file.path, error)
             allocated = needed
         self._allocated = allocated
 
     def _zeros_after(self, end: int, size_bytes: int) -> memoryview:
-        """What an append of `size_bytes` up to `end` writes behind itself, into allocated space.
+        """Return the zeros to write after an append of `size_bytes` that ends at `end`.
 
-        The first write into such space changes the file's extents, which its sync has to commit to
-        the journal. So one small append in many does that for those that follow. A large one takes
-        longer to write twice than the journal takes.
+        They fill allocated space. The first write into such space changes the file's extents, and
+        the next sync has to commit these to the journal. So one small append in many writes zeros
+        for those that follow it. For a large append, writing the bytes twice would take longer than
+        the journal does.
         """
         if size_bytes > _SMALL_APPEND:
             return _ZEROS[:0]
@@ -143,9 +144,9 @@ class ActiveSegment:
         position, count = segment.size_bytes, segment.record_count
         newest = segment.max_timestamp_ns
         next_offset = batches[-1].next_offset
-        # The offset changes before the record count: a thread that decides on retention meanwhile
-        # subtracts what is past the high watermark, and counting too few records keeps too much
-        # rather than too little.
+        # The offset changes before the record count. A thread that decides on retention meanwhile
+        # subtracts the records past the high watermark: if it counts too few records, it keeps too
+        # much rather than too little.
         segment.next_offset = next_offset
         add = self.index.maybe_add
         for data, base_offset, _, records, _, stamp in batches:
@@ -167,8 +168,8 @@ class ActiveSegment:
         try:
             self._cut_leftovers()
         except OSError as error:
-            # The next append tries again before it writes: after a shorter group the rest of
-            # this one could look like batches that continue it.
+            # The next append retries this before it writes: otherwise the rest of this group could
+            # follow a shorter one and pass as batches that continue it.
             logger.warning(
                 "append-rollback-failed stream=%s position=%d error=%s",
                 self.file.path.parent.name,
@@ -182,21 +183,21 @@ class ActiveSegment:
         self.has_leftovers = False
 
     def remove_leftovers(self) -> None:
-        """Cut off what a failed append left. Raises OSError; then nothing may be appended."""
+        """Cut off the bytes of a failed append. Raises OSError; then nothing may be appended."""
         if not self.has_leftovers:
             return
         try:
             self._cut_leftovers()
         except OSError as error:
-            # The file system has to read the page that it cuts. The log leaves this file, and what
-            # follows the end of a sealed file is ignored.
+            # To cut a page the file system has to read it. The log continues in another file, and
+            # readers ignore bytes after the end of a sealed file.
             if not is_unreadable(error):
                 raise
             self.must_be_left = True
 
     def sync(self) -> None:
         """Make everything written durable. Raises OSError: then nothing past `durable` can be
-        trusted, whatever a read of the file or another sync says."""
+        trusted, even if a read of the file or another sync succeeds."""
         end = self.end
         if self._sync_failed:
             raise OSError(errno.EIO, "an earlier sync of this file has failed")
@@ -208,8 +209,8 @@ class ActiveSegment:
         self.durable = end
 
     def give_up_tail(self) -> None:
-        """End where the last sync ended, in memory alone. Nothing more is written to this file: a
-        shorter append might leave some of the old bytes behind it, as batches that continue it."""
+        """Move the end back to the last durable one, in memory only. Nothing more is written to
+        this file: after a shorter append, old bytes could follow that pass as its next batches."""
         self.must_be_left = True
         end, segment = self.durable, self.segment
         segment.next_offset, segment.record_count = end.offset, end.record_count
@@ -218,23 +219,23 @@ class ActiveSegment:
         index.truncate(end.position)
         self.index, self.end = index, end
 
-    # --- the last things ---
+    # --- sealing and closing ---
 
     def seal(
         self, at: LogEnd, environment: LogEnvironment, incarnation: str, *, trim: bool = True
     ) -> Segment:
-        """The part up to `at`, as a sealed segment that has its index in the cache, and on disk as
-        far as the disk takes it.
+        """Return the part up to `at` as a sealed segment.
 
-        Nothing that readers or the writer see has changed on return, so if a later step fails the
-        active segment continues; the index on disk is then as good as one of a checkpoint. Without
-        `trim` the file keeps what follows `at`. Raises OSError.
+        Its index is then in the cache, and on disk too if the disk could store it. Readers and the
+        writer still see the same state on return, so if a later step fails the active segment
+        continues; the index on disk is then as valid as one of a checkpoint. Without `trim` the
+        file keeps the bytes after `at`. Raises OSError.
         """
         if trim:
             try:
                 self._trim(at.position)
             except OSError as error:
-                # The file system has to read the page that it cuts. What follows is ignored.
+                # To cut a page the file system has to read it. Readers ignore the bytes after `at`.
                 if not is_unreadable(error):
                     raise
                 logger.warning("allocation-kept path=%s error=%s", self.file.path, error)
@@ -250,14 +251,14 @@ class ActiveSegment:
         return sealed
 
     def store_index(self, environment: LogEnvironment, incarnation: str) -> None:
-        """Write the index as it is now, for the next start. From any thread. Raises OSError when
-        the disk is full."""
-        segment = self.segment.entry()  # before the copy of the index, which tells of all of it
+        """Write the current index to disk, for the next start. Any thread may call it. Raises
+        OSError when the disk is full."""
+        segment = self.segment.entry()  # first, so that the index covers all of it
         index = self.index.copy()
         keep_index(environment.fs, self.segment.path, index, segment, incarnation)
 
     def finish(self) -> None:
-        """Give back what was allocated ahead, durably. Raises OSError."""
+        """Release the space that was allocated ahead. Durable on return. Raises OSError."""
         self._trim(self.end.position)
         self.file.fdatasync()
 

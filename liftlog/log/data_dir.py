@@ -1,13 +1,13 @@
 """The data directory: its lock, its streams, and the checkpoint files that all streams share.
 
 <data_dir>/lock              names the one daemon that uses the directory, and holds its lock
-<data_dir>/clean             clean marker, there only after a clean stop
-<data_dir>/recovery-points   everything below was fsynced, per stream
-<data_dir>/records           the records of the streams (`liftlog.server.replication`)
-<data_dir>/node, known-records   of a node of a cluster: who it is, what it has seen of the metadata
-<data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
+<data_dir>/clean             clean marker, exists only after a clean stop <data_dir>/recovery-points
+per stream, the offset below which everything was fsynced <data_dir>/records           the records
+of the streams (`liftlog.server.replication`) <data_dir>/node, known-records   node of a cluster:
+its identity, and the metadata it last read <data_dir>/streams/<stream>/ manifest, segments,
+indexes, acked-end slot
 
-The marker and the recovery points state, by stream, how far its active segment is known to be good.
+The marker and the recovery points state, by stream, up to where its active segment is valid.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _UNFINISHED_NAMES = {name + TEMPORARY_SUFFIX for name in (MANIFEST_NAME, COPY_NA
 
 
 def read_states(fs: FileSystem, data_dir: Path, file_name: str) -> dict[str, ActiveState]:
-    """States by stream; none when the file is missing, damaged, or of another version, which only
-    costs a longer scan. Raises OSError for an error that passes."""
+    """Return the states by stream, or none if the file is missing, damaged or of another version;
+    recovery then scans more. Raises OSError for an error that passes."""
     return _states(read_dispensable_file(fs, data_dir / file_name, file_name), file_name)
 
 
@@ -66,7 +66,7 @@ def _states(content: dict[str, Any] | None, file_name: str) -> dict[str, ActiveS
 
 
 def _state(content: dict[str, Any]) -> ActiveState:
-    """Keys that a newer liftlog has added are ignored, as in every checkpoint file."""
+    """Parse one state. Ignores keys that a newer liftlog has added, as in every checkpoint file."""
     known = ActiveState.__slots__
     return ActiveState(**{name: value for name, value in content.items() if name in known})
 
@@ -97,13 +97,13 @@ def write_states(
 
 @dataclass(slots=True)
 class KnownStates:
-    """What both files say of one stream."""
+    """The states of one stream in the recovery points and in the clean marker."""
 
     clean: ActiveState | None = None
     recovery_point: ActiveState | None = None
 
     def of(self, incarnation: str, active: SegmentEntry) -> list[ActiveState]:
-        """Those that speak of this very segment."""
+        """Return the states that refer to this segment."""
         return [one for one in self.all() if one.is_of(incarnation, active)]
 
     def all(self) -> list[ActiveState]:
@@ -120,7 +120,7 @@ def read_known_states(fs: FileSystem, data_dir: Path | None, stream: str) -> Kno
 
 
 def make_durable_directory(fs: FileSystem, path: Path) -> None:
-    """Make `path` and what is missing above it, so that a power cut leaves all of it there."""
+    """Create `path` and its missing parents. Durable on return: all survive a power cut."""
     missing = [one for one in (path, *path.parents) if not fs.exists(one)]
     fs.make_directory(path)
     for one in reversed(missing):
@@ -128,7 +128,7 @@ def make_durable_directory(fs: FileSystem, path: Path) -> None:
 
 
 def refuse_unfit(fs: FileSystem, path: Path) -> None:
-    """Raises CorruptMetadata when a daemon must keep away from `path`. Nothing is changed."""
+    """Raise CorruptMetadata if no daemon may use `path`. Changes nothing."""
     if _is_file(fs, path / BACKUP_NAME):  # a folder of that name may hold backups
         raise CorruptMetadata(
             f"{path} is a backup", hint="make a data directory of it with `liftlog backup restore`"
@@ -186,10 +186,10 @@ class DataDir:
     def open(self) -> None:
         """Take the lock and read the shared checkpoint files.
 
-        The clean marker is removed, durably, before this returns: whatever happens from here on
-        is an unclean stop until `close` says otherwise. Raises DataDirLocked, ConfigError for a
-        directory that cannot be made or written, StorageError, CorruptMetadata for what is not a
-        data directory: a backup, or a restore that did not finish. Then the lock is free again.
+        The clean marker is removed, durably, before this returns: whatever happens from here on is
+        an unclean stop until `close` says otherwise. Raises DataDirLocked, ConfigError for a
+        directory that cannot be created or written, StorageError, and CorruptMetadata for a backup
+        or an unfinished restore, which are no data directories. On an error the lock is released.
         """
         fs = self.environment.fs
         refuse_unfit(fs, self.path)
@@ -202,7 +202,7 @@ class DataDir:
                     raise _unusable(self.path, error) from error
                 raise
             try:
-                refuse_unfit(fs, self.path)  # a restore may have begun, and ended badly, since
+                refuse_unfit(fs, self.path)  # a restore may have begun and failed since
                 self._recovery_points = read_states(fs, self.path, RECOVERY_POINTS_NAME)
                 clean = read_dispensable_file(fs, self.path / CLEAN_NAME, CLEAN_NAME)
                 self._clean = _states(clean, CLEAN_NAME)
@@ -221,7 +221,7 @@ class DataDir:
         return self._lock
 
     def identity(self) -> DirectoryIdentity:
-        """The evidence that tells the open directory from its copies."""
+        """The evidence that distinguishes the open directory from its copies."""
         lock, streams = self._lock, self.path / STREAMS_NAME
         files = (None, None) if lock is None else (lock.found, lock.taken)
         found, taken = (
@@ -235,8 +235,8 @@ class DataDir:
         return self.path / STREAMS_NAME / name
 
     def stream_names(self) -> list[str]:
-        """Streams on disk. What a creation or deletion left that never finished is removed; what
-        cannot be removed now is left to the next start."""
+        """Return the names of the streams on disk. Removes the files of creations and deletions
+        that did not finish; the next start retries those that cannot be removed now."""
         fs = self.environment.fs
         names = []
         with storage_errors("listing the streams"):
@@ -258,15 +258,15 @@ class DataDir:
             logger.warning("leftover-not-removed name=%r error=%s", name, error)
 
     def remove_unfinished(self, name: str) -> None:
-        """Remove what a creation has left that failed. No other one of this name may be under way.
+        """Remove the files of a failed creation. No other creation of this name may be running.
         Raises StorageError."""
         with storage_errors(f"removing what was left of {name}"):
             if self.environment.fs.exists(self.stream_path(name)) and self._is_unfinished(name):
                 self._remove_directory(name)
 
     def _is_unfinished(self, name: str) -> bool:
-        """Whether it holds nothing but what a creation makes before the manifest is there. Anything
-        else may be worth keeping."""
+        """True if it holds only files that a creation makes before the manifest. Anything else may
+        be worth keeping."""
         directory = self.stream_path(name)
         try:
             files = self.environment.fs.list_directory(directory)
@@ -276,7 +276,7 @@ class DataDir:
                 for file in files
             )
         except OSError as error:
-            # Not a directory, or not to be read: opening it fails too, and that one alone.
+            # Not a directory, or unreadable: opening it fails too, for this stream alone.
             if not isinstance(error, NotADirectoryError) and not is_unreadable(error):
                 raise
             return False
@@ -297,7 +297,7 @@ class DataDir:
         metadata: dict[str, Any],
         incarnation: str | None = None,
     ) -> Log:
-        """A new log for `name`; durable on return. See `Log.create`."""
+        """Create a new log for `name`; durable on return. See `Log.create`."""
         return Log.create(
             self.stream_path(name),
             self.environment,
@@ -308,7 +308,7 @@ class DataDir:
         )
 
     def open_log(self, name: str, config: LogConfig) -> tuple[Log, RecoveryReport]:
-        """The log of `name`, recovered if need be. Errors concern this stream alone."""
+        """Open the log of `name` and recover it if necessary. Errors concern this stream alone."""
         return open_log(
             self.stream_path(name),
             self.environment,
@@ -318,13 +318,13 @@ class DataDir:
         )
 
     def keep_clean(self, name: str, state: ActiveState | None) -> None:
-        """A log was opened, and closed again before it was served: with the `state` of its end the
-        next start finds it closed. None: that failed."""
+        """Record that a log was opened and closed again before it was served. With the `state` of
+        its end the next start treats it as cleanly closed. None means that closing failed."""
         if state is not None:
             self._clean[name] = state
 
     def rename_log(self, name: str, new_name: str) -> None:
-        """Give the directory of a stream that is not open another name. Durable on return. Raises
+        """Rename the directory of a stream that is not open. Durable on return. Raises
         StorageError; the stream then has one of the two names."""
         self._recovery_points.pop(name, None)
         self._clean.pop(name, None)
@@ -336,8 +336,8 @@ class DataDir:
             fs.fsync_directory(directory.parent)
 
     def delete_log(self, name: str) -> None:
-        """Remove the stream's files. The directory is renamed first: a crash in between leaves
-        one whose name cannot be a stream's, and the next start removes it."""
+        """Remove the stream's files. The directory is renamed first: a crash in between leaves a
+        name that no stream can have, and the next start removes it."""
         self._recovery_points.pop(name, None)
         with storage_errors(f"deleting {name}"):
             self._remove_directory(name)
@@ -349,7 +349,7 @@ class DataDir:
             directory.with_name(DELETED_PREFIX + name) if not name.startswith(".") else directory
         )
         if doomed != directory:
-            if fs.exists(doomed):  # an earlier deletion that could not finish
+            if fs.exists(doomed):  # left by a deletion that did not finish
                 self._remove_directory(doomed.name)
             self.environment.pool.forget_directory(directory)
             self.environment.indexes.drop_directory(directory)
@@ -362,7 +362,7 @@ class DataDir:
     # --- shared checkpoint files ---
 
     def write_recovery_points(self, states: dict[str, ActiveState]) -> None:
-        """Remember how far each stream was fsynced; replaces what was known of these streams."""
+        """Store how far each stream was fsynced; replaces the earlier points of these streams."""
         with storage_errors("writing the recovery points"):
             self._recovery_points.update(states)
             write_states(
@@ -370,8 +370,8 @@ class DataDir:
             )
 
     def mark_clean(self, states: dict[str, ActiveState]) -> None:
-        """Write the clean marker, with the `states` of the streams that were opened; a stream that
-        never was opened is as clean as it was. Nothing but `close` may follow."""
+        """Write the clean marker with the `states` of the streams that were opened. A stream that
+        was not opened keeps its earlier state. Nothing but `close` may follow."""
         if self._lock is None:
             return
         try:

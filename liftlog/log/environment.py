@@ -1,5 +1,5 @@
-"""What a log is given: its limits, and what all logs of a daemon share (the clock, open files, the
-indexes of sealed segments, and what was read of their sketches and subject indexes).
+"""The limits of one log, and the objects that all logs of a daemon share: the clock, open files,
+the indexes of sealed segments, and caches of their sketches and subject indexes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class Clock(Protocol):
         ...
 
     def monotonic_ns(self) -> int:
-        """A clock that never steps and passes while the machine sleeps; only differences mean
-        something."""
+        """A clock that never steps and also advances while the machine sleeps. Only differences
+        between two readings have a meaning."""
         ...
 
 
 class SystemClock:
     def now_ns(self) -> int:
-        """In whole microseconds, as batches keep them: joining batches then changes no stamp."""
+        """Wall clock, rounded to the microseconds that batches store: so joining batches changes no
+        timestamp."""
         now = time.time_ns()
         return now - now % 1000
 
@@ -56,12 +57,12 @@ class PooledFile:
     def __init__(self, file: File) -> None:
         self.file = file
         self.holders = 0
-        self.detached = False  # no longer in the pool: close it when the last holder lets go
+        self.detached = False  # no longer in the pool: its last holder closes it
 
 
 class FilePool:
-    """Open files, `limit` of them unless more are held at once; the longest unused is closed first.
-    Thread-safe."""
+    """A pool of open files. It keeps at most `limit` open, unless more are in use at once, and
+    closes the least recently used one first. Thread-safe."""
 
     def __init__(self, fs: FileSystem, limit: int) -> None:
         self._fs = fs
@@ -73,7 +74,8 @@ class FilePool:
         return len(self._files)
 
     def acquire(self, path: Path) -> PooledFile:
-        """Open `path` for reading or take the open one. Raises OSError. Release it after use."""
+        """Return `path` open for reading, reusing an open file. Release it after use. Raises
+        OSError."""
         with self._lock:
             pooled = self._files.get(path)
             if pooled is None:
@@ -102,7 +104,7 @@ class FilePool:
             self._fs.unlink(path)
 
     def forget_directory(self, directory: Path) -> None:
-        """Let go of all files in a directory that is about to be removed or renamed."""
+        """Drop all files of a directory that is about to be removed or renamed."""
         with self._lock:
             for path in [path for path in self._files if path.parent == directory]:
                 self._detach(path)
@@ -163,8 +165,8 @@ class IndexCache:
         incarnation: str,
         quarantined: Sequence[QuarantinedRange] = (),
     ) -> SparseIndex:
-        """The index of a sealed segment; rebuilt (and stored) when its file is lost, bad or of
-        another segment."""
+        """Return the index of a sealed segment. Rebuilds and stores it if its file is missing,
+        damaged or of another segment."""
         with self._lock:
             index = self._indexes.get(segment.path)
             if index is not None:
@@ -176,9 +178,9 @@ class IndexCache:
             try:
                 write_index(self._fs, segment.path, index, segment, incarnation)
                 if not self._fs.exists(segment.path):
-                    # Retention was quicker, and removed the segment before this file was there.
+                    # Retention removed the segment before this file was written.
                     self._fs.unlink(index_path(segment.path))
-            except OSError as error:  # a full disk must not keep anyone from reading
+            except OSError as error:  # reads must work on a full disk
                 logger.warning("index-not-stored segment=%s error=%s", segment.path, error)
         self.put(segment, index)
         return index
@@ -201,10 +203,11 @@ class IndexCache:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What of a stream's settings the log itself needs; sizes in bytes.
+    """The settings of a stream that the log itself needs; sizes in bytes.
 
-    A `replicated` log is one of several copies. What they hold together decides what is committed,
-    and a damaged end is cut and fetched again, where a log that is alone keeps what it can.
+    A `replicated` log is one of several copies. The copies decide together which records are
+    committed. A replica cuts off a damaged end and fetches it again, while a single log keeps as
+    much of it as it can.
     """
 
     segment_max_bytes: int = 256 * 1024 * 1024
@@ -214,7 +217,7 @@ class LogConfig:
 
 @dataclass(slots=True)
 class LogEnvironment:
-    """What all logs of a daemon share."""
+    """The objects that all logs of a daemon share."""
 
     fs: FileSystem
     clock: Clock
@@ -223,9 +226,9 @@ class LogEnvironment:
     parts: DerivedFiles[SegmentParts]
     subject_indexes: DerivedFiles[SubjectIndex]
     synced: Callable[[float], None]
-    """Called by the thread of an fdatasync of a segment file, with the seconds that it took."""
+    """Called in the thread that has fdatasynced a segment file, with the duration in seconds."""
     age_clock_ns: Callable[[], int]
-    """The time by which ages are judged: the wall clock, unless the daemon doubts it."""
+    """The clock for ages of segments: the wall clock, unless the daemon has found it wrong."""
 
     @classmethod
     def create(

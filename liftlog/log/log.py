@@ -1,7 +1,7 @@
 """One stream's log: append, make durable, read. Blocking; the daemon calls it from threads.
 
-Threads: one thread at a time appends, syncs and truncates (the writer of the moment). Any thread
-may read, and change the structure: retention, swaps, quarantine.
+Threads: one thread at a time appends, syncs and truncates (the current writer). Any thread may read
+and change the structure: retention, swaps, quarantine.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ logger = logging.getLogger("liftlog.log")
 
 
 class Log:
-    """Made by `create` and by `liftlog.log.recovery.opening.open_log`.
+    """One stream's log, made by `create` or by `liftlog.log.recovery.opening.open_log`.
 
-    This class is what others see. What a log is made of stands in `state.py` (the view that readers
-    take, and how it changes), `writing.py` (the end of the log), `structure.py`, `truncation.py`
-    and `reading.py`.
+    Other packages use this class only. Its parts are `state.py` (the view that readers take, and
+    how it changes), `writing.py` (the end of the log), `structure.py`, `truncation.py` and
+    `reading.py`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Log:
         lineage = state.view.manifest.lineage
         slot = AckedSlot(environment.fs, state.directory, lineage, boot_id=boot_id)
         self._writer = writer = LogWriter(state, slot, commit_group=commit_group, appended=appended)
-        # See `LogWriter`. Publishers wait for these three, so they are not wrapped as the others.
+        # See `LogWriter`. Publishers wait for these three: bound without a wrapping method.
         self.append = writer.append
         self.sync = writer.sync
         self.commit_up_to = writer.commit_up_to
@@ -82,7 +82,7 @@ class Log:
             segment.held_since_ns = segment.listed_since_ns = now_ns
         try:
             self.leases.load()
-        except StorageError as error:  # until they can be read nothing is removed or compacted
+        except StorageError as error:  # until they can be read, nothing is removed or compacted
             logger.warning("leases-not-read stream=%s error=%s", self.name, error)
 
     @classmethod
@@ -97,8 +97,8 @@ class Log:
         incarnation: str | None = None,
         boot_id: str | None = None,
     ) -> Log:
-        """Make a new, empty log. Durable on return. All replicas of a stream have one
-        `incarnation`; without it, a new one is drawn. Raises StorageError, DiskFull."""
+        """Create an empty log. Durable on return. All replicas of a stream have the same
+        `incarnation`; without one, a new one is drawn. Raises StorageError, DiskFull."""
         state = LogState.create(
             directory, environment, config, initial_offset, metadata or {}, incarnation
         )
@@ -109,11 +109,11 @@ class Log:
             state.active.file.close()
             raise
 
-    # --- what is known of it ---
+    # --- state ---
 
     @property
     def config(self) -> LogConfig:
-        """May be replaced at any time; holds from the next append on."""
+        """The limits. May be replaced at any time; the next append uses the new ones."""
         return self._state.config
 
     @config.setter
@@ -122,8 +122,8 @@ class Log:
 
     @property
     def view(self) -> ReadView:
-        """The newest state that readers may see; any number of questions to one view have answers
-        that fit together."""
+        """The newest state that readers may see. All values taken from one view are consistent with
+        each other."""
         return self._state.view
 
     @property
@@ -132,7 +132,8 @@ class Log:
 
     @property
     def first_stored_offset(self) -> int:
-        """Where the oldest segment begins, or the gap before it: at or below the log start."""
+        """First offset of the oldest segment, or of the gap before it: at or below the log
+        start."""
         view = self._state.view
         return min(view.segments[0].base_offset, view.manifest.log_start_offset)
 
@@ -143,12 +144,12 @@ class Log:
 
     @property
     def high_watermark(self) -> int:
-        """Everything below it is committed; readers never see more."""
+        """The offset below which everything is committed; readers never see more."""
         return self._state.view.committed.offset
 
     @property
     def durable_end_offset(self) -> int:
-        """Everything below it was fsynced."""
+        """The offset below which everything was fsynced."""
         return self._state.active.durable.offset
 
     @property
@@ -171,12 +172,13 @@ class Log:
 
     @property
     def lineage(self) -> str:
-        """Changes when truncation lets offsets be assigned again, and with the incarnation."""
+        """Identifies one history of offsets. Changes with the incarnation, and when a truncation
+        makes offsets available again."""
         return self._state.view.manifest.lineage
 
     @property
     def incomplete(self) -> str:
-        """Why records may be missing that this replica had confirmed; empty when none are. Stays
+        """Reason why records that this replica confirmed may be missing; empty if none are. Stays
         until `note_complete`, over any number of starts."""
         return self._state.view.manifest.incomplete
 
@@ -195,12 +197,12 @@ class Log:
 
     @property
     def cleaned_below(self) -> int:
-        """Compaction has looked at everything below this offset."""
+        """The offset below which compaction has processed everything."""
         return self._state.view.manifest.cleaned_below
 
     @property
     def tombstones_removed_below(self) -> int:
-        """Compaction may have removed tombstones below this offset."""
+        """The offset below which compaction may have removed tombstones."""
         return self._state.view.manifest.tombstones_removed_below
 
     @property
@@ -218,8 +220,8 @@ class Log:
 
     @property
     def record_count(self) -> int:
-        """Records that can be read; an upper bound where damage or the log start cut a segment
-        that was compacted."""
+        """Number of readable records; an upper bound if damage or the log start cuts a compacted
+        segment."""
         return self._state.view.record_count
 
     @property
@@ -239,21 +241,21 @@ class Log:
     def last_sync_seconds(self) -> float:
         return self._writer.last_sync_seconds
 
-    # --- writing: by the writer of the moment ---
+    # --- writing: by the current writer ---
 
     def append_raw(self, data: Buffer) -> None:
-        """Append whole batches as another log stores them; their bytes stay as they are.
+        """Append whole batches of another log without changing their bytes.
 
-        Only the first one may begin below the log end, since the other log may have put batches
-        together: of it, the records from the log end on are appended as a batch of their own.
+        Only the first batch may begin below the log end, since the other log may have joined
+        batches. Then its records from the log end on are appended as a batch of their own.
 
-        Checked first: each batch is whole, its checksums are right, it continues the offsets, and
-        no leader epoch is older than the one before. All of them or none; durable after `sync`.
-        An epoch that is new here is noted, durably, before the first of its batches is written.
+        Checks first that each batch is whole, has correct checksums and continues the offsets, and
+        that no leader epoch is older than the one before. Appends all or none; durable after
+        `sync`. An epoch that is new here is stored durably before its first batch is written.
 
-        The commit groups of another log say what was committed together there and not here, so
-        after a power cut a torn tail may be quarantined that was never synced; `truncate_suffix`
-        removes it, and it can be fetched again.
+        The commit groups of another log state which batches were committed together there, not
+        here. So after a power cut a torn tail that was never synced may be quarantined;
+        `truncate_suffix` removes it, and the replica can fetch it again.
 
         Raises CorruptBatch, UnsupportedFormat, ValueError when they do not continue the log,
         DiskFull, StorageError.
@@ -261,17 +263,17 @@ class Log:
         self._writer.append_raw(data)
 
     def arrived_now(self, offset: int, stamp_ns: int) -> None:
-        """Note that the records from `offset` on, the former log end, are new: their first stamp is
-        `stamp_ns`. Called after `append_raw`, which can append old records as well."""
+        """Record that the records from `offset` on (the former log end) are new, with `stamp_ns` as
+        their first timestamp. Called after `append_raw`, which can append old records as well."""
         now_ns = self.environment.clock.monotonic_ns()
         self.arrivals.note(offset, stamp_ns, now_ns)
         self._state.active.segment.is_timed = True
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note that leader epoch `epoch` begins at the log end; call it before the first append of
-        that epoch. Durable on return; nothing is written when it was noted already.
+        """Record that leader epoch `epoch` begins at the log end, before its first append.
 
-        Raises ValueError when the log knows of a later epoch, StorageError, DiskFull.
+        Durable on return; writes nothing if it is recorded already. Raises ValueError if the log
+        has a later epoch, StorageError, DiskFull.
         """
         self._writer.begin_epoch(epoch)
 
@@ -280,24 +282,24 @@ class Log:
         self._writer.commit_up_to(offset)
 
     def note_acked(self, offset: int) -> None:
-        """Remember, across a killed process, that everything below `offset` may have been acked.
+        """Store, so that a killed process keeps it, that all below `offset` may have been acked.
 
-        With durability below fsync acks leave before they are durable; the manifest says so before
-        the first of them leaves, since after a power cut it is not known how far they went. While
-        that fails no ack may leave. Raises StorageError, DiskFull.
+        With a durability below fsync, acks are sent before their records are durable. The manifest
+        records this before the first such ack, because after a power cut nobody can say how far the
+        acks went. While that write fails, no ack may be sent. Raises StorageError, DiskFull.
         """
         self._writer.note_acked(offset)
 
     def admit_early_acks(self) -> None:
-        """Note, durably, that acks may leave before what they answer is durable.
+        """Record, durably, that acks may be sent before their records are durable.
 
-        With durability below fsync, call it before an append: when it fails nothing was written
-        yet. Costs nothing once it was noted. Raises StorageError, DiskFull.
+        With a durability below fsync, call it before an append: if it fails, nothing was written
+        yet. Costs nothing once recorded. Raises StorageError, DiskFull.
         """
         self._writer.admit_early_acks()
 
     def skip_to(self, offset: int) -> None:
-        """Continue at a later offset in a new segment; the manifest must already say why.
+        """Continue at a later offset in a new segment; the manifest must already hold the reason.
         Everything below counts as committed. Raises StorageError, DiskFull."""
         self._writer.skip_to(offset)
 
@@ -309,9 +311,9 @@ class Log:
         is_loss: bool,
         epochs: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """Continue at `next_offset`, as the log that this one copies has a gap up to there (`Gap`).
+        """Continue at `next_offset`, because the log that this one copies has a `Gap` up to there.
 
-        `epochs` are those of that log that begin in the gap: (leader epoch, first offset).
+        `epochs` are the epochs of that log that begin in the gap: (leader epoch, first offset).
         Durable on return, and committed like an append. Raises ValueError unless `next_offset` lies
         past the log end, SyncFailed, StorageError, DiskFull.
         """
@@ -320,20 +322,19 @@ class Log:
     def abandon_tail(self, *, keep_offsets: bool) -> None:
         """After a failed sync: continue in a new segment from the last durable position.
 
-        With `keep_offsets` the abandoned offsets had been acked (durability below fsync); they
-        are recorded as lost and never used again. Raises StorageError, DiskFull when the new
-        segment fails too. Then nothing changed, and it may be tried again; but without
-        `keep_offsets` the log ends at the last durable position all the same, and the next append
-        tries again.
+        With `keep_offsets` the abandoned offsets were acked (durability below fsync); they are
+        recorded as lost and never used again. Raises StorageError, DiskFull if the new segment
+        fails too. Then nothing changed and the caller may retry. But without `keep_offsets` the log
+        ends at the last durable position in any case, and the next append retries.
         """
         self._writer.abandon_tail(keep_offsets=keep_offsets)
 
     def is_roll_due(self) -> bool:
-        """Whether the age of the active segment is over the limit."""
+        """Return True if the age of the active segment exceeds the limit."""
         return self._writer.is_roll_due()
 
     def roll(self) -> bool:
-        """Seal the active segment, unless it is empty; returns whether it did.
+        """Seal the active segment unless it is empty. Returns True if it sealed one.
 
         Syncs first. Raises SyncFailed, StorageError, DiskFull.
         """
@@ -347,15 +348,16 @@ class Log:
         """Cut off everything from `offset` on; returns the new log end. Durable on return.
 
         Cuts at the batch boundary at or below `offset`, so a batch that holds it is cut as a whole;
-        at or past the log end it does nothing. The offsets are assigned again by what is appended
-        next, in a new segment and another `lineage`: nothing that was noted of the old tail
-        (recovery points, acks, checkpoints of readers) counts for the new one. The high watermark
-        and the log start follow if past the cut. Leader epochs that began there are forgotten:
-        the next append follows `begin_epoch`, or brings its epoch along (`append_raw`).
+        at or past the log end it does nothing. The next append assigns these offsets again, in a
+        new segment and another `lineage`: marks of the old tail (recovery points, acks, readers'
+        checkpoints) do not apply to the new one. The high watermark and the log start move down to
+        the cut if they are past it. Leader epochs that began past it are dropped: call
+        `begin_epoch` before the next append, unless it brings its epoch along (`append_raw`).
 
         A replicated log is cut below its high watermark only with `below_high_watermark`, after an
-        unclean recovery: what was committed is on the leader as it is here. Otherwise ValueError.
-        Raises OffsetOutOfRange below the first stored offset, SyncFailed, StorageError, DiskFull.
+        unclean recovery. Otherwise that raises ValueError, because committed records are the same
+        on the leader as here. Raises OffsetOutOfRange below the first stored offset, SyncFailed,
+        StorageError, DiskFull.
         """
         state = self._state
         if offset < self.high_watermark and state.config.replicated and not below_high_watermark:
@@ -366,20 +368,21 @@ class Log:
         return truncation.truncate_suffix(self._writer, offset)
 
     def leave_active_segment(self) -> None:
-        """Continue in a new segment and lineage at the log end, after which the file is damaged or
-        confirmed records are missing: marks that tell of them no longer count.
+        """Continue at the log end in a new segment and lineage.
 
-        Durable on return; a stop before that changes nothing. Raises StorageError, DiskFull.
+        For a log whose file is damaged after its end, or that lacks confirmed records: marks that
+        refer to these no longer apply. Durable on return; a stop before that changes nothing.
+        Raises StorageError, DiskFull.
         """
         truncation.leave_active_segment(self._writer)
 
     def truncate_prefix(self, offset: int) -> None:
         """Make `offset` the log start and drop every segment below it. Durable on return.
 
-        Up to the high watermark the log continues as it is. From the log end on nothing is left
-        of it, and the next append must begin at `offset`. In between it is not known where a batch
-        of the uncommitted tail begins: ValueError. Up to the log start it does nothing. Raises
-        StorageError, DiskFull.
+        An `offset` at or below the log start does nothing. Up to the high watermark the rest of the
+        log stays as it is. At or past the log end nothing of the log remains, and the next append
+        must begin at `offset`. In between it raises ValueError, since the log does not know where a
+        batch of the uncommitted tail begins. Raises StorageError, DiskFull.
         """
         truncation.truncate_prefix(self._writer, offset)
 
@@ -388,9 +391,9 @@ class Log:
     ) -> None:
         """Drop everything and continue, empty, at `offset`, to copy another replica from there.
 
-        The replica tells the leader epoch of its record before `offset` (`Log.epoch_before`): if
-        this log leads later on, it can be compared with one that ends there. And it may have
-        removed tombstones below `tombstones_removed_below`.
+        `epoch_before` is the leader epoch of that replica's record before `offset`
+        (`Log.epoch_before`): if this log leads later, another replica that ends there can compare
+        itself with it. The replica may have removed tombstones below `tombstones_removed_below`.
 
         Durable on return; a stop before that leaves the log as it was. The offsets are assigned
         again, so it is another lineage. Raises StorageError, DiskFull; then nothing changed.
@@ -400,17 +403,17 @@ class Log:
     # --- structure: by any thread, beside the writer ---
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
-        """Replace what the layer above keeps in the manifest; durable on return."""
+        """Replace the metadata that the layer above stores in the manifest; durable on return."""
         structure.set_metadata(self._state, metadata)
 
     def note_incomplete(self, reason: str) -> None:
-        """Note that this copy is not to be counted on, as after a loss. Durable on return. Raises
-        StorageError, DiskFull."""
+        """Record that this copy may lack confirmed records, for example after a loss. Durable on
+        return. Raises StorageError, DiskFull."""
         structure.note_incomplete(self._state, reason)
 
     def note_complete(self) -> None:
-        """Forget that the log was incomplete: the other replicas know of it, and no longer count on
-        what this one had confirmed. Durable on return. Raises StorageError, DiskFull."""
+        """Clear the `incomplete` mark. Call it when the other replicas no longer rely on the
+        records that this one had confirmed. Durable on return. Raises StorageError, DiskFull."""
         structure.note_complete(self._state)
 
     def remove_before(
@@ -418,9 +421,9 @@ class Log:
     ) -> int:
         """Move the log start and drop the oldest sealed segments; returns the bytes freed.
 
-        At most `delete_segments` go, and only what ends at or below the new log start and
-        `delete_below`: the caller may have counted before segments were merged. A reader of a
-        removed file keeps it until the answer is sent. Raises StorageError, DiskFull.
+        Removes at most `delete_segments`, and only those that end at or below the new log start and
+        `delete_below`, because segments may have been merged since the caller counted them. A
+        reader of a removed file keeps it until its answer is sent. Raises StorageError, DiskFull.
         """
         return structure.remove_before(self._state, log_start_offset, delete_segments, delete_below)
 
@@ -434,19 +437,20 @@ class Log:
         tombstones_removed_below: int | None = None,
         lineage: str | None = None,
     ) -> int:
-        """Put rewritten segments in the place of others; returns the bytes freed. Durable.
+        """Replace segments by rewritten ones; returns the bytes freed. Durable on return.
 
-        `old_files` are consecutive sealed segments. `new` tiles the same offsets in files of a
-        higher generation, which are on disk, fsynced with their indexes and the directory.
-        With `lineage` nothing is done in another one: a job that outlived a truncation.
-        `horizons` sets or clears the delete horizon of sealed segments that stay; names that are
-        no longer listed are ignored. Both offsets only ever rise. Without files, only these are
-        stored. One write of the manifest does all of it.
+        `old_files` are consecutive sealed segments. `new` covers the same offsets without a gap, in
+        files of a higher generation, which are on disk and fsynced with their indexes and the
+        directory. If the log's lineage is no longer `lineage`, the log was truncated since the job
+        began, and SegmentsChanged is raised. `horizons` sets or clears the delete horizon of sealed
+        segments that stay; names that are no longer listed are ignored. `cleaned_below` and
+        `tombstones_removed_below` only ever rise. Without files, only these three are stored. All
+        of this is one write of the manifest.
 
-        Raises SegmentsChanged when the files are not listed like this (any more), hold quarantined
-        bytes, or records that are not committed yet: then nothing happened and the new files are
-        to be discarded, with `discard_files`. After StorageError or DiskFull too: `discard_files`
-        knows what is safe. Raises ValueError when `new` cannot stand in for the old ones.
+        Raises SegmentsChanged if the files are not (or no longer) listed like this, hold
+        quarantined bytes, or hold records that are not committed yet: then nothing changed. Call
+        `discard_files` for the new files then, and also after StorageError or DiskFull: it removes
+        only what is safe to remove. Raises ValueError if `new` cannot replace the old ones.
         """
         return structure.replace_segments(
             self._state,
@@ -461,34 +465,33 @@ class Log:
     def mend_segment(
         self, old_file: str, new: Sequence[SegmentEntry], *, lineage: str | None = None
     ) -> int:
-        """Put a segment that was written again from another replica in the place of a damaged one;
-        returns how many damaged ranges end with that. Durable.
+        """Replace a damaged segment by one that was written again from another replica.
 
-        `new` as for `replace_segments`, and verified to its end: whatever was quarantined in the
-        old file is readable. Compaction looks again at the offsets from there on, since the other
-        replica may have kept what was removed here.
+        Returns the number of damaged ranges that this ends. Durable on return. `new` is as for
+        `replace_segments`, and verified to its end: everything that was quarantined in the old file
+        is readable. Compaction processes the offsets from there on again, since the other replica
+        may have kept records that were removed here.
 
-        Raises SegmentsChanged when the file is not listed any more or holds what is not committed:
-        discard the new files. Raises ValueError when `new` cannot stand in for it, StorageError,
-        DiskFull.
+        Raises SegmentsChanged if the file is no longer listed or holds uncommitted records: discard
+        the new files then. Raises ValueError if `new` cannot replace it, StorageError, DiskFull.
         """
         return structure.mend_segment(self._state, old_file, new, lineage=lineage)
 
     def discard_files(self, names: Sequence[str]) -> None:
         """Unlink segment files, and their indexes, that a job wrote and the manifest does not list.
 
-        After a failed `replace_segments` the disk may list them, whatever the view says: then the
-        manifest is written again first, and while that fails nothing is removed. Raises
-        StorageError, DiskFull; what stays is removed by the next start.
+        After a failed `replace_segments` the manifest on disk may list them although the view does
+        not. Then the manifest is written again first, and while that fails nothing is removed.
+        Raises StorageError, DiskFull; the next start removes the files that stay.
         """
         structure.discard_files(self._state, names)
 
     def quarantine(self, file_name: str, ranges: Sequence[QuarantinedRange]) -> None:
-        """Note damaged ranges of a segment; readers pass over them from now on. Durable. In the
-        active segment they lie below the high watermark.
+        """Record damaged ranges of a segment; readers skip them from now on. Durable on return.
 
-        What is known already changes nothing; a range that overlaps a known one widens it. Raises
-        SegmentsChanged when the segment is gone, StorageError, DiskFull.
+        In the active segment the ranges lie below the high watermark. Ranges that are recorded
+        already change nothing; one that overlaps a recorded range widens it. Raises SegmentsChanged
+        if the segment is gone, StorageError, DiskFull.
         """
         structure.quarantine(self._state, file_name, ranges)
 
@@ -498,20 +501,22 @@ class Log:
         lifted: Sequence[QuarantinedRange],
         still: Sequence[QuarantinedRange] = (),
     ) -> int:
-        """Let readers have what was quarantined in a segment and reads well, as a walk over all of
-        it has shown (`readable_again`); `still` is what of it is damaged. Returns how many of these
-        ranges there were. Durable. Raises StorageError, DiskFull.
+        """End the quarantine of ranges of a segment that are readable again.
+
+        A walk over the whole segment has shown that (`readable_again`); `still` are the parts of
+        these ranges that are damaged. Returns the number of ranges lifted. Durable on return.
+        Raises StorageError, DiskFull.
         """
         return structure.lift_quarantine(self._state, file_name, lifted, still)
 
     # --- reading: by any thread ---
 
     def read(self, offset: int, max_bytes: int, max_records: int | None = None) -> LogSlice | None:
-        """Whole batches from the one that holds `offset` on, at least one, never past HW.
+        """Return whole batches from the one that holds `offset` on, at least one, up to the HW.
 
-        None when `offset` lies between HW and the log end: nothing to read yet. The slice must be
-        released. In a hole it begins with what follows. Raises OffsetOutOfRange, CorruptRange,
-        StorageError.
+        Returns None if `offset` lies between HW and the log end: nothing to read yet. If `offset`
+        lies in a hole, the slice begins after the hole. The caller must release the slice. Raises
+        OffsetOutOfRange, CorruptRange, StorageError.
         """
         return reading.read_from(
             self._state, offset, max_bytes, max_records, self.quarantine_damage
@@ -527,42 +532,43 @@ class Log:
         )
 
     def read_replica(self, offset: int, max_bytes: int) -> LogSlice | Gap | None:
-        """What another replica is to append next: whole batches from the one that holds `offset`
-        on, at least one, batches without records too; from the first stored one, which may lie
-        below the log start, to the log end, which may not be committed or durable yet.
+        """Return the whole batches that another replica appends next, from `offset` on.
 
-        A `Gap` when no batch holds `offset` and none ever will; None at the log end. The slice must
-        be released. Raises OffsetOutOfRange; CorruptRange at damage that is not known yet, which
-        `quarantine_damage` makes a gap; StorageError.
+        They begin with the batch that holds `offset`; at least one, and batches without records are
+        included. `offset` may lie between the first stored offset, which may be below the log
+        start, and the log end, which may not be committed or durable yet.
+
+        Returns a `Gap` if no batch holds `offset` and none ever will, and None at the log end. The
+        caller must release the slice. Raises OffsetOutOfRange; CorruptRange for damage that is not
+        recorded yet (`quarantine_damage` turns it into a gap); StorageError.
         """
         return reading.read_replica(self._state, offset, max_bytes, self.quarantine_damage)
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
-        """The first offset stamped at or after `timestamp_ns`; HW when there is none."""
+        """Return the first offset stamped at or after `timestamp_ns`; HW if there is none."""
         return reading.offset_for_timestamp(self._state, timestamp_ns)
 
     def is_quarantined(self, first_offset: int, next_offset: int) -> bool:
-        """Whether all of these offsets are known to be damaged or lost."""
+        """Return True if all of these offsets are recorded as damaged or lost."""
         return is_covered(first_offset, next_offset, self.quarantined)
 
     def quarantine_damage(self, first_offset: int, next_offset: int) -> None:
-        """Verify what is stored of [first_offset, next_offset), up to the high watermark (of a
-        replica, up to the log end), and quarantine what of it is damaged or cannot be read;
-        durable on return.
+        """Verify the stored bytes of [first_offset, next_offset) and quarantine the damaged parts.
 
-        Takes as long as reading it; from any thread. Each range that is found is an ERROR in the
-        log. Raises StorageError, DiskFull, UnsupportedFormat.
+        Verifies up to the high watermark; of a replica, up to the log end. Unreadable bytes count
+        as damaged. Durable on return. Takes as long as reading them; any thread may call it. Logs
+        each range that it finds as an ERROR. Raises StorageError, DiskFull, UnsupportedFormat.
         """
         reading.quarantine_damage(self._state, first_offset, next_offset)
 
     def offset_of_record(self, segment: Segment, number: int) -> int:
-        """The offset of record `number` of a segment, from 0 on, across holes; less if damage
-        keeps it from being counted. Reads batch headers. Raises StorageError."""
+        """Return the offset of record `number` of a segment, counted from 0 and across holes; a
+        lower one if damage prevents counting. Reads batch headers. Raises StorageError."""
         return self._counts.offset_of(segment, number, self._state.view.damaged(segment))
 
     def load_index(self, segment: Segment) -> None:
-        """Have the index of a sealed segment in memory and on disk, rebuilt if need be. Takes as
-        long as reading all headers of the segment. Raises StorageError."""
+        """Load the index of a sealed segment into memory, and rebuild and store it if necessary.
+        Takes up to as long as reading all headers of the segment. Raises StorageError."""
         pool, view = self.environment.pool, self._state.view
         with storage_errors(f"indexing {segment.path.name}"):
             pooled = pool.acquire(segment.path)
@@ -574,11 +580,13 @@ class Log:
     def extents(
         self, first_offset: int, step_bytes: int, probe: Probe | None = None
     ) -> list[Extent]:
-        """How the bytes from the segment of `first_offset` to the high watermark lie over the
-        offsets, about `step_bytes` a piece. Reads some index entries. Raises StorageError.
+        """Return the sizes of pieces of about `step_bytes`, with the offsets that each covers.
 
-        With `probe`, pieces in which no such record can be have the size 0; and the pieces may end
-        earlier, at a place from which on to ask again. Reads the sketches of segments.
+        The pieces run from the segment of `first_offset` to the high watermark. Reads some index
+        entries. Raises StorageError.
+
+        With `probe`, a piece that can hold no matching record has the size 0. The pieces may then
+        end before the high watermark; call again from where they end. Reads the segments' sketches.
         """
         with storage_errors(f"measuring {self.name}"):
             view = self._state.view
@@ -602,20 +610,20 @@ class Log:
             return find_matching(*about, wanted)
 
     def read_partially(self, piece: LogSlice, *, load: bool) -> PartialPiece | None:
-        """The heads of the batches of a slice; None if there is no good sketch that would let one
-        read less than the whole, or none in memory unless `load`. Keep the slice until it is no
-        longer used. Raises StorageError."""
+        """Return the heads of the batches of a slice. None if no valid sketch allows reading less
+        than the whole, or, without `load`, if none is in memory. Keep the slice while the result is
+        in use. Raises StorageError."""
         return read_partially(self._state, piece, load=load)
 
     def is_sealed_at(self, offset: int) -> bool:
-        """Whether a sealed segment holds this offset."""
+        """Return True if a sealed segment holds this offset."""
         segments = self._state.view.segments
         at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
         return at >= 0 and bool(segments[at].sealed) and offset < segments[at].next_offset
 
     def subject_index(self, offset: int) -> SubjectIndex | None:
-        """That of the sealed segment which holds `offset`, for `read_by_subject`; None if there is
-        no good one. Raises StorageError."""
+        """Return the subject index of the sealed segment that holds `offset`, for
+        `read_by_subject`; None if it has no valid one. Raises StorageError."""
         return index_at(self._state, offset)
 
     def read_by_subject(
@@ -628,44 +636,49 @@ class Log:
         *,
         values: bool,
     ) -> SubjectRuns | None:
-        """The records of a slice on the subjects that are wanted, in these offsets, about
-        `max_bytes` of them, in batches of one subject each; without `values` all bytes of these are
-        zeros. Some records before and behind can be with them. None if the subjects or their
-        records are many, if the offsets are few, or if not all is as the index says. Raises
-        StorageError."""
+        """Return the records of a slice on the wanted subjects, in batches of one subject each.
+
+        Returns about `max_bytes` of records with offsets in `within`; a few records before and
+        after these may be included. Without `values` the bytes of the values are zeros. Returns
+        None if there are too many subjects or records, too few offsets, or if the segment does not
+        match its index. Raises StorageError.
+        """
         return read_by_subject(self._state, index, piece, wanted, within, max_bytes, values=values)
 
     def read_sparsely(self, piece: LogSlice, *, values: bool) -> SparsePiece | None:
-        """The heads of the batches of a slice, for who wants few of its records, or with `values`
-        False no values; None if there is no good sketch with checksums of all that such a reader
-        needs, or if anything in the heads is unusual. Keep the slice until it is no longer used.
-        Raises StorageError."""
+        """Return the heads of the batches of a slice, for a reader of few of its records or, with
+        `values` False, of no values.
+
+        Returns None if no valid sketch has checksums of everything that such a reader needs, or if
+        the heads hold anything unusual. Keep the slice while the result is in use. Raises
+        StorageError.
+        """
         return read_sparsely(self._state, piece, values=values)
 
     def epoch_end(self, epoch: int) -> int:
-        """The first offset after that leader epoch: where the next known one begins.
+        """Return the first offset after that leader epoch: where the next recorded one begins.
 
-        The log end for the newest epoch, and for one that this log never saw.
+        Returns the log end for the newest epoch, and for one that this log never had.
         """
         end = self.log_end_offset
         return next((start for known, start in self.epochs if known > epoch), end)
 
     def epoch_before(self, offset: int) -> int:
-        """The leader epoch of the record before `offset`; 0 where there is none, or none known."""
+        """Return the leader epoch of the record before `offset`; 0 if none is recorded."""
         return epoch_before(self.epochs, offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The newest known leader epoch up to `epoch`, and the first offset after it.
+        """Return the newest recorded leader epoch up to `epoch`, and the first offset after it.
 
-        Two logs of a stream are equal up to the lower of the two ends that both name for one epoch.
-        Without such an epoch: 0, and where the oldest known one begins.
+        Two logs of a stream are equal up to the lower of the ends that both return for one epoch.
+        Without such an epoch, returns 0 and where the oldest recorded one begins.
         """
         return end_of_epoch(self._state.view.manifest, epoch, self.log_end_offset)
 
     # --- stopping ---
 
     def active_state(self) -> ActiveState:
-        """The active segment up to the durable end, for recovery points and the clean marker."""
+        """Return the active segment up to the durable end, for recovery points and clean marker."""
         with self._state.lock:
             segment, durable = self._state.active.segment, self._state.active.durable
             return ActiveState(
@@ -683,17 +696,17 @@ class Log:
             )
 
     def checkpoint(self) -> ActiveState:
-        """Store the active index and return the state that a recovery point may claim."""
+        """Store the active index and return the state that a recovery point may record."""
         with self._state.lock, storage_errors(f"checkpoint of {self.name}"):
             state = self.active_state()
             self._state.active.store_index(self.environment, self.incarnation)
             return state
 
     def close(self) -> ActiveState | None:
-        """Sync, store the active index, close the files. None when the sync failed."""
+        """Sync, store the active index, close the files. Returns None if the sync failed."""
         if self._state.closed:
             return None
-        with self._state.lock:  # a change of the structure that is under way is the last one
+        with self._state.lock:  # waits for a running change of the structure, the last one
             self._state.closed = True
         state: ActiveState | None = None
         try:
@@ -711,17 +724,17 @@ class Log:
         return state
 
     def close_files(self) -> None:
-        """Let go of the files as they are, as the end of the process does."""
+        """Close the files without syncing, as the end of the process does."""
         self._writer.slot.close()
         self._state.active.file.close()
 
     def _forget_early_acks(self) -> None:
-        """All of it is durable: the next process notes again when acks leave before their sync."""
+        """Clear the mark of early acks: all is durable, and the next process sets it if needed."""
         manifest = self._state.view.manifest
         if not manifest.acks_before_sync:
             return
         manifest = manifest.with_changes(acks_before_sync=False)
         try:
             manifest.write(self.environment.fs, self.directory)
-        except OSError as error:  # then the next start expects a larger loss than there can be
+        except OSError as error:  # then the next start assumes a larger loss than is possible
             logger.warning("early-acks-not-forgotten stream=%s error=%s", self.name, error)

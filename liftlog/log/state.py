@@ -1,13 +1,13 @@
-"""What a log is at one moment, and the only ways in which it changes from one moment to the next.
+"""The state of a log at one moment, and the only functions that replace it.
 
-`ReadView` is what readers see: one immutable value that refers to everything they need. `LogState`
-holds the newest one beside the segment that is being written (`active_segment.py`), and swaps it as
-a whole. A reader in any thread takes one reference and works on that.
+Readers use a `ReadView`: one immutable value that refers to everything they need. `LogState` holds
+the newest view and the segment that is being written (`active_segment.py`), and replaces the view
+as a whole. A reader in any thread takes one reference and works on that.
 
 Three rules keep the view true:
 
 1. The manifest on disk changes first, the view second. A stop in between leaves the new state on
-   disk, which no reader or publisher knows of yet.
+disk, which no reader or publisher has seen yet.
 2. Segments and manifest change under `lock`, so two changes never start from the same view.
 3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
    thread. `_swapping` covers only the replacement of the view, so neither change undoes the other.
@@ -47,8 +47,8 @@ logger = logging.getLogger("liftlog.log")
 class ReadView(NamedTuple):
     """A consistent state of a log; never changed, only replaced.
 
-    The last segment is the active one. It grows while readers look at it, and so does its index;
-    `committed` bounds what a reader takes of both.
+    The last segment is the active one. It and its index grow while readers use them; `committed`
+    limits how far a reader goes in both.
     """
 
     committed: LogEnd
@@ -57,18 +57,18 @@ class ReadView(NamedTuple):
     active_index: SparseIndex
 
     def readable_end(self, segment: Segment) -> IndexEntry:
-        """How far readers may go in `segment`."""
+        """Return the position up to which readers may read `segment`."""
         committed = self.committed
-        # A sealed segment that is committed to its end may have been rewritten since: `committed`
-        # then names a position in the old file, and none is needed in the new one.
+        # A sealed segment that is committed to its end may have been rewritten since. Then
+        # `committed` holds a position in the old file, and the new one needs no limit.
         if segment.sealed and segment.next_offset <= committed.offset:
             return IndexEntry(segment.next_offset, segment.size_bytes)
         if segment.base_offset == committed.segment_base:
             return IndexEntry(committed.offset, committed.position)
-        return IndexEntry(segment.base_offset, 0)  # it begins at or after the high watermark
+        return IndexEntry(segment.base_offset, 0)  # begins at or after the high watermark
 
     def sealed_segment_at(self, offset: int) -> Segment | None:
-        """The sealed segment that holds `offset`, if no damage of it is known."""
+        """Return the sealed segment that holds `offset`, if no damage in it is recorded."""
         at = bisect_right(self.segments, offset, key=lambda one: one.base_offset) - 1
         segment = self.segments[at]
         if at < 0 or not segment.sealed or segment.next_offset <= offset or self.damaged(segment):
@@ -76,7 +76,7 @@ class ReadView(NamedTuple):
         return segment
 
     def sealed_segment_of(self, piece: LogSlice) -> Segment | None:
-        """The same for the one that a slice was cut from, if the file is still the same."""
+        """Return the same for the segment of a slice, if its file is still the same."""
         segment = self.sealed_segment_at(piece.first_offset)
         return segment if segment is not None and segment.path == piece.path else None
 
@@ -84,20 +84,20 @@ class ReadView(NamedTuple):
         return self.manifest.quarantined_in(segment.path.name)
 
     def index_of(self, segment: Segment, file: File, cache: IndexCache) -> SparseIndex:
-        """The index of one of these segments; that of a sealed one may be read or rebuilt."""
+        """Return the index of one of these segments. May read or rebuild that of a sealed one."""
         if not segment.sealed:
             return self.active_index
         return cache.get(segment, file, self.manifest.incarnation, self.damaged(segment))
 
     @property
     def record_count(self) -> int:
-        """Records that can be read; an upper bound where damage or the log start cut a segment
-        that was compacted."""
+        """Number of readable records; an upper bound if damage or the log start cuts a compacted
+        segment."""
         segments, manifest = self.segments, self.manifest
         start, end = manifest.log_start_offset, self.committed.offset
         total = sum([segment.record_count for segment in segments])
-        # Most segments can be read in full. There may be many thousands of them, and the
-        # event loop asks for this.
+        # Fast path for segments that are readable in full: there may be many thousands, and the
+        # event loop calls this.
         below_start = _index_from(segments, start)
         past_end = max(_index_from(segments, end) - 1, 0)
         lost = dict.fromkeys([*range(below_start), *range(past_end, len(segments))], 0)
@@ -129,10 +129,10 @@ class ReadView(NamedTuple):
 
 
 class LogState:
-    """The newest view, the active segment, and how both change.
+    """The newest view, the active segment, and the changes of both.
 
-    `view` may be read from any thread. `active` belongs to the writer of the moment; others take
-    `lock` to look at it, since it is replaced under that.
+    Any thread may read `view`. `active` belongs to the current writer; other threads hold `lock` to
+    read it, since it is replaced under that lock.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class LogState:
         *,
         committed: LogEnd | None = None,
     ) -> None:
-        """Without `committed`, everything is."""
+        """Without `committed`, everything counts as committed."""
         self.directory = directory
         self.name = directory.name
         self.environment = environment
@@ -169,8 +169,9 @@ class LogState:
         metadata: dict[str, Any],
         incarnation: str | None = None,
     ) -> LogState:
-        """The state of a new log, which is on disk on return. The manifest is written last: without
-        it the directory counts as a creation that was not finished. Raises StorageError, DiskFull.
+        """Create a new log on disk and return its state. Durable on return. The manifest is written
+        last: without it the directory counts as an unfinished creation. Raises StorageError,
+        DiskFull.
         """
         fs = environment.fs
         with storage_errors(f"creating {directory.name}"):
@@ -201,8 +202,8 @@ class LogState:
 
     @property
     def written_view(self) -> ReadView:
-        """The newest view, with all that was written in the place of what is committed. For other
-        replicas, and for what looks after the files; never for consumers. From any thread."""
+        """Return the newest view, extended from the high watermark to the end of the written bytes.
+        For other replicas and maintenance jobs, never for consumers. Any thread may call it."""
         while True:
             view, active = self.view, self.active
             if active.segment is view.segments[-1]:  # not so while `begin_segment` replaces both
@@ -211,15 +212,14 @@ class LogState:
     # --- the manifest ---
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write it to disk and tell no reader yet. Raises OSError.
+        """Write the manifest to disk, without changing the view. Raises OSError.
 
-        A failure may come after the rename, so the disk may already say otherwise. No append may
-        follow before `confirm_manifest` has written what is true: the disk may list the active
-        segment as sealed, and what grows past the end of a sealed one is ignored by the next
-        start.
+        The write may fail after the rename, so the disk may already hold the new manifest. Nothing
+        may be appended before `confirm_manifest` has written the true one: the disk may list the
+        active segment as sealed, and the next start ignores bytes past the end of a sealed segment.
         """
         if self.closed:
-            # The directory may belong to another process by now.
+            # Another process may own the directory by now.
             raise StorageError(f"the log of {self.name} is closed")
         try:
             manifest.write(self.environment.fs, self.directory)
@@ -235,8 +235,8 @@ class LogState:
                 self.write_manifest(self.view.manifest)
 
     def store(self, manifest: Manifest, segments: tuple[Segment, ...] | None = None) -> None:
-        """Make `manifest` the one that counts, together with the `segments` that it lists, if these
-        change; the active segment stays. Under `lock`. Raises OSError; then the view is as it was.
+        """Write `manifest` and put it into the view, with the `segments` that it lists, if these
+        change. The active segment stays. Hold `lock`. Raises OSError; then the view is unchanged.
         """
         self.write_manifest(manifest)
         with self._swapping:
@@ -247,7 +247,7 @@ class LogState:
     # --- the two ends ---
 
     def move_high_watermark(self, end: LogEnd) -> None:
-        """Let readers go up to `end`, the end of an append. By the writer of the moment."""
+        """Let readers read up to `end`, the end of an append. For the current writer."""
         with self._swapping:
             # Once per commit: without the constructor of the NamedTuple, which costs twice as much.
             self.view = tuple.__new__(ReadView, (end, *self.view[1:]))
@@ -260,25 +260,26 @@ class LogState:
         is_committed: bool = False,
         **changes: Any,
     ) -> None:
-        """Make the log consist of the sealed segments `kept` and a new, empty active one.
+        """Replace the segments of the log by the sealed ones in `kept` and a new, empty active one.
 
-        With `is_committed` the high watermark moves to `base_offset`: nothing that could still be
-        committed lies below. `changes` are those of other fields of the manifest. By the writer of
-        the moment, under `lock`. Raises OSError; then the view and the active segment are as they
-        were.
+        With `is_committed` the high watermark moves to `base_offset`, as no record below it can
+        still become committed. `changes` are new values of other manifest fields. For the current
+        writer, which holds `lock`. Raises OSError; then the view and the active segment are
+        unchanged.
 
-        A stop before the manifest is renamed: the new file is not listed, so the next start removes
-        it, and the old manifest lists all that the log held. A stop after it: everything that the
-        new manifest lists is on disk. The caller has synced what it seals, and the directory is
-        fsynced before the manifest is written, since a power cut may keep the rename and lose the
-        name of the new file. Files that are no longer listed go last.
+        After a stop before the manifest is renamed, the new file is not listed, so the next start
+        removes it, and the old manifest lists all that the log held. After a stop later on,
+        everything that the new manifest lists is on disk: the caller has synced the segments that
+        it seals, and the directory is fsynced before the manifest is written, since a power cut may
+        keep the rename and lose the name of the new file. Files that are no longer listed are
+        removed last.
         """
         view, old = self.view, self.active
         manifest = view.manifest
         generation: int = changes.get("generation", manifest.generation)
         if base_offset == old.segment.base_offset:
-            # A successor of the same name would truncate the old file before the manifest says that
-            # it is gone.
+            # A new file of the same name would truncate the old one while the manifest still lists
+            # it.
             generation = max(generation, old.segment.generation + 1)
         entry = SegmentEntry(base_offset, generation, next_offset=base_offset)
         ahead = LEAST_RESERVED if manifest.acks_before_sync else MOST_RESERVED
@@ -312,8 +313,8 @@ class LogState:
                 self.remove_files(one)
 
     def remove_files(self, segment: Segment) -> int:
-        """Unlink the files of a segment that the manifest no longer lists; returns its bytes. What
-        cannot be removed now, the next start removes."""
+        """Unlink the files of a segment that the manifest no longer lists; returns its bytes. The
+        next start removes files that cannot be removed now."""
         self.environment.indexes.drop(segment.path)
         for path in files_of(segment.path):
             try:
@@ -324,11 +325,11 @@ class LogState:
 
 
 def _index_from(segments: Sequence[Segment], offset: int) -> int:
-    """The index of the first segment that begins at or after `offset`."""
+    """Return the index of the first segment that begins at or after `offset`."""
     return bisect_left(segments, offset, key=lambda segment: segment.base_offset)
 
 
 def lies_behind(bad: QuarantinedRange, segment: Segment) -> bool:
-    """Whether the range only says that offsets after the segment are gone: none of its bytes is
-    damaged."""
+    """True if the range only records that offsets after the segment are gone, and none of its bytes
+    is damaged."""
     return bad.first_offset >= segment.next_offset and bad.end_position == bad.position

@@ -1,9 +1,9 @@
-"""Changes of what a log consists of: metadata, retention, swaps, quarantine.
+"""Changes to the segments and metadata of a log: retention, swaps, quarantine.
 
-Every change is one write of the manifest. What has to be on disk for it is there before. Files that
-it no longer lists are removed after it, and a stop in between leaves files that the next start
-removes. Unless a function says otherwise, another thread may append meanwhile: nothing here touches
-the active segment.
+Every change is one write of the manifest. All files that the new manifest lists are on disk before
+it is written; files that it no longer lists are removed afterwards, and after a stop in between the
+next start removes them. Unless a function says otherwise, another thread may append meanwhile:
+nothing here touches the active segment.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def remove_before(
             log_start_offset=start,
             high_watermark=view.committed.offset,
             segments=tuple(segment.entry() for segment in kept),
-            # Below the log start too, as long as the damaged bytes are there: a job that rewrites
-            # or scans the file has to know of them.
+            # Ranges below the log start stay too, while the damaged bytes are there: a job that
+            # rewrites or scans the file needs them.
             quarantined=tuple(
                 bad
                 for bad in manifest.quarantined
@@ -77,8 +77,8 @@ def remove_before(
             ),
             epochs=epochs_from(manifest.epochs, known_from),
         )
-        # From here on no new reader gets below the log start, and no start of the daemon lists the
-        # old files. A reader that has one open keeps it until it lets go.
+        # From here on no new reader gets below the log start, and no start of the daemon finds the
+        # old files listed. A reader that has one open keeps it until it closes it.
         state.store(manifest, kept)
         return sum([state.remove_files(segment) for segment in gone])
 
@@ -113,10 +113,10 @@ def replace_segments(
                 segments[i] = Segment(state.directory, entry, sealed=True)
                 # A horizon counts from now: this pass is the first that keeps its tombstones.
                 segments[i].take_times([segment], listed_since_ns=now_ns)
-        # The new files tile the offsets of the old ones and are durable, so a start that finds
-        # either manifest finds every record that is alive. Readers that took a view before stay
-        # in the old files, which stay readable for as long as they hold them open; one that has not
-        # opened its file yet finds it gone, takes the new view and looks again.
+        # The new files cover the offsets of the old ones and are durable, so a start that finds
+        # either manifest finds every live record. Readers that took their view before stay in the
+        # old files, which remain readable while they hold them open. A reader that has not opened
+        # its file yet finds it gone, takes the new view and retries.
         state.store(
             manifest.with_changes(
                 segments=tuple(segment.entry() for segment in segments),
@@ -149,8 +149,8 @@ def mend_segment(
             if bad.segment == old_file and not lies_behind(bad, old[0])
         ]
         kept = [bad for bad in manifest.quarantined if bad not in ended]
-        # A stop before this leaves the damaged file and what is known of it, a stop after it the
-        # new one: as in `replace_segments`. A file that is missing is in neither.
+        # A stop before this leaves the damaged file and its quarantined ranges, a stop after it the
+        # new file: as in `replace_segments`. Neither manifest lists a file that is missing.
         state.store(
             manifest.with_changes(
                 segments=tuple(
@@ -170,7 +170,8 @@ def mend_segment(
 def _listed(
     state: LogState, files: Sequence[str], lineage: str | None
 ) -> tuple[int, Sequence[Segment]]:
-    """The sealed segments of these files and where they stand. Raises SegmentsChanged."""
+    """Return the sealed segments of these files and the index of the first. Raises
+    SegmentsChanged."""
     # A job that began before a truncation has read records that are no longer in the log.
     if lineage is not None and lineage != state.view.manifest.lineage:
         raise SegmentsChanged(f"{state.name} was truncated meanwhile")
@@ -204,7 +205,7 @@ def _check_replacement(
             raise ValueError("the segments do not follow each other without a gap")
     if not old:
         return
-    # What is not committed may still be truncated: at a batch boundary of the old file.
+    # Uncommitted records may still be truncated, at a batch boundary of the old file.
     if state.view.committed.offset < old[-1].next_offset:
         name = old[-1].path.name
         raise SegmentsChanged(f"{name} holds records that are not committed yet")
@@ -224,7 +225,8 @@ def _check_replacement(
 def discard_files(state: LogState, names: Sequence[str]) -> None:
     """See `Log.discard_files`."""
     with state.lock, storage_errors(f"discarding files of {state.name}"):
-        # After a failed swap the disk may list these files. If that cannot be undone, they stay.
+        # After a failed swap the manifest on disk may list these files. Unless it can be replaced,
+        # they stay.
         state.confirm_manifest()
         listed = {segment.path.name for segment in state.view.segments}
         for name in names:
@@ -247,7 +249,7 @@ def quarantine(state: LogState, file_name: str, ranges: Sequence[QuarantinedRang
             merged = replace(bad, segment=file_name)
             for other in [one for one in known if _overlap(one, merged)]:
                 known.remove(other)
-                # Offsets that were only skipped must not make a loss look like one of them.
+                # A loss must stay visible as such, even where skipped offsets overlap it.
                 merged = other.widened(merged) if other.is_loss else merged.widened(other)
             known.append(merged)
         if set(known) == set(before):
@@ -285,7 +287,7 @@ def lift_quarantine(
                 bad.next_offset,
                 bad.reason,
             )
-        # Compaction has passed over the file as a damaged one.
+        # Compaction has skipped the file, since it was damaged.
         first = min(bad.first_offset for bad in gone)
         state.store(
             manifest.with_changes(
@@ -306,7 +308,7 @@ def _overlap(one: QuarantinedRange, other: QuarantinedRange) -> bool:
 def _moved(
     ranges: Sequence[QuarantinedRange], old: Sequence[Segment], new: Sequence[SegmentEntry]
 ) -> tuple[QuarantinedRange, ...]:
-    """A hole after the last old segment is now one after the last new one."""
+    """Move ranges that lie after the last old segment to the last new one."""
     if not old:
         return tuple(ranges)
     last, end = old[-1], new[-1].size_bytes

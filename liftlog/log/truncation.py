@@ -1,7 +1,7 @@
 """Cutting a log at either end.
 
-A follower does this: it cuts off what its leader does not have, and drops what its leader no longer
-has. One node alone needs none of it.
+Followers do this: they cut off records that the leader does not have, and drop records that the
+leader has removed. A single node does not need it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
                 log_start_offset=view.manifest.log_start_offset,
                 log_end_offset=log_end,
             )
-        # Everything that is kept becomes sealed, and the next start trusts what is sealed.
+        # Everything that is kept becomes sealed, and the next start trusts sealed segments.
         writer.sync()
         if offset < segments[0].base_offset:  # in the hole with which the log begins
             writer.begin_lineage(LogEnd(first, first, 0), ())
@@ -48,18 +48,18 @@ def truncate_suffix(writer: LogWriter, offset: int) -> int:
         old = segments[at]
         rest = _shortened(state, old, offset)
         if rest is None:
-            # Nothing of this segment stays. A stop before the manifest is renamed leaves the old
-            # log; after it, the files from here on are not listed and the next start removes them.
+            # Nothing of this segment stays. A stop before the rename of the manifest leaves the old
+            # log. After it, the files from here on are not listed, and the next start removes them.
             writer.begin_lineage(LogEnd(old.base_offset, old.base_offset, 0), segments[:at])
             return old.base_offset
-        if not old.sealed:  # a sealed segment has its index on disk before it is one
+        if not old.sealed:  # a sealed segment already has its index on disk
             index = view.active_index.copy()
             index.truncate(rest.size_bytes)
             write_index(state.environment.fs, rest.path, index, rest, view.manifest.incarnation)
             state.environment.indexes.put(rest, index)
-        # The manifest says where `rest` ends, and that alone cuts it: bytes after the end of a
-        # sealed segment are ignored. So the file itself is cut last. A stop before the rename finds
-        # the old log with all its bytes; a failure to cut costs space and nothing else.
+        # The end of `rest` in the manifest alone makes the cut: readers ignore bytes after the end
+        # of a sealed segment. So the file itself is cut last. A stop before the rename leaves the
+        # old log with all its bytes; a failure to cut the file costs only space.
         end = LogEnd.of(rest)
         writer.begin_lineage(end, (*segments[:at], rest))
         if rest is not old:
@@ -79,7 +79,7 @@ def leave_active_segment(writer: LogWriter) -> None:
 
 
 def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None:
-    """The part of `segment` before `offset`, sealed; None when nothing of it remains."""
+    """Return the part of `segment` before `offset`, sealed; None if nothing of it remains."""
     quarantined = state.view.damaged(segment)
     if segment.sealed and offset >= segment.next_offset:  # in a hole after it
         return segment if segment.size_bytes else None
@@ -115,8 +115,8 @@ def _shortened(state: LogState, segment: Segment, offset: int) -> Segment | None
 
 
 def _cut_file(state: LogState, segment: Segment) -> None:
-    """Drop the bytes and index entries past its end. They mean nothing any more, so a failure only
-    costs their space."""
+    """Drop the bytes and index entries past the segment's end. Nothing uses them any more, so a
+    failure only costs their space."""
     environment = state.environment
     try:
         file = environment.fs.open(segment.path)
@@ -164,6 +164,6 @@ def truncate_prefix(writer: LogWriter, offset: int) -> None:
         remove_before(state, offset, len(view.segments), None)
         return
     with state.lock, storage_errors(f"truncating {state.name}"):
-        # No record of the log stays, so there is no end to prove: the new manifest lists an empty
-        # segment, and the old files go after it.
+        # No record of the log stays, so no end has to be found: the new manifest lists an empty
+        # segment, and the old files are removed after it.
         writer.begin_at(offset, epochs_from(state.view.manifest.epochs, offset))

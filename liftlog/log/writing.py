@@ -29,14 +29,14 @@ from liftlog.records.encode import EncodedBatch
 from liftlog.records.header import parse_header, verify_body
 
 MAX_NOTED_ENDS = 4096
-"""Batch ends of uncommitted appends that are kept. Beyond it, every second end is forgotten."""
+"""Number of ends of uncommitted appends to keep. Beyond it, every second one is dropped."""
 
 _RESERVED_NS = 60_000_000_000
-"""Where acks leave before the sync, reserved offsets last for one to ten times this."""
+"""If acks are sent before the sync, reserved offsets last for one to ten times this."""
 
 
 class LogWriter:
-    """The writer of one log. One thread at a time calls it: the writer of the moment.
+    """The writer of one log. One thread at a time calls it: the current writer.
 
     `commit_group` is the number that batches encoded for the next append must carry.
     """
@@ -56,10 +56,10 @@ class LogWriter:
         self.last_sync_seconds = 0.0
         self._reserve_step = LEAST_RESERVED
         self._reserved_ns = state.environment.clock.monotonic_ns()
-        # The ends of appends that are not committed yet: where the high watermark may go.
+        # The ends of uncommitted appends: the places to which the high watermark can move.
         self._appended: deque[LogEnd] = deque(appended)
         self._forget_ends()
-        # Never lower than what the slot said: the machine may stop again before `skip_to`.
+        # Never below the acked end in the slot: the machine may stop again before `skip_to`.
         recovered = slot.recovered
         end = state.active.end.offset
         self._acked_end = max(end, recovered.acked_end if recovered is not None else 0)
@@ -100,7 +100,7 @@ class LogWriter:
     def _forget_ends(self) -> None:
         while len(self._appended) > MAX_NOTED_ENDS:
             # Followers may be far behind. The newest end stays, so all can still be committed. A
-            # commit beside this one may drop ends that come back here, and passes over them later.
+            # concurrent commit may drop ends that this line puts back; a later one skips them.
             self._keep_ends(list(self._appended)[::-2][::-1])
 
     def _keep_ends(self, ends: Iterable[LogEnd]) -> None:
@@ -110,22 +110,22 @@ class LogWriter:
         return self._appended[-1].offset if self._appended else 0
 
     def _resolve_doubts(self) -> None:
-        """After a failed operation: bring the disk back to what is known here. Raises OSError."""
+        """After a failed operation, make the disk match the state in memory. Raises OSError."""
         self.state.confirm_manifest()
         self.state.active.remove_leftovers()
         self.slot.write_pending()
 
     def _reserve(self, next_offset: int) -> None:
-        """Note, durably, up to where offsets may be assigned from now on. Raises OSError."""
+        """Store, durably, up to which offset this log may assign offsets now. Raises OSError."""
         state = self.state
         with state.lock:
             manifest = state.view.manifest
-            # What is acked after its sync is in the file: a power cut makes no claim of the rest.
+            # Records that are acked after their sync are in the file, so no reservation is needed.
             step = self._next_step() if manifest.acks_before_sync else MOST_RESERVED
             state.store(manifest.with_changes(reserved_offset=next_offset + step))
 
     def _next_step(self) -> int:
-        """Return how many offsets to reserve, depending on how long the last ones have lasted."""
+        """Return how many offsets to reserve, by how long the previous ones lasted."""
         now = self.state.environment.clock.monotonic_ns()
         elapsed, self._reserved_ns = now - self._reserved_ns, now
         if elapsed < _RESERVED_NS:
@@ -144,13 +144,13 @@ class LogWriter:
         if tuple(epochs) != manifest.epochs:
             self.note_epochs(tuple(epochs))
         self.append(batches)
-        self.state.active.segment.is_timed = False  # they may have been stored elsewhere long ago
-        # The next group that is encoded here must differ from the one that it follows.
+        self.state.active.segment.is_timed = False  # another log may have stored them long ago
+        # The next commit group encoded here must differ from the one before it.
         self.commit_group = (group + 1) & 0xFFFF
 
     def note_epochs(self, epochs: tuple[tuple[int, int], ...]) -> None:
-        """Make these the epochs of the log, durably, unless they are; the newest becomes the leader
-        epoch if it is higher. Raises StorageError, DiskFull."""
+        """Store these as the epochs of the log, durably, if they differ. The newest becomes the
+        leader epoch if it is higher. Raises StorageError, DiskFull."""
         state = self.state
         with state.lock, storage_errors(f"noting an epoch of {state.name}"):
             manifest = state.view.manifest
@@ -174,9 +174,9 @@ class LogWriter:
     def sync(self) -> int:
         """Make everything appended durable; returns the durable end offset.
 
-        When fdatasync fails, nothing past the last successful one can be trusted: the caller
-        must nack what waited for it and call `abandon_tail`. A replica that is found to hold less
-        after a start than this has returned is `incomplete`. Raises SyncFailed.
+        When fdatasync fails, nothing past the last successful one can be trusted: the caller must
+        nack the messages that waited for it and call `abandon_tail`. A replica that holds less
+        after a start than this returned is `incomplete`. Raises SyncFailed.
         """
         active = self.state.active
         end = active.end.offset
@@ -193,22 +193,22 @@ class LogWriter:
         self.fsync_count += 1
         self.commit_group = (self.commit_group + 1) & 0xFFFF
         if self.state.config.replicated:
-            # What the caller tells other replicas of from here on, they count on.
+            # From here on other replicas rely on the end that the caller reports to them.
             self.note_acked(end)
         return end
 
     # --- commits and acks ---
 
     def commit_up_to(self, offset: int) -> int:
-        """Declare everything below `offset` committed: readers see it. Returns the high watermark.
+        """Mark everything below `offset` as committed, so that readers see it. Returns the new HW.
 
-        It moves to the last end of an append at or below `offset`, which may be any offset, and it
-        never falls. Who decides lies outside the log: on one node its own fsync, with replicas what
-        all of them hold, and then never past what is durable here. With more than 4,096 appends to
-        commit some ends are forgotten, and the high watermark stops a little lower; the log end is
-        never forgotten. May be called beside an append or a sync in another thread, and by one
-        thread at a time. Raises StorageError, DiskFull, and then nothing changed, when the first
-        early ack cannot be admitted.
+        `offset` may be any offset: the high watermark moves to the last end of an append at or
+        below it, and never moves back. The caller decides what is committed: on a single node after
+        its fsync, with replicas after all in-sync ones have it, and then never past the durable end
+        here. With more than 4,096 uncommitted appends some ends are dropped, and the high watermark
+        stops a little lower; the log end is never dropped. One thread at a time may call it, also
+        during an append or sync in another thread. Raises StorageError, DiskFull if the first early
+        ack cannot be admitted; then nothing changed.
         """
         state = self.state
         committed = state.view.committed
@@ -223,11 +223,11 @@ class LogWriter:
                 self.admit_early_acks()
         while appended and appended[0].offset <= offset:
             end = appended.popleft()
-            if end.offset > committed.offset:  # not so where an append forgot ends meanwhile
+            if end.offset > committed.offset:  # false if an append dropped ends meanwhile
                 committed = end
         state.move_high_watermark(committed)
         reached = committed.offset
-        if reached > self._acked_end and not replicated:  # a replica's sync has noted it
+        if reached > self._acked_end and not replicated:  # a replica's sync has recorded it
             self._acked_end = reached
             self.slot.update(reached)
         return reached
@@ -246,11 +246,11 @@ class LogWriter:
         if state.view.manifest.acks_before_sync:
             return
         with state.lock, storage_errors(f"noting early acks of {state.name}"):
-            # First the slot: once the manifest says that acks may be early, no start may take an
-            # older entry of the slot for the exact end.
+            # The slot first: once the manifest says that acks may be early, no start may take an
+            # older entry of the slot as the exact end.
             self.slot.sync_as_lower_bound()
-            # What was reserved and not used may be reserved again: a power cut then makes a claim
-            # of fewer offsets.
+            # Unused reserved offsets may be reserved again: a power cut then puts fewer offsets in
+            # doubt.
             reserved = max(state.active.end.offset, self._acked_end) + self._reserve_step
             manifest = state.view.manifest.with_changes(acks_before_sync=True)
             if reserved < manifest.reserved_offset:
@@ -261,9 +261,9 @@ class LogWriter:
     # --- the next segment ---
 
     def must_roll(self, size_bytes: int, next_offset: int) -> bool:
-        """Whether an append of that size, up to that offset, needs a new segment."""
+        """Return True if an append of that size, up to that offset, needs a new segment."""
         active = self.state.active
-        if active.must_be_left:  # also an empty one: refused bytes may follow its end
+        if active.must_be_left:  # also if empty: refused bytes may follow its end
             return True
         position = active.end.position
         if position == 0:
@@ -280,7 +280,7 @@ class LogWriter:
         if limit is None or not active.created_ns:
             return False
         now_ns = self.state.environment.clock.now_ns()
-        if active.created_ns > now_ns + TOLERANCE_NS:  # by a clock that was ahead
+        if active.created_ns > now_ns + TOLERANCE_NS:  # created when the clock was ahead
             active.created_ns = now_ns
         return now_ns - active.created_ns >= limit
 
@@ -302,15 +302,15 @@ class LogWriter:
         with self.state.lock:
             group = self.commit_group
             self.sync()  # what the manifest lists as sealed is trusted by the next start
-            # What is about to be appended was encoded before this sync. In the new segment nothing
-            # of this group was synced yet, so the number still tells groups apart.
+            # The batches to be appended were encoded before this sync. The new segment holds no
+            # synced batch of their group, so the number still distinguishes groups.
             self.commit_group = group
             end = self.state.active.end
             self._seal_and_begin(end, end.offset)
 
     def skip_to(self, offset: int) -> None:
-        """Continue at a later offset in a new segment, and count everything below as committed. The
-        manifest must already say why. Raises StorageError, DiskFull."""
+        """Continue at a later offset in a new segment, and treat everything below as committed. The
+        manifest must already hold the reason. Raises StorageError, DiskFull."""
         state = self.state
         with state.lock, storage_errors(f"continuing {state.name}"):
             self._seal_and_begin(state.active.end, offset, is_committed=True)
@@ -323,8 +323,8 @@ class LogWriter:
         with state.lock, storage_errors(f"abandoning the tail of {state.name}"):
             quarantined = state.view.manifest.quarantined
             if keep_offsets and end.offset > durable.offset:
-                # Acks left for these records. In the same write of the manifest the log gets past
-                # them and the loss is noted, so no start sees one without the other.
+                # These records were acked. One write of the manifest both skips them and records
+                # the loss, so no start sees one without the other.
                 lost = QuarantinedRange(
                     durable.offset,
                     end.offset,
@@ -336,11 +336,11 @@ class LogWriter:
                 quarantined = (*quarantined, lost)
             elif not keep_offsets:
                 self._give_up_tail()
-            # Kept offsets: nothing that could still be committed lies below the new end, so the
-            # high watermark moves there. Otherwise no ack left for the abandoned records, and their
-            # offsets are assigned again. Both in a new file: what an fdatasync failed to
-            # write may read well from the page cache and be gone after a power cut. So the old file
-            # is sealed at the last durable position, and what follows it is ignored.
+            # Kept offsets: no record below the new end can still become committed, so the high
+            # watermark moves there. Otherwise no abandoned record was acked, and their offsets are
+            # assigned again. Both happen in a new file: bytes that an fdatasync failed to write may
+            # be readable from the page cache and be gone after a power cut. So the old file is
+            # sealed at the last durable position, and readers ignore the bytes after it.
             base_offset = end.offset if keep_offsets else durable.offset
             self._seal_and_begin(
                 durable, base_offset, quarantined=quarantined, is_committed=keep_offsets
@@ -350,12 +350,12 @@ class LogWriter:
                 self.note_acked(base_offset)
 
     def _give_up_tail(self) -> None:
-        """First of all in memory. If the disk fails the new segment too, the log ends here all the
-        same, and tells no one of more; the next append begins that segment."""
+        """Drop the tail in memory first. If the new segment fails too, the log still ends here and
+        reports no more than that; the next append begins the segment."""
         active, state = self.state.active, self.state
         active.give_up_tail()
         durable = active.durable
-        # What an earlier sync made durable can still be committed.
+        # Records that an earlier sync made durable can still become committed.
         self._keep_ends(one for one in self._appended if one.offset <= durable.offset)
         if max(state.view.committed.offset, self._last_end()) < durable.offset:
             self._appended.append(durable)
@@ -377,10 +377,10 @@ class LogWriter:
         name = active.segment.path.name
         damaged = [bad for bad in quarantined if bad.segment == name]
         if at.position == 0 and not damaged:
-            # An empty segment is replaced, not kept: no batch and no note of a loss is in it.
+            # An empty segment is replaced, not kept: it holds no batch and no recorded loss.
             kept = view.segments[:-1]
         else:
-            # Damaged bytes after the end stay in the file: they may be mended by hand.
+            # Damaged bytes after the end stay in the file: somebody may repair them by hand.
             trim = not any(bad.end_position > at.position for bad in damaged)
             incarnation = view.manifest.incarnation
             sealed = active.seal(at, state.environment, incarnation, trim=trim)
@@ -400,7 +400,7 @@ class LogWriter:
             newest = known[-1][0] if known else 0
             newer = [one for one in epochs if one[0] > newest and end.offset <= one[1]]
             if newer:
-                # Before the gap: a stop in between leaves epochs that have no record yet.
+                # Before the gap: a stop in between only leaves epochs without a record.
                 self.note_epochs((*known, *newer))
             self.sync()  # what the manifest lists as sealed is trusted by the next start
             gap = QuarantinedRange(
@@ -411,7 +411,7 @@ class LogWriter:
                 end.position,
                 reason if is_loss else SKIPPED,
             )
-            # One write of the manifest: no start finds the one without the other.
+            # One write of the manifest, so no start finds one without the other.
             quarantined = (*state.view.manifest.quarantined, gap)
             self._seal_and_begin(end, next_offset, quarantined=quarantined)
             self._appended.append(state.active.end)
@@ -419,14 +419,14 @@ class LogWriter:
 
     def begin_lineage(self, place: LogEnd, kept: tuple[Segment, ...], **changes: Any) -> None:
         """Continue at `place`, the end of `kept`, as a new lineage: the offsets from there on are
-        assigned again. Everything in `kept` is durable. `changes` are those of the manifest that
-        do not follow from the place. Under `lock`. Raises OSError; then nothing changed."""
+        assigned again. Everything in `kept` is durable. `changes` are further changes of the
+        manifest. Hold `lock`. Raises OSError; then nothing changed."""
         state = self.state
         view, end = state.view, place.offset
         manifest = view.manifest
         if view.committed.offset > end:
-            # Before the manifest says so: a reader that took a record past `end` after it did could
-            # not tell that it is of the old lineage.
+            # Before the manifest changes: a reader that took a record past `end` afterwards could
+            # not detect that it belongs to the old lineage.
             state.move_high_watermark(place)
         fields = {
             "generation": manifest.unclaimed_generation,
@@ -435,28 +435,28 @@ class LogWriter:
             "quarantined": ranges_below(manifest.quarantined, end),
             "cleaned_below": min(manifest.cleaned_below, end),
             "tombstones_removed_below": min(manifest.tombstones_removed_below, end),
-            "acks_before_sync": False,  # what is left is durable
+            "acks_before_sync": False,  # the remaining records are durable
         }
         try:
             state.begin_segment(kept, end, is_committed=not kept, **(fields | changes))
         except BaseException:
-            # The old manifest counts, or it is written again before the next append.
+            # The old manifest is still in force, or is written again before the next append.
             state.move_high_watermark(view.committed)
             raise
         high = state.view.committed.offset
         self._keep_ends(one for one in self._appended if high < one.offset < end)
         if high < end:
             self._appended.append(state.active.end)
-        # The slot names its lineage. A stop before this update leaves an entry of the old one,
-        # which the next start ignores. It then judges as after a power cut, which costs nothing:
-        # all of `kept` is sealed, and the active segment is empty.
+        # A slot entry names its lineage. A stop before this update leaves an entry of the old one,
+        # which the next start ignores. That start then recovers as after a power cut, which loses
+        # nothing: all of `kept` is sealed, and the active segment is empty.
         self._acked_end = end
         self.slot.begin_lineage(state.view.manifest.lineage)
         self.slot.update(end)
 
     def begin_at(self, offset: int, epochs: tuple[tuple[int, int], ...]) -> None:
-        """Drop everything and continue at `offset`, at or past the log end. Under `lock`.
-        Raises OSError; then nothing changed."""
+        """Drop everything and continue at `offset`, at or past the log end. Hold `lock`. Raises
+        OSError; then nothing changed."""
         self.state.begin_segment(
             (),
             offset,
@@ -474,8 +474,10 @@ class LogWriter:
 def _continuing(
     view: memoryview, offset: int, epochs: list[tuple[int, int]]
 ) -> tuple[list[EncodedBatch], int]:
-    """The batches in `view`, checked to continue a log that ends at `offset` with these epochs, and
-    the commit group of the last one; new epochs are added to `epochs`."""
+    """Parse the batches in `view` and check that they continue a log that ends at `offset`.
+
+    Returns the batches and the commit group of the last one; adds new epochs to `epochs`.
+    """
     batches: list[EncodedBatch] = []
     position = group = 0
     while position < len(view):
@@ -484,8 +486,8 @@ def _continuing(
         verify_body(piece, header)
         length = header.length
         if header.base_offset < offset < header.next_offset and not batches:
-            # The other log has put batches together, or compacted them, and its reader asked for
-            # what is inside one.
+            # The other log has joined or compacted batches, and the requested offset lies inside
+            # one of them.
             piece = memoryview(cut_front(decode_batch(piece, verify=False), offset))
             header = parse_header(piece)
         if header.base_offset != offset:

@@ -36,7 +36,7 @@ def to_json(content: dict[str, Any]) -> str:
 
 
 def checkpoint_bytes(kind: str, text: str) -> bytes:
-    """The whole file, for content that is JSON already."""
+    """Return the bytes of a checkpoint file whose content is already JSON text."""
     body = text.encode()
     return b"liftlog %b %d crc32c=%08x\n%b" % (kind.encode(), VERSION, crc32c(body), body)
 
@@ -44,10 +44,11 @@ def checkpoint_bytes(kind: str, text: str) -> bytes:
 def write_checkpoint_text(
     fs: FileSystem, path: Path, kind: str, text: str, *, copy: Path | None = None
 ) -> None:
-    """The same for content that is JSON already.
+    """Call `write_checkpoint_file` for content that is already JSON text.
 
-    With `copy`, a file of the same directory gets the same content, before `path` does: both are
-    whole on disk before either is renamed, and one fsync of the directory makes both names durable.
+    With `copy`, this file of the same directory gets the same content before `path` does. Both are
+    complete on disk before either is renamed, and one fsync of the directory makes both names
+    durable.
     """
     raw = checkpoint_bytes(kind, text)
     targets = [path] if copy is None else [copy, path]
@@ -65,10 +66,10 @@ def write_checkpoint_text(
 
 
 def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
-    """The content of `path`, or None when it does not exist.
+    """Return the content of `path`, or None if the file does not exist.
 
-    Raises CorruptMetadata when it fails its check or the disk cannot read it, UnsupportedFormat
-    for a newer version, OSError for what says nothing about the file.
+    Raises CorruptMetadata if its checksum is wrong or the disk cannot read it, UnsupportedFormat
+    for a newer version, OSError for errors that say nothing about the file.
     """
     raw = read_small_file(fs, path)
     if raw is None:
@@ -80,8 +81,10 @@ def read_checkpoint_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any
 
 
 def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, Any] | None:
-    """Call `read_checkpoint_file` for a file that only saves time. A damaged one counts as missing,
-    and so does one of another version, since the first line has no checksum and may be damaged.
+    """Call `read_checkpoint_file` for a file that only saves time.
+
+    A damaged file counts as missing. So does one of another version, because the first line has no
+    checksum and may itself be damaged.
 
     Raises OSError only for an error that passes, like a lack of file descriptors.
     """
@@ -99,7 +102,7 @@ def read_dispensable_file(fs: FileSystem, path: Path, kind: str) -> dict[str, An
 
 
 def parse_checkpoint(raw: bytes, name: str, kind: str) -> dict[str, Any]:
-    """The content of a file that was read. Raises CorruptMetadata, UnsupportedFormat."""
+    """Parse the bytes of a checkpoint file. Raises CorruptMetadata, UnsupportedFormat."""
     head, newline, body = raw.partition(b"\n")
     words = head.split()
     if not newline or len(words) != 4 or words[0] != b"liftlog" or words[1] != kind.encode():

@@ -5,9 +5,9 @@ Every durability argument in this package rests on five assumptions about the di
 a directory entry is stable after `fsync` of its directory; a failed `fdatasync` may have
 dropped the dirty pages; and un-synced writes may reach the disk torn and in any order.
 
-And on a sixth about reads: a file ends where its size says, never where a read stops. Linux
-answers a read that meets an unreadable sector with the bytes before it, so a short read may be
-either; `read_whole` tells which.
+A sixth assumption is about reads: a file ends where its size says, not where a read stops. If a
+read meets an unreadable sector, Linux returns the bytes before it, so a short read may be either;
+`read_whole` distinguishes the two.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class File(Protocol):
 
     def fileno(self) -> int: ...
     def pread(self, length: int, position: int) -> bytes:
-        """`length` bytes at `position`; fewer only where the file ends, as its size says.
+        """Read `length` bytes at `position`; fewer only at the end of the file, by its size.
 
-        Raises OSError when the disk does not give one of them; see `liftlog.log.files.unreadable`.
+        Raises OSError if the disk cannot read one of them; see `liftlog.log.files.unreadable`.
         """
         ...
 
@@ -58,11 +58,11 @@ class FileSystem(Protocol):
     def rename(self, source: Path, target: Path) -> None: ...
     def unlink(self, path: Path) -> None: ...
     def exists(self, path: Path) -> bool:
-        """False only if there is no such name; any other error is raised."""
+        """Return False only if there is no such name; any other error is raised."""
         ...
 
     def modified_ns(self, path: Path) -> int:
-        """The wall clock when the bytes of `path` were last changed; 0 if that is not known."""
+        """Return the wall clock time at which `path` was last changed; 0 if that is unknown."""
         ...
 
     def list_directory(self, path: Path) -> list[str]: ...
@@ -108,7 +108,7 @@ class OsFile:
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1  # gone also when close fails; the number may be another's soon
+        fd, self._fd = self._fd, -1  # dropped even if close fails: the number may be reused
         if fd >= 0:
             os.close(fd)
 
@@ -117,11 +117,11 @@ class OsFile:
 
 
 NOT_A_FILE = errno.EINVAL
-"""The error of ReadOnlyFileSystem for what is neither a regular file nor a directory."""
+"""Error number of ReadOnlyFileSystem for a path that is neither a file nor a directory."""
 
 
 def private(path: str, flags: int) -> int:
-    """An opener for the builtin `open`: a new file is for its owner alone."""
+    """Opener for the builtin `open` that creates files which only their owner can access."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
@@ -156,7 +156,7 @@ class OsFileSystem:
 
     def make_directory(self, path: Path) -> None:
         missing = [one for one in path.parents if not one.exists()]
-        for one in reversed(missing):  # such as the data directory: for its owner alone
+        for one in reversed(missing):  # such as the data directory: only its owner has access
             one.mkdir(exist_ok=True, mode=0o700)
         path.mkdir(exist_ok=True, mode=0o750)
 
@@ -175,8 +175,8 @@ class ReadOnlyFileSystem(OsFileSystem):
     """A view of the files of a log that a daemon may be using, or of a backup: opens them for
     reading only, and refuses every change.
 
-    It does not trust them: a pipe in the place of a file would wait for another process, when it is
-    opened and when it is read.
+    It checks what it opens: a pipe in the place of a file would block until another process uses
+    it.
     """
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> OsFile:
@@ -210,7 +210,7 @@ def _refuse(path: Path) -> NoReturn:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the operation failed for want of room."""
+    """True if the operation failed because the disk, or a quota, is full."""
     return error.errno in _FULL
 
 
@@ -236,7 +236,7 @@ class storage_errors:  # noqa: N801  # used as a function
 
 
 def storage_error(what: str, error: OSError) -> StorageError:
-    """What an OSError becomes at the border of the package; see `storage_errors`."""
+    """Return the StorageError or DiskFull for an OSError; see `storage_errors`."""
     if is_full(error):
         return DiskFull(f"{what}: the disk is full")
     return StorageError(f"{what}: {error.strerror or error}")
@@ -263,10 +263,10 @@ def read_whole(
     position: int,
     begun: bytes = b"",
 ) -> bytes:
-    """Continue after short reads; `begun` is what the first one gave.
+    """Read `length` bytes, continuing after short reads; `begun` is the result of the first one.
 
-    Fewer than `length` bytes only where the file ends, which `size` says and no read does. Raises
-    OSError with EIO when a read inside of the file gives nothing.
+    Returns fewer bytes only at the end of the file, which `size` gives and no read does. Raises
+    OSError with EIO if a read inside the file returns nothing.
     """
     parts, done = [begun], len(begun)
     while done < length:

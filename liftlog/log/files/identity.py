@@ -1,18 +1,20 @@
-"""Tells the data directory that the last start of a node used from a copy of it.
+"""Distinguishes the data directory that a node used at its last start from a copy of it.
 
-A copy that was made while the daemon ran lacks what was acked since, and no counter in it can show
-that: it was copied with the rest. So a start stores in the record of the node what `cp`, `rsync`
-and `tar` cannot copy: the birth time of the directory `streams`. The file system sets it, and no
-program can change it. It stays the same over mounts, boots, other device numbers, changes of owner,
-and failed starts. Numbers of devices and file systems change, so they are not compared.
+A copy that was made while the daemon ran lacks the records that were acked since. No counter inside
+can show that, because the counter was copied too. So each start stores, in the node's record, a
+property that `cp`, `rsync` and `tar` cannot copy: the birth time of the directory `streams`. The
+file system sets it, and no program can change it. It stays the same over mounts, boots, other
+device numbers, changes of owner, and failed starts. Device and file system numbers can change, so
+they are not compared.
 
-Where the file system does not keep that time, the inode number decides, and as some systems draw
-those at each mount, the change time of the file `lock`: the directory counts as a copy only if both
-differ. A snapshot of the whole volume has all three, and counts as the volume.
+If the file system does not store a birth time, the inode number decides, together with the change
+time of the file `lock`, since some systems assign new inode numbers at each mount: the directory
+counts as a copy only if both differ. A snapshot of the whole volume has all three, and counts as
+the volume.
 
-A directory that a start closed in order has all that the start confirmed, wherever it was copied
-to. The marker `clean` names that start, which must be the last one that the store has: a process
-that ended before it became the node, as one that was refused, closes nothing.
+A directory that was closed cleanly has everything that its start confirmed, so a copy of it is as
+good. The marker `clean` names that start, which must be the last one in the store: a process that
+ended before it became the node, for example because it was refused, writes no marker.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import NamedTuple
 
 _AT_FDCWD = -100
 _BIRTH_TIME = 0x800
-"""STATX_BTIME, in the mask of the fields that are wanted, and of those that were found."""
+"""STATX_BTIME: the bit of the birth time in the masks of requested and of returned fields."""
 _STATX_BYTES = 256
 _MASK = struct.Struct("=I")
 _TIME = struct.Struct("=qI")
@@ -45,7 +47,7 @@ class Witness(NamedTuple):
 
     @classmethod
     def of(cls, streams: Path, lock_changed_ns: int) -> Witness | None:
-        """None if the directory cannot be examined. Blocking."""
+        """Collect the evidence; None if the directory cannot be examined. Blocking."""
         try:
             return cls(_born_ns(streams), streams.stat().st_ino, lock_changed_ns)
         except OSError:
@@ -53,7 +55,7 @@ class Witness(NamedTuple):
 
     @classmethod
     def from_value(cls, value: object) -> Witness | None:
-        """Read it from the record of a node; None if another version wrote that."""
+        """Read it from the record of a node; None if another version wrote the record."""
         if not isinstance(value, Mapping):
             return None
         known = [one for name in cls._fields if isinstance(one := value.get(name), int)]
@@ -75,7 +77,7 @@ class DirectoryIdentity:
     taken: Witness | None
     """The directory now."""
     closed_start: int = 0
-    """The start of the node that closed the directory in order, and with that its logs; 0: none."""
+    """Number of the node's start that closed the directory and its logs cleanly; 0: none."""
 
     def is_copy(self, registered: int, last: object) -> bool:
         """True if the directory is a copy that may lack what the start `registered` confirmed.

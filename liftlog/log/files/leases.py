@@ -1,18 +1,18 @@
-"""Leases: for a bounded time, what a reader reads stays as it is. With them, the rest of what is
-kept beside the records of a stream and copied to its replicas.
+"""Leases protect a range of a stream from retention and compaction for a bounded time. This module
+also stores the rest of a stream's side state, which is copied to its replicas.
 
-A lease fixes the range [low, high) of a stream. While it lives the log start does not pass `low`,
-and compaction takes no records from `high` on into account, so its reader sees the stream as it
-was at `high`; nor does it drop tombstones from `low` on, which say what the reader must forget.
+A lease fixes the range [low, high) of a stream. While it lasts, the log start does not pass `low`,
+and compaction ignores records from `high` on, so the reader sees the stream as it was at `high`.
+Compaction also keeps tombstones from `low` on, because the reader needs them to delete keys.
 
-The reader renews the lease and may raise `low` as it advances. A lease is durable before its
-holder learns of it, and ends by release, by time, or when the disk is full: rather than refuse
-what is published, retention then removes what it must, and the reader gets
-OFFSET_OUT_OF_RANGE.
+The reader renews the lease and may raise `low` as it advances. A lease is durable before its holder
+gets it. It ends when it is released, when it expires, or when the disk is full: publishing comes
+first, so retention then removes the records it must, and the reader gets OFFSET_OUT_OF_RANGE.
 
-Kept in the checkpoint file `leases` in the stream's directory, from the first lease on. Of a stream
-with replicas the file is its side state: its version, by which replicas know whether they have the
-same, the offset below which tombstones may go, and where messages may have been missed.
+The checkpoint file `leases` in the stream's directory stores them, from the first lease on. For a
+replicated stream the file holds the whole side state: its version, by which replicas compare their
+copies, the offset below which tombstones may be removed, and places where messages may have been
+missed.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ KIND = "leases"
 MAX_DURATION_NS = 3600 * 1_000_000_000
 _CLOCK_TOLERANCE_NS = 600 * 1_000_000_000
 MAX_LEASES = 100
-"""The most leases of one stream."""
+"""Maximum number of leases of one stream."""
 MAX_LEASES_PER_PRINCIPAL = 50
-"""The most of these that one principal can hold, so that room is left for the others."""
+"""Maximum number of these that one principal can hold, so that others get some too."""
 EXPORT_LEASES = 10
-"""The share of either limit that only exports can take: jobs that read must not keep them out."""
+"""Part of both limits that is reserved for exports, so that reading jobs do not block them."""
 MAX_HOLDER_CHARACTERS = 200
 MAX_POSSIBLE_LOSSES = 100
-"""Of each stream; the oldest are forgotten."""
+"""Maximum number of entries per stream; the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`holder` is for people; it begins with the principal, if there is one, and a colon. Times by
-    the wall clock, since they outlive the process."""
+    """One lease. `holder` is text for people; it begins with the principal, if there is one, and a
+    colon. Times are of the wall clock, since they outlive the process."""
 
     lease_id: str
     low: int
@@ -66,20 +66,23 @@ class Lease:
     holder: str = ""
 
     def is_live(self, now_ns: int) -> bool:
-        # A clock that was set back must not make a lease last; a small step back is normal.
+        # A clock that was set back must not extend a lease; a small step back is normal.
         return 0 < self.expires_ns - now_ns <= MAX_DURATION_NS + _CLOCK_TOLERANCE_NS
 
 
 @dataclass(frozen=True, slots=True)
 class SideState:
-    """`version` 0 has nothing, or is of a stream that was never replicated. All replicas that were
-    heard of in time have every tombstone below `tombstone_bound`."""
+    """The leases of a stream, and the other state that its replicas copy beside its records.
+
+    `version` 0 is empty, or belongs to a stream that was never replicated. Every replica that
+    reported in time has all tombstones below `tombstone_bound`.
+    """
 
     version: int = 0
     leases: Mapping[str, Lease] = field(default_factory=dict)
     tombstone_bound: int = 0
     possible_losses: tuple[Mapping[str, Any], ...] = ()
-    """`offset` of the first message after it, `time_ns` and `reason`; the oldest first."""
+    """For each: `offset` of the first message after the loss, `time_ns`, `reason`; oldest first."""
 
     def to_dict(self) -> dict[str, Any]:
         content: dict[str, Any] = {"leases": [asdict(lease) for lease in self.leases.values()]}
@@ -91,7 +94,7 @@ class SideState:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> SideState:
-        """Raises CorruptMetadata."""
+        """Parse a stored side state. Raises CorruptMetadata."""
         try:
             leases = [
                 Lease(**{name: entry[name] for name in Lease.__slots__})
@@ -129,8 +132,8 @@ class SideState:
 class Leases:
     """The leases of one stream, and its side state. Thread-safe.
 
-    A change blocks, and waits for its turn. A question is answered from the last durable state and
-    never waits, neither for the disk nor for a change under way.
+    Changes block, and wait for each other. Queries are answered from the last durable state and
+    never wait, neither for the disk nor for a running change.
     """
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
@@ -141,7 +144,7 @@ class Leases:
         self._next_version: Callable[[int], int] = lambda version: version
 
     def load(self) -> None:
-        """Read them, if that has not been done. Blocking; raises StorageError when they cannot be
+        """Read the file, unless it was read already. Blocking. Raises StorageError if it cannot be
         read."""
         if self._known is None:
             with self._lock:
@@ -158,11 +161,11 @@ class Leases:
         principal: str = "",
         for_export: bool = False,
     ) -> Lease:
-        """A new lease on [low, high), durable on return. `principal` is its owner, if there is one.
+        """Add a lease on [low, high), durable on return. `principal` is its owner, if there is one.
 
-        Take it as the log's writer of the moment, when `low` is not below the log start and `high`
-        not above the high watermark: so no retention that was decided before comes in between.
-        Raises InvalidArgument, LimitExceeded, DiskFull, StorageError.
+        Call it as the log's current writer, while `low` is not below the log start and `high` not
+        above the high watermark: so no earlier decision of retention can interfere. Raises
+        InvalidArgument, LimitExceeded, DiskFull, StorageError.
         """
         _check_duration(duration_ns)
         if low > high:
@@ -176,7 +179,7 @@ class Leases:
         return lease
 
     def _check_limits(self, leases: Mapping[str, Lease], principal: str, kept_back: int) -> None:
-        """Raises LimitExceeded if there is no room for one more."""
+        """Raise LimitExceeded if one more lease would exceed a limit."""
         name, count, most, who = self._directory.name, len(leases), MAX_LEASES, "all principals"
         if principal and count < most - kept_back:
             count = sum(one.holder.partition(":")[0] == principal for one in leases.values())
@@ -193,10 +196,10 @@ class Leases:
     def renew(
         self, lease_id: str, *, duration_ns: int, now_ns: int, low: int | None = None
     ) -> Lease:
-        """Let it last `duration_ns` from now on; `low` may rise, never fall. Durable on return.
+        """Extend a lease to `duration_ns` from now; `low` may rise, never fall. Durable on return.
 
-        Raises LeaseGone when it has expired, was released or is void: what it held may have changed
-        since. Raises InvalidArgument, DiskFull, StorageError; then it is as it was.
+        Raises LeaseGone if it has expired, was released or was voided: its range may have changed
+        since. Raises InvalidArgument, DiskFull, StorageError; then it is unchanged.
         """
         _check_duration(duration_ns)
         with self._lock:
@@ -210,8 +213,8 @@ class Leases:
         return lease
 
     def release(self, lease_id: str, *, now_ns: int) -> None:
-        """End the lease; one that has ended is not an error. Raises DiskFull, StorageError: then it
-        ends when it expires."""
+        """End the lease; no error if it has ended already. Raises DiskFull, StorageError; then the
+        lease ends when it expires."""
         with self._lock:
             leases = self._living(now_ns)
             if leases.pop(lease_id, None) is not None:
@@ -219,17 +222,17 @@ class Leases:
 
     @property
     def are_known(self) -> bool:
-        """Whether they were read."""
+        """True if the file was read."""
         return self._known is not None
 
     @property
     def may_be_void(self) -> bool:
-        """Whether there are any, or that is not known."""
+        """True if there are leases, or the file was not read yet."""
         return self._known is None or bool(self._known.leases)
 
     def void(self, reason: str) -> int:
-        """End all leases, now; returns how many there were. Blocking, but needs no room on the
-        disk: after a power cut they may be back, until they expire."""
+        """End all leases now; returns their number. Blocking, but works on a full disk: after a
+        power cut they may be back until they expire."""
         with self._lock:
             try:
                 known = self._load()
@@ -247,28 +250,29 @@ class Leases:
             )
             try:
                 self._fs.unlink(self._directory / LEASES_NAME)
-                if self._known.version:  # the rest of the side state, as far as there is room
+                if self._known.version:  # write the rest of the side state if there is room
                     self._write(self._known)
             except (OSError, StorageError) as error:
                 logger.warning("leases-not-removed stream=%s error=%s", self._directory.name, error)
             return count
 
     def live(self, now_ns: int) -> tuple[Lease, ...]:
-        """Raises StorageError while they could not be read (`load`)."""
+        """Return the leases that last. Raises StorageError if the file was not read (`load`)."""
         known = self._known
         if known is None:
             raise StorageError(f"the leases of {self._directory.name} were not read")
         return tuple(lease for lease in known.leases.values() if lease.is_live(now_ns))
 
     def low_bound(self, now_ns: int) -> int | None:
-        """The log start must not pass this, nor may tombstones go from here on; None if free."""
+        """Return the offset that the log start must not pass, and from which on tombstones must
+        stay; None if no lease lasts."""
         return min((lease.low for lease in self.live(now_ns)), default=None)
 
     # --- replicas ---
 
     @property
     def side_state(self) -> SideState:
-        """The last durable one. Raises StorageError while it could not be read (`load`)."""
+        """The last durable side state. Raises StorageError if it was not read (`load`)."""
         known = self._known
         if known is None:
             raise StorageError(f"the side state of {self._directory.name} was not read")
@@ -276,38 +280,39 @@ class Leases:
 
     @property
     def tombstone_bound(self) -> int:
-        """In a stream with replicas, tombstones from here on have to stay."""
+        """The offset from which on a replicated stream must keep its tombstones."""
         return 0 if self._known is None else self._known.tombstone_bound
 
     def number(self, first: Callable[[int], int], following: Callable[[int], int]) -> None:
-        """The leader of a replicated stream numbers its changes: `first` gives the version of what
-        there is, `following` that of each change. Raises StorageError."""
+        """Number the changes of the side state, as the leader of a replicated stream: `first`
+        returns the version of the present state, `following` that of each change. Raises
+        StorageError."""
         with self._lock:
             known = self._load()
-            # Leases of a time without replicas have no version yet.
+            # Leases from before the stream was replicated have no version yet.
             version = known.version or int(bool(known.leases))
             self._known = replace(known, version=first(version))
             self._next_version = following
 
     def follow(self) -> None:
-        """This node leads no longer: changes are copied, and the version is the stored one, as
-        after a start. Raises StorageError."""
+        """Stop numbering, as a node that no longer leads: changes are copied, and the version is
+        the stored one, as after a start. Raises StorageError."""
         with self._lock:
             self._next_version = lambda version: version
             with storage_errors(f"reading the leases of {self._directory.name}"):
                 self._known = self._read()
 
     def set_tombstone_bound(self, bound: int) -> None:
-        """Let tombstones below `bound` go, on this replica and on those that copy its side state.
-        Durable on return. Raises DiskFull, StorageError."""
+        """Allow this replica, and those that copy its side state, to remove tombstones below
+        `bound`. Durable on return. Raises DiskFull, StorageError."""
         with self._lock:
             known = self._load()
             if bound != known.tombstone_bound:
                 self._write(self._following(known, tombstone_bound=bound))
 
     def note_possible_loss(self, offset: int, time_ns: int, reason: str) -> None:
-        """Messages may have been missed before the one at `offset`. Durable on return, here and on
-        the replicas that copy it. Raises DiskFull, StorageError."""
+        """Record that messages may have been missed before the one at `offset`. Durable on return;
+        replicas copy it. Raises DiskFull, StorageError."""
         event = {"offset": offset, "time_ns": time_ns, "reason": reason}
         with self._lock:
             known = self._load()
@@ -315,7 +320,7 @@ class Leases:
             self._write(self._following(known, possible_losses=losses))
 
     def copy(self, side: SideState) -> None:
-        """Have what the leader has; durable on return. Raises DiskFull, StorageError."""
+        """Store the side state of the leader; durable on return. Raises DiskFull, StorageError."""
         with self._lock:
             self._write(side)
 
@@ -336,7 +341,7 @@ class Leases:
             content = read_checkpoint_file(self._fs, path, KIND)
             return SideState() if content is None else SideState.from_dict(content)
         except (CorruptMetadata, UnsupportedFormat) as error:
-            # Their holders get LEASE_GONE; the stream must not stop because of them.
+            # Their holders get LEASE_GONE. The stream keeps working without them.
             logger.error(  # noqa: TRY400  # the cause is in the message
                 "leases-lost stream=%s error=%s", self._directory.name, error
             )

@@ -24,7 +24,7 @@ logger = logging.getLogger("liftlog.log")
 
 LOCK_NAME = "lock"
 _NOT_LOCKABLE = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""What file systems answer that cannot lock a directory (NFS: only what is open for writing)."""
+"""Errors of file systems that cannot lock a directory (NFS locks only files open for writing)."""
 
 
 class LockFile(NamedTuple):
@@ -37,7 +37,7 @@ class LockFile(NamedTuple):
 
 
 class DataDirLock:
-    """Held from `take_lock` until `release`."""
+    """The lock on a data directory, held from `take_lock` until `release`."""
 
     def __init__(self) -> None:
         self._file = -1
@@ -50,7 +50,7 @@ class DataDirLock:
     def take(self, data_dir: Path, flags: int, hint: str) -> None:
         try:
             self._file = _open_file(data_dir, flags)
-            if self._file >= 0:  # the file first: it tells who holds the lock
+            if self._file >= 0:  # the file first: it names the holder of the lock
                 _lock(self._file, data_dir, hint)
             self._directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -65,13 +65,13 @@ class DataDirLock:
 
     def write_holder(self) -> None:
         self.found = self._examined()
-        with contextlib.suppress(OSError):  # a full disk: the content only informs
+        with contextlib.suppress(OSError):  # a full disk: the content is for information only
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
         self.taken = self._examined()
 
     def _examined(self) -> LockFile | None:
-        """None without a file, on a disk that was too full to make it."""
+        """Examine the lock file; None if the disk was too full to create it."""
         if self._file < 0:
             return None
         try:
@@ -81,7 +81,7 @@ class DataDirLock:
         return LockFile(found.st_dev, found.st_ino, found.st_ctime_ns)
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # a name that stays only misleads
+        with contextlib.suppress(OSError):  # a name that stays is harmless
             os.ftruncate(self._file, 0)
         self._close()
 
@@ -93,7 +93,7 @@ class DataDirLock:
 
 
 def _open_file(data_dir: Path, flags: int) -> int:
-    """-1 without one: it was deleted, or the disk is too full to make it."""
+    """Open the lock file; -1 if it was deleted or the disk is too full to create it."""
     try:
         return os.open(data_dir / LOCK_NAME, flags | os.O_CLOEXEC, 0o640)
     except FileNotFoundError:
@@ -115,9 +115,9 @@ def take_lock(data_dir: Path, *, hint: str = "") -> DataDirLock:
 
 @contextlib.contextmanager
 def exclusive(data_dir: Path | None, *, read_only: bool = False) -> Iterator[None]:
-    """Keep daemons out of `data_dir` meanwhile. Raises DataDirLocked when one holds it, OSError.
+    """Hold the lock of `data_dir` in a `with` block, so that no daemon can use the directory.
 
-    `read_only` leaves no trace.
+    Raises DataDirLocked if another process holds it, OSError. With `read_only`, no file is changed.
     """
     if data_dir is None or (read_only and not data_dir.is_dir()):
         yield

@@ -1,13 +1,14 @@
-"""The manifest: what a stream consists of. The commit point of roll, retention and swap.
+"""The manifest lists the segments of a stream. It is the commit point of roll, retention and swap.
 
-A file in the stream's directory that the manifest does not list is garbage. `metadata` belongs
-to the layer above (the stream's settings, for one); the log carries it and never looks inside.
+A file in the stream's directory that the manifest does not list is garbage. `metadata` belongs to
+the layer above (the stream's settings, for example); the log stores it without using it.
 
-There are two copies, so that a flipped bit, an unreadable sector or an old file that was put back
+There are two copies, so that a flipped bit, an unreadable sector or an old file put back by mistake
 costs nothing. `manifest.copy` is renamed into place before `manifest`, and `sequence` rises with
-every change. A stop between the two leaves two different manifests, and both are true: what the
-newer one lists was on disk before either was written, and nothing outside knew of it yet. The newer
-one counts. A manifest without a sequence was written by a version that knows of no copy.
+every change. A stop between the two renames leaves two different manifests, and both are valid: the
+files of the newer one were on disk before either was written, and nobody outside had seen the
+change yet. The newer one is used. A manifest without a sequence was written by a version that does
+not write copies.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ KIND = "manifest"
 SEGMENT_SUFFIX = ".log"
 LEAST_RESERVED = 1000
 MOST_RESERVED = 1_000_000
-"""Offsets that one write of the manifest reserves. Where acks leave before the sync, a slow stream
-reserves few: after a power cut it is not known how many of them were acked."""
+"""Number of offsets that one write of the manifest reserves at most. If acks are sent before the
+sync, a slow stream reserves fewer, because after a power cut all reserved ones are in doubt."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """One listed segment. The last one is active; of it only base and generation are meant."""
+    """One listed segment. The last one is active; only its base and generation are valid."""
 
     base_offset: int
     generation: int = 0
@@ -53,8 +54,8 @@ class SegmentEntry:
         return f"{stem}.{self.generation}.log" if self.generation else f"{stem}.log"
 
     def to_json(self) -> str:
-        """As `json` would write it. There may be many thousands, and in one call that would keep
-        the event loop from running."""
+        """Return the entry as `json` would write it. There may be many thousands, and one call of
+        `json` for all of them would block the event loop."""
         horizon = self.delete_horizon_ns
         return (
             f'{{"base_offset":{self.base_offset},'
@@ -66,16 +67,16 @@ class SegmentEntry:
 
 
 SKIPPED = "offsets skipped after an unreadable tail that was not acked"
-"""The reason of a range in which nothing was acked: offsets that are skipped to be safe."""
+"""Reason of a range in which nothing was acked: its offsets are skipped to be safe."""
 
 NOT_SYNCED = "not yet fsynced: acked before the fsync, and lost when the machine stopped"
-"""The reason of a range in which records may be missing that were acked before they were durable,
-as `durability: interval` and `os` do. It reaches as far as offsets may have been handed out."""
+"""Reason of a range in which records may be missing that were acked before they were durable, with
+`durability: interval` or `os`. It extends to the last offset that may have been assigned."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRange:
-    """Offsets that are gone: [first_offset, next_offset), and where their bytes lie, if they do."""
+    """Lost offsets, [first_offset, next_offset), and the place of their bytes, if these exist."""
 
     first_offset: int
     next_offset: int
@@ -86,16 +87,16 @@ class QuarantinedRange:
 
     @property
     def is_loss(self) -> bool:
-        """Whether acked records may have been in it."""
+        """True if the range may have held acked records."""
         return self.reason != SKIPPED
 
     @property
     def is_cut_tail(self) -> bool:
-        """Whether an earlier start judged a bad tail there and gave up its bytes."""
+        """True if an earlier start found a bad tail there and dropped its bytes."""
         return self.position == self.end_position and self.reason in (SKIPPED, NOT_SYNCED)
 
     def widened(self, other: QuarantinedRange) -> QuarantinedRange:
-        """Over the offsets and bytes of both, for the reason of this one."""
+        """Return a range that covers both, with the reason of this one."""
         return replace(
             self,
             first_offset=min(self.first_offset, other.first_offset),
@@ -116,48 +117,48 @@ class Manifest:
     high_watermark: int = 0
     quarantined: tuple[QuarantinedRange, ...] = ()
     tombstones_removed_below: int = 0
-    cleaned_below: int = 0  # compaction has looked at everything below
-    acks_before_sync: bool = False  # acks may have left for what only the page cache held
-    generation: int = 0  # of new segment files; truncation raises it, so that no name comes twice
-    replicated: bool = False  # sealed segments, too, may hold what is not committed
-    incomplete: str = ""  # why records may be missing that this replica had confirmed
+    cleaned_below: int = 0  # compaction has processed everything below
+    acks_before_sync: bool = False  # acks may have been sent for records in the page cache
+    generation: int = 0  # of new segment files; truncation raises it, so no name is reused
+    replicated: bool = False  # sealed segments, too, may hold uncommitted records
+    incomplete: str = ""  # why records that this replica confirmed may be missing
     metadata: dict[str, Any] = field(default_factory=dict)
-    sequence: int = 1  # rises with every change; 0 when an older version wrote it
+    sequence: int = 1  # rises with every change; 0 if an older version wrote it
 
     @property
     def lineage(self) -> str:
-        """Names one history of offsets: what was noted of another one says nothing about this.
+        """Identifies one history of offsets. Marks of another lineage do not apply to this one.
 
-        Truncating the end of a log lets offsets be assigned again, and begins a new one.
+        Truncating the end of a log makes offsets available again, and so begins a new lineage.
         """
         return f"{self.incarnation}:{self.generation}" if self.generation else self.incarnation
 
     @property
     def unclaimed_generation(self) -> int:
-        """A generation that no segment file has, nor will get from a rewrite under way.
+        """A generation that no segment file has, nor will get from a running rewrite.
 
-        That writes one above its sources, unaware that it may have become pointless, and into
-        whatever it finds under the name.
+        A rewrite uses the generation above its sources. It may still run after a truncation has
+        made it useless, and it overwrites any file of that name.
         """
         return max(self.generation, *(one.generation for one in self.segments)) + 2
 
     @property
     def committed_segments(self) -> tuple[SegmentEntry, ...]:
-        """The sealed segments whose records are all known to be committed."""
+        """The sealed segments in which all records are certainly committed."""
         sealed = self.segments[:-1]
         if not self.replicated:
             return sealed
         return tuple(one for one in sealed if one.next_offset <= self.high_watermark)
 
     def quarantined_in(self, file_name: str) -> list[QuarantinedRange]:
-        """The ranges of one segment file."""
+        """Return the quarantined ranges of one segment file."""
         return [bad for bad in self.quarantined if bad.segment == file_name]
 
     def with_changes(self, **changes: Any) -> Manifest:
         return replace(self, sequence=self.sequence + 1, **changes)
 
     def write(self, fs: FileSystem, directory: Path, *, with_copy: bool = True) -> None:
-        """Make this the manifest of `directory`; durable on return. Raises OSError."""
+        """Write this as the manifest of `directory`; durable on return. Raises OSError."""
         content = {
             "sequence": self.sequence,
             "incarnation": self.incarnation,
@@ -181,7 +182,7 @@ class Manifest:
             content["replicated"] = True
         if self.incomplete:
             content["incomplete"] = self.incomplete
-        # Behind it, by the order of the keys, stand numbers only.
+        # After it, by the order of the keys, there are only numbers.
         before, _, behind = to_json(content).rpartition('"segments":[]')
         entries = ",".join([entry.to_json() for entry in self.segments])
         text = f'{before}"segments":[{entries}]{behind}'
@@ -190,18 +191,18 @@ class Manifest:
 
 
 def epochs_from(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
-    """Without the epochs that ended at or below `offset`."""
+    """Return the epochs without those that ended at or below `offset`."""
     ends = [start for _, start in epochs[1:]]
     return tuple(entry for i, entry in enumerate(epochs) if i == len(ends) or ends[i] > offset)
 
 
 def epochs_below(epochs: Sequence[tuple[int, int]], offset: int) -> tuple[tuple[int, int], ...]:
-    """Without the epochs that began at or past `offset`: no record of them lies below."""
+    """Return the epochs that began below `offset`: the others have no record there."""
     return tuple(entry for entry in epochs if entry[1] < offset)
 
 
 def ranges_below(ranges: Sequence[QuarantinedRange], offset: int) -> tuple[QuarantinedRange, ...]:
-    """What of them lies below `offset`."""
+    """Return the parts of the ranges that lie below `offset`."""
     return tuple(
         replace(bad, next_offset=min(bad.next_offset, offset))
         for bad in ranges
@@ -210,7 +211,7 @@ def ranges_below(ranges: Sequence[QuarantinedRange], offset: int) -> tuple[Quara
 
 
 def epoch_before(epochs: Sequence[tuple[int, int]], offset: int) -> int:
-    """The epoch of the record before `offset`; 0 when there can be none."""
+    """Return the epoch of the record before `offset`; 0 if there can be none."""
     found = 0
     for epoch, start in epochs:
         if start < offset:
@@ -229,9 +230,9 @@ def end_of_epoch(manifest: Manifest, epoch: int, log_end: int) -> tuple[int, int
 
 
 def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
-    """The manifest of `directory`, None when there is none; its copy where it cannot be read.
+    """Read the manifest of `directory`, or its copy if it is unreadable; None if there is none.
 
-    Raises CorruptMetadata when neither can be read, UnsupportedFormat, OSError.
+    Raises CorruptMetadata if neither can be read, UnsupportedFormat, OSError.
     """
     try:
         manifest = _read(fs, directory, MANIFEST_NAME)
@@ -246,7 +247,7 @@ def read_manifest(fs: FileSystem, directory: Path) -> Manifest | None:
 
 @dataclass(frozen=True, slots=True)
 class FoundManifest:
-    """What a directory holds: the manifest that counts, and what is wrong with its two files."""
+    """The valid manifest of a directory, and the problems of its two files."""
 
     manifest: Manifest | None
     problems: tuple[str, ...] = ()
@@ -254,9 +255,9 @@ class FoundManifest:
 
 
 def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
-    """The newer one of the two copies, for a caller that may write: a start or a repair.
+    """Return the newer of the two copies, for a caller that may write: a start or a repair.
 
-    Raises as `read_manifest`.
+    Raises the errors of `read_manifest`.
     """
     problems: list[str] = []
     main: Manifest | None = None
@@ -264,7 +265,7 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
     try:
         main = _read(fs, directory, MANIFEST_NAME)
     except UnsupportedFormat as error:
-        if not _same_content(fs, directory):  # a newer version did not write it: rot did
+        if not _same_content(fs, directory):  # bit rot, not a newer version
             raise
         failure = CorruptMetadata(error.message)
         problems.append(f"the version of {MANIFEST_NAME} is damaged")
@@ -283,7 +284,7 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
     if copy is None:
         return FoundManifest(main, tuple(problems), is_written_twice=False)
     if copy.incarnation != main.incarnation:
-        # One is of another stream, or of an earlier one of this name. The slot tells which.
+        # One belongs to another stream, or to an earlier one of this name. The slot decides.
         right, wrong = main, COPY_NAME
         ours = [known_slot(fs, directory, one.lineage) is not None for one in (main, copy)]
         if ours == [False, True]:
@@ -291,8 +292,8 @@ def find_manifest(fs: FileSystem, directory: Path) -> FoundManifest:
         problems.append(f"{wrong} belongs to another stream")
         return FoundManifest(right, tuple(problems), is_written_twice=False)
     if not main.sequence:
-        # That version ran after the copy was written. What is written next must count more than the
-        # copy, also when the rename of the copy is what a power cut takes.
+        # That version ran after the copy was written. The next manifest needs a higher sequence
+        # than the copy, even if a power cut undoes the rename of its own copy.
         newest = replace(main, sequence=copy.sequence)
         return FoundManifest(newest, tuple(problems), is_written_twice=False)
     if copy.sequence > main.sequence + 1:  # by 1 only: the machine stopped between the two
@@ -313,7 +314,7 @@ def _read_copy(fs: FileSystem, directory: Path) -> tuple[Manifest | None, str]:
 
 
 def _same_content(fs: FileSystem, directory: Path) -> bool:
-    """Whether both files differ in their first line only, and the copy can be read."""
+    """Return True if the files differ only in their first line, and the copy is readable."""
     copy = _read_copy(fs, directory)[0]
     if copy is None:
         return False

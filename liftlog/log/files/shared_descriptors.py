@@ -1,17 +1,17 @@
 """Files that are open for writing share a bounded number of descriptors.
 
 Each stream has two such files, its active segment and its acked-end slot, and most streams are idle
-most of the time. With more files than descriptors, those that were unused longest give theirs up,
-and open again at the next call: a stream that is idle needs none, and the number of streams is not
-bounded by the limit of the process.
+most of the time. If there are more files than descriptors, the least recently used ones are closed
+and opened again at their next call. So an idle stream needs no descriptor, and the process limit
+does not bound the number of streams.
 
 A file with writes that no `fdatasync` has confirmed keeps its descriptor. Linux reports a failed
-write-back to the next fsync, also by a later descriptor, only while it keeps the inode in memory;
-while a descriptor is open, it must. Where too many files have such writes, one of them is synced
-first, and an error is kept for the owner. Files whose writes are never synced can rest at any time:
-a closed descriptor takes nothing out of the page cache.
+write-back to the next fsync, even on a later descriptor, but only while the inode stays in memory,
+which an open descriptor ensures. If too many files have such writes, one of them is synced first,
+and an error is stored for its owner. Files whose writes are never synced can be closed at any time:
+closing a descriptor does not drop anything from the page cache.
 
-A file that opens again must be the one that it was, by device and inode.
+A file that is opened again must have the same device and inode as before.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from liftlog.log.files.filesystem import Buffer, File, FileSystem
 
 _NONE_LEFT = {errno.EMFILE, errno.ENFILE}
 _AT_ONCE = 8
-"""This part of the descriptors is given up at a time, so that the search for them is rare."""
+"""One in this many descriptors is closed at a time, so that the search for them is rare."""
 
 _T = TypeVar("_T")
 
 
 class SharedFile:
-    """A File that may have no descriptor between two calls. Calls of one file wait for each
-    other."""
+    """A File that may have no descriptor between two calls. Calls on one file are serialized."""
 
     __slots__ = (
         "__weakref__",
@@ -71,7 +70,7 @@ class SharedFile:
 
     def fileno(self) -> int:
         with self._lock:
-            self._is_kept = True  # the caller holds on to the number
+            self._is_kept = True  # the caller keeps using the number
             return self._opened().fileno()
 
     def pread(self, length: int, position: int) -> bytes:
@@ -89,7 +88,7 @@ class SharedFile:
             if self._error is not None:
                 raise OSError(self._error.errno, self._error.strerror, str(self.path))
             if self._file is None and self._is_synced:
-                return  # it was clean when it gave up its descriptor
+                return  # it had no unsynced writes when it was closed
             self._sync(self._opened())
 
     def truncate(self, size: int) -> None:
@@ -123,8 +122,8 @@ class SharedFile:
         return self._file is not None
 
     def rest(self, *, sync: bool) -> bool:
-        """Give up the descriptor, unless a call is under way or writes are not confirmed; with
-        `sync` these are synced first. Returns whether it was given up."""
+        """Close the descriptor, unless a call is running or writes are unconfirmed; with `sync`
+        these are synced first. Returns True if it was closed."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -145,7 +144,7 @@ class SharedFile:
             self._lock.release()
 
     def _opened(self) -> File:
-        """The open file, opened again if necessary. Called under the lock. Raises OSError."""
+        """Return the file, opened again if necessary. Call it under the lock. Raises OSError."""
         self.used = next(self._shared.uses)
         file = self._file
         if file is None:
@@ -160,7 +159,7 @@ class SharedFile:
         return file
 
     def _sync(self, file: File) -> None:
-        """After a failed sync the writes stay unconfirmed, and the descriptor is kept."""
+        """Sync the file. After a failure its writes stay unconfirmed and its descriptor open."""
         try:
             file.fdatasync()
         except OSError:
@@ -170,13 +169,13 @@ class SharedFile:
 
 
 def device_and_inode(file: File) -> object:
-    """Identify a file, since another one can get its name."""
+    """Return what identifies a file, since another one can get its name."""
     found = os.fstat(file.fileno())
     return found.st_dev, found.st_ino
 
 
 class SharedDescriptors:
-    """A FileSystem over another one. Thread-safe."""
+    """A FileSystem that wraps another one and limits its descriptors. Thread-safe."""
 
     def __init__(
         self,
@@ -186,8 +185,8 @@ class SharedDescriptors:
         unsynced: Collection[str] = (),
         identify: Callable[[File], object] = device_and_inode,
     ) -> None:
-        """Files that are open for writing have about `limit` descriptors. `unsynced` are the names
-        of files whose writes need no sync."""
+        """Limit the descriptors of files open for writing to about `limit`. `unsynced` are the
+        names of files whose writes need no sync."""
         self.identify = identify
         self._inner = inner
         self._limit = limit
@@ -200,7 +199,7 @@ class SharedDescriptors:
 
     @property
     def descriptors(self) -> int:
-        """The number of descriptors that these files have now."""
+        """Number of descriptors that these files use now."""
         return self._count
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> File:
@@ -214,7 +213,7 @@ class SharedDescriptors:
         return shared
 
     def reopen(self, path: Path) -> File:
-        """Open a file again that gave up its descriptor."""
+        """Open a file again whose descriptor was closed."""
         return self._taken(lambda: self._inner.open(path))
 
     def _taken(self, call: Callable[[], File]) -> File:
@@ -226,13 +225,13 @@ class SharedDescriptors:
         return file
 
     def given_up(self) -> None:
-        """A file has closed its descriptor."""
+        """Count a descriptor as closed."""
         with self._count_lock:
             self._count -= 1
 
     def _with_descriptor(self, call: Callable[[], _T]) -> _T:
-        """The result of a call that needs a descriptor; once more after files have given up some,
-        if the process, or the system, has none left. Raises OSError."""
+        """Make a call that needs a descriptor. If the process or the system has none left, close
+        some files and retry once. Raises OSError."""
         try:
             return call()
         except OSError as error:
@@ -241,20 +240,20 @@ class SharedDescriptors:
         return call()
 
     def _make_room(self) -> bool:
-        """Have the files that were unused longest give up their descriptors. Returns whether any
-        did."""
+        """Close the descriptors of the least recently used files. Returns True if any was
+        closed."""
         wanted = max(1, self._limit // _AT_ONCE)
         with self._lock:
             files = [one for one in self._files if one.has_descriptor]
             files.sort(key=lambda one: one.used)
             with self._count_lock:
-                self._count = len(files)  # files that no one closed are gone
+                self._count = len(files)  # some files were dropped without a close
             done = 0
             for file in files:
                 done += file.rest(sync=False)
                 if done == wanted:
                     return True
-            # Nearly all have writes that are not confirmed yet: a sync each is the price.
+            # Nearly all have unconfirmed writes, so each costs a sync.
             return done > 0 or any(file.rest(sync=True) for file in files)
 
     # --- names ---

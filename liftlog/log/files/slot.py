@@ -1,10 +1,10 @@
 """The acked-end slot: how far acks went, kept in a small file of its own.
 
-Written with one `pwrite` after every commit and never fsynced on the hot path: the page cache
-survives a killed process but not a power cut, so an entry depends on the boot id. `pwrite` and not
-a mapping of the file: a full disk or an unreadable sector is then an error of this one stream,
-where a store into a mapped page ends the whole process with SIGBUS. Two entries are written in
-turn, so that a write that stops in the middle of one leaves the other whole.
+Each commit writes it with one `pwrite`, and the hot path never fsyncs it: the page cache survives a
+killed process but not a power cut, so an entry depends on the boot id. The file is not mapped: with
+`pwrite` a full disk or an unreadable sector is an error of this one stream, while a store into a
+mapped page would end the whole process with SIGBUS. Two entries are written in turn, so that an
+interrupted write of one leaves the other whole.
 
     0  8  acked_end u64
     8  8  sequence  u64   the entry with the higher one is newer
@@ -40,11 +40,11 @@ BOOT_ID_UNKNOWN = (
     "may have to report offsets as lost that were never acked",
     "make it readable (systemd: no ProcSubset=pid)",
 )
-"""The problem and the advice."""
+"""Error text and hint."""
 
 
 def current_boot_id() -> str:
-    """Changes with every boot of the machine; empty where the system does not tell."""
+    """Return an id that changes with every boot of the machine; empty if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -52,7 +52,7 @@ def current_boot_id() -> str:
 
 
 class SlotState(NamedTuple):
-    """`exact` when no reboot lies between the last update and now: then it is the true end."""
+    """An acked end. `exact`: no reboot since the last update, so it is the true end."""
 
     acked_end: int
     exact: bool
@@ -61,10 +61,10 @@ class SlotState(NamedTuple):
 def read_slot(
     fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
 ) -> SlotState | None:
-    """What the slot in `directory` says of that lineage; None when it holds nothing usable.
+    """Read the slot's entry for that lineage; None if the slot holds nothing usable.
 
-    Changes nothing. Raises OSError when the file is there and cannot be read; only where the disk
-    cannot give its bytes (`is_unreadable`) is what it said lost.
+    Changes nothing. Raises OSError if the file exists and cannot be read; the entry is lost only if
+    the disk cannot read its bytes (`is_unreadable`).
     """
     return _read(fs, directory / SLOT_NAME, crc32c(lineage.encode()), _boot_crc(boot_id))[0]
 
@@ -90,7 +90,7 @@ def _boot_crc(boot_id: str | None) -> int:
 def _read(
     fs: FileSystem, path: Path, lineage_crc: int, boot_crc: int
 ) -> tuple[SlotState | None, int]:
-    """The newest entry of the lineage, and its sequence (0 without one). Raises OSError."""
+    """Return the newest entry of the lineage and its sequence (0 if none). Raises OSError."""
     if not fs.exists(path):
         return None, 0
     file = fs.open(path, writable=False)
@@ -112,17 +112,16 @@ def _read(
 class AckedSlot:
     """Writer of one stream's slot. Not thread-safe: the committing thread owns it.
 
-    An update that fails raises nothing, because what it speaks of is stored already and its ack is
-    true: the records are whole, and the start after a kill finds them by scanning. What is missing
-    is only the witness that tells later damage of them from a write that was never acked. So the
-    slot is `in_doubt` from then on, and the log appends nothing more until `write_pending` has
-    returned.
+    A failed update raises no error, because its records are already stored and their ack is valid:
+    after a kill, the next start finds them by scanning. Only the evidence is missing that would
+    distinguish later damage to them from a write that was never acked. So the slot is `in_doubt`
+    from then on, and the log appends nothing more until `write_pending` succeeds.
     """
 
     def __init__(
         self, fs: FileSystem, directory: Path, lineage: str, *, boot_id: str | None = None
     ) -> None:
-        """Raises OSError for errors that say nothing about the bytes of the file."""
+        """Open the slot. Raises OSError for errors that say nothing about the file's bytes."""
         self._fs = fs
         self._path = directory / SLOT_NAME
         self._boot_crc = _boot_crc(boot_id)
@@ -141,23 +140,23 @@ class AckedSlot:
             )
         except OSError as error:
             if not is_unreadable(error):
-                raise  # what it says is not known, and must not be overwritten
+                raise  # its content is unknown, and must not be overwritten
             self._replace = True
 
     def begin_lineage(self, lineage: str) -> None:
-        """From now on speak of another history of offsets; `update` is to follow."""
+        """Switch to another lineage; call `update` next."""
         self._lineage_crc = crc32c(lineage.encode())
 
     def update(self, acked_end: int) -> None:
-        """Remember that everything below `acked_end` may have been acked."""
+        """Store that everything below `acked_end` may have been acked."""
         if self._closed:
             return
         self._acked_end = acked_end
         try:
             self._write(self._boot_crc)
         except OSError as error:
-            # An unreadable sector beneath the file does not get better; a full disk does, and a
-            # lack of descriptors. The file that is there may be the only exact witness.
+            # An unreadable sector beneath the file is permanent; a full disk or a lack of
+            # descriptors is not. The existing file may be the only exact evidence.
             self._replace = self._replace or is_unreadable(error)
             if not is_full(error):
                 self._let_go()  # a stale handle stays stale
@@ -166,7 +165,7 @@ class AckedSlot:
                 logger.warning("acked-slot-not-written path=%s error=%s", self._path, error)
 
     def write_pending(self) -> None:
-        """Write what the last update could not. Raises OSError while that fails too."""
+        """Retry the last update if it failed. Raises OSError if it fails again."""
         if self.in_doubt and not self._closed:
             self._write(self._boot_crc)
             self.in_doubt = False
@@ -174,11 +173,11 @@ class AckedSlot:
             logger.info("acked-slot-written-again path=%s", self._path)
 
     def sync_as_lower_bound(self) -> None:
-        """Have the disk say no more than that acks went this far at least. Raises OSError.
+        """Store durably that acks went at least this far, as a lower bound. Raises OSError.
 
-        Updates that follow are exact again, but only in the page cache. So when the cache is lost
-        and the machine is not restarted (a volume that was taken away by force), what the next
-        start reads does not pass for the true end.
+        Later updates are exact again, but only in the page cache. So if the cache is lost without a
+        reboot (a volume that was detached by force), the next start does not take the value that it
+        reads for the true end.
         """
         if self._closed:
             return
@@ -196,7 +195,7 @@ class AckedSlot:
         entry = fields + crc32c(fields).to_bytes(4, "little")
         written = file.pwritev((entry,), (sequence & 1) * _ENTRY.size)
         if written != _CHECKED:
-            # The next one goes to the same place: the other entry is the only whole one now.
+            # The next write goes to the same place: the other entry is the only whole one now.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         self._sequence = sequence
 
@@ -206,7 +205,7 @@ class AckedSlot:
         file = self._fs.open(self._path, create=create)
         self._file = file
         if file.size() < _SIZE:
-            written = file.pwritev((bytes(_SIZE),), 0)  # both entries find their room
+            written = file.pwritev((bytes(_SIZE),), 0)  # allocates room for both entries
             if written != _SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         self._replace = False

@@ -1,13 +1,12 @@
-"""Reading where the disk does not give every page: damage like rot, page by page.
+"""Reads files with unreadable pages. Such a page counts as damage, like bit rot.
 
-An unreadable sector costs the page that it lies in. A search for what is still good reads
-around it: the page counts as zeros, which no checksum of a batch takes for data, and what is
-before and after it is read as usual. Where it matters that the bytes are unknown and not zero (the
-end of the data, whether a tail may have been acked), the holes are returned beside the bytes.
+An unreadable sector makes its whole page unreadable. A scan for good data reads around it: the page
+counts as zeros, which never match the checksum of a batch, and the bytes before and after it are
+read as usual. Some callers need to distinguish unknown bytes from zeros (at the end of the data,
+and to decide if a tail may have been acked); these get the holes beside the bytes.
 
 Errors that say nothing about a sector (no memory, no descriptor, a stale handle) are not damage and
-are raised. Where a file is only a hint or dispensable, its reader does without it for as long as
-they last.
+are raised. If a file is only a hint or dispensable, its reader works without it while they last.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _PIECE_BYTES = 4 * 1024 * 1024
 _SECTOR_ERRORS = frozenset(
     {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO}
 )
-"""What file systems answer for a sector, or a block of their own, that cannot be read or that
-fails its checksum."""
+"""Errors of file systems for a sector, or a block of their own, that cannot be read or that fails
+its checksum."""
 
 
 _PASSING_ERRORS = frozenset(
@@ -40,11 +39,11 @@ _PASSING_ERRORS = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""Errors of a machine that lacks something for a moment."""
+"""Errors that mean a temporary lack of memory, descriptors or the like."""
 
 
 def is_unreadable(error: OSError) -> bool:
-    """Whether the disk cannot give these bytes; other errors say nothing about them."""
+    """True if the disk cannot read these bytes; other errors say nothing about them."""
     return error.errno in _SECTOR_ERRORS
 
 
@@ -54,15 +53,16 @@ def is_passing(error: OSError) -> bool:
 
 
 class Pieces(NamedTuple):
-    """Bytes of a file in which unreadable ones are zeros, and where these are: [start, stop) in the
-    file, ascending, apart from each other."""
+    """Bytes of a file, with zeros for unreadable ones, and the ranges of these: [start, stop) in
+    the file, ascending, not adjacent."""
 
     raw: bytes
     holes: tuple[range, ...] = ()
 
 
 def read_around(file: File, length: int, position: int) -> Pieces:
-    """As `file.pread`, with zeros where the disk gives nothing. Raises OSError for other errors."""
+    """Read as `file.pread` does, with zeros for unreadable bytes. Raises OSError for other
+    errors."""
     try:
         return Pieces(file.pread(length, position))
     except OSError as error:
@@ -86,7 +86,7 @@ def read_around(file: File, length: int, position: int) -> Pieces:
 
 
 def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
-    """All of a small file; None when it is not there, and the error when the disk cannot read it.
+    """Read a small file. Returns None if it does not exist, the error if the disk cannot read it.
 
     Raises OSError for other errors, which say nothing about the file.
     """
@@ -105,7 +105,7 @@ def read_small_file(fs: FileSystem, path: Path) -> bytes | OSError | None:
 
 
 def add_hole(holes: list[range], start: int, stop: int) -> None:
-    """Note [start, stop), which is after all the others or continues where the last one stops."""
+    """Add [start, stop), which lies after all others or extends the last one."""
     if holes and holes[-1].stop >= start:
         holes[-1] = range(holes[-1].start, stop)
     else:
@@ -113,12 +113,12 @@ def add_hole(holes: list[range], start: int, stop: int) -> None:
 
 
 def read_zeroed(file: File, length: int, position: int) -> bytes:
-    """The bytes of `read_around` alone, for callers that check them anyway."""
+    """Return only the bytes of `read_around`, for callers that check them anyway."""
     return read_around(file, length, position).raw
 
 
 def first_hole(holes: tuple[range, ...], position: int, length: int) -> range | None:
-    """The first of the holes that lies in these bytes, in part at least."""
+    """Return the first hole that lies at least partly in these bytes."""
     for hole in holes:
         if hole.start < position + length and position < hole.stop:
             return hole
@@ -126,14 +126,14 @@ def first_hole(holes: tuple[range, ...], position: int, length: int) -> range | 
 
 
 def words(hole: range) -> str:
-    """What to tell people of it."""
+    """Describe a hole, for a message."""
     return f"the disk cannot read the {len(hole):,} bytes at {hole.start}"
 
 
 def content_end(file: File, start: int) -> int:
-    """Where the zeros at the end of the file begin, at or after `start`. Raises OSError.
+    """Return where the zeros at the end of the file begin, at or after `start`. Raises OSError.
 
-    What cannot be read may be anything but zeros, so it counts as content.
+    Unreadable bytes may be other than zeros, so they count as content.
     """
     end = file.size()
     while end > start:
@@ -149,9 +149,9 @@ def content_end(file: File, start: int) -> int:
 
 
 def readable_end(file: File, start: int, end: int) -> int:
-    """Where the readable content of [start, end) ends: `content_end`, but what cannot be read
-    counts as zeros. Raises OSError."""
-    length = 8  # the usual answer is `end`, and costs one small read
+    """Return where the readable content of [start, end) ends. Like `content_end`, but unreadable
+    bytes count as zeros. Raises OSError."""
+    length = 8  # the usual result is `end`, found by one small read
     while end > start:
         low = max(start, end - length)
         content = read_zeroed(file, end - low, low).rstrip(b"\0")
@@ -174,8 +174,8 @@ class FileWindow:
         self._holes: tuple[range, ...] = ()
 
     def view(self, position: int, length: int) -> memoryview:
-        """`length` bytes at `position`; fewer only at the end. What the disk does not give is
-        zeros. Raises OSError for other errors."""
+        """Return `length` bytes at `position`; fewer only at the end. Unreadable bytes are zeros.
+        Raises OSError for other errors."""
         length = max(min(length, self._size - position), 0)
         at = position - self._start
         if at < 0 or at + length > len(self._buffer):
@@ -185,8 +185,7 @@ class FileWindow:
         return memoryview(self._buffer)[at : at + length]
 
     def unreadable(self, position: int, length: int) -> str:
-        """What to tell of the first of these bytes that the disk does not give; empty if it gives
-        all of them."""
+        """Describe the first unreadable hole in these bytes; empty if all are readable."""
         self.view(position, length)
         hole = first_hole(self._holes, position, length) if self._holes else None
         return "" if hole is None else words(hole)

@@ -1,5 +1,5 @@
-"""Files beside a sealed segment that are made from it and can be missing: its sketch, its subject
-index. They are not fsynced; what a crash leaves of one fails its checksums.
+"""Files beside a sealed segment that are derived from it and may be missing: sketch and subject
+index. They are not fsynced; if a crash leaves one incomplete, its checksums fail.
 
 Each begins with its kind and version, and names the segment it was made from:
 
@@ -31,16 +31,16 @@ from liftlog.log.segment.segment import Segment
 logger = logging.getLogger("liftlog.log")
 
 CACHED_BYTES = 64 * 1024 * 1024
-"""Of what was read of the files of one kind."""
+"""Size of the cache for the contents of one kind of file: 64 MiB."""
 
 _HEAD = struct.Struct("<4sI4xIQQ")
 _AT_ONCE = 512  # buffers in one system call, which takes 1,024
-_COMPARED_BYTES = 48  # of the beginning, with the checksums: tells a file from one made later
+_COMPARED_BYTES = 48  # the head with the checksums: differs if the file was written again
 _USELESS = 1000
-"""Of so many files that cannot be used it is known; others are read again."""
+"""Number of unusable files to remember; others are read again."""
 
 Kind = tuple[bytes, int]
-"""How a file begins, and its version."""
+"""The first bytes of a file, and its version."""
 
 
 def sketch_path(log_path: Path) -> Path:
@@ -52,12 +52,12 @@ def subject_index_path(log_path: Path) -> Path:
 
 
 def files_of(log_path: Path) -> tuple[Path, Path, Path, Path]:
-    """A segment and what lies beside it."""
+    """Return the paths of a segment and of the files beside it."""
     return log_path, index_path(log_path), sketch_path(log_path), subject_index_path(log_path)
 
 
 def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> bool:
-    """Whether a file that begins so was made from this state of the segment."""
+    """True if a file that begins with `raw` was made from this state of the segment."""
     if len(raw) < _HEAD.size:
         return False
     found = _HEAD.unpack_from(raw)
@@ -66,8 +66,8 @@ def is_named(raw: bytes, kind: Kind, segment: SegmentEntry, lineage: str) -> boo
 
 
 def history_check(segment: SegmentEntry, lineage: str) -> int:
-    """Name the segment in such a file, beside its size and end: a rewritten segment can share both
-    with the one that it replaced."""
+    """Return a checksum that identifies the segment in such a file, in addition to its size and
+    end: a rewritten segment can share both with the one that it replaced."""
     name = f"{lineage}/{segment.generation}" if segment.generation else lineage
     return crc32c(name.encode())
 
@@ -82,8 +82,8 @@ def names_segment(
 
 
 def write_derived(fs: FileSystem, path: Path, parts: Sequence[Buffer]) -> int:
-    """Put a file with these parts, one after another, in the place of an older one; returns how
-    many bytes they are. Raises OSError."""
+    """Write a file of these parts, replacing an older one. Returns its size in bytes. Raises
+    OSError."""
     made, end = path.with_name(f"{path.name}.tmp"), 0
     try:
         with closing(fs.open(made, create=True)) as file:
@@ -99,7 +99,7 @@ def write_derived(fs: FileSystem, path: Path, parts: Sequence[Buffer]) -> int:
 
 
 class Derived(Protocol):
-    """What was read of a file: of which segment and lineage, and how much of it stays in memory."""
+    """The content of a derived file: its segment and lineage, and its size in memory."""
 
     @property
     def about(self) -> tuple[SegmentEntry, str]: ...
@@ -112,8 +112,7 @@ D = TypeVar("D", bound=Derived)
 
 
 class DerivedFiles(Generic[D]):
-    """What was read of the files of one kind that were used last, up to CACHED_BYTES.
-    Thread-safe."""
+    """A cache of the most recently used files of one kind, up to CACHED_BYTES. Thread-safe."""
 
     def __init__(
         self,
@@ -121,7 +120,8 @@ class DerivedFiles(Generic[D]):
         path_of: Callable[[Path], Path],
         read: Callable[[FileSystem, Path, SegmentEntry, str], D | None],
     ) -> None:
-        """`path_of` a segment's file is the file beside it; `read` gets the former."""
+        """`path_of` maps a segment's path to the path of the file beside it; `read` takes the
+        segment's path."""
         self._fs = fs
         self._path_of, self._read = path_of, read
         self._lock = threading.Lock()
@@ -130,7 +130,8 @@ class DerivedFiles(Generic[D]):
         self._useless: OrderedDict[Path, object] = OrderedDict()
 
     def get(self, segment: Segment, lineage: str, *, load: bool) -> D | None:
-        """None if there is none that can be used, and if it is not in memory unless `load`."""
+        """Return the content; None if no file is usable, or, without `load`, if it is not
+        cached."""
         path, about = segment.path, (segment.entry(), lineage)
         with self._lock:
             found = self._found.get(path)
@@ -145,8 +146,7 @@ class DerivedFiles(Generic[D]):
                 return None
             found = self._read(self._fs, path, *about)
         except OSError as error:
-            # It only saves reading, whatever keeps it from being opened or read. The next read
-            # tries again.
+            # The file only saves reading, so no error matters here. The next read retries.
             logger.debug("derived-file-not-read path=%s error=%s", path, error)
             return None
         if found is None:
@@ -165,7 +165,7 @@ class DerivedFiles(Generic[D]):
         return found
 
     def _state_of(self, path: Path) -> tuple[bytes, int] | None:
-        """The beginning and the size of a file; None when it is missing. Raises OSError."""
+        """Return the beginning and the size of a file; None if it is missing. Raises OSError."""
         if not self._fs.exists(path):
             return None
         with closing(self._fs.open(path, writable=False)) as file:

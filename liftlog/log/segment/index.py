@@ -11,16 +11,16 @@ It ends with a footer of 40 bytes, which names the segment:
     0  8  base offset            u64
     8  4  generation             u32  of the segment
    12  4  CRC-32C of the incarnation's 32 hex digits
-   16  8  size                   u64  the entries tell of so many bytes of the segment
+   16  8  size                   u64  bytes of the segment that the entries cover
    24  4  "LLI2"
    28  4  number of entries      u32
    32  4  CRC-32C of the entries
    36  4  CRC-32C of the 36 bytes before
 
-An index is a hint. One that is damaged, names another segment or leads to places where no such
-batch begins is ignored, and rebuilt from the batch headers. So is one with the footer of version 1
-("LLIX"), which named no segment: that of a neighbour could not be told from it. The file of an
-active segment is as old as the last checkpoint.
+An index is a hint. Readers ignore one that is damaged, names another segment or points to places
+where no such batch begins, and rebuild it from the batch headers. They also rebuild one with the
+footer of version 1 ("LLIX"), which named no segment, so that the index of a neighbour looked the
+same. The index file of an active segment is as old as the last checkpoint.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ENTRY_SIZE = 16
 _FOOTER = struct.Struct("<QIIQ4sIII")
 _FOOTER_MAGIC = b"LLI2"
 _SAMPLES = 16
-"""Entries that are compared with the segment when its index is read."""
+"""Number of entries to compare with the segment when its index is read."""
 _ENTRY_START = struct.Struct("<II")
 _ENTRY_TYPE = np.dtype([("relative", "<u4"), ("position", "<u4"), ("stamp", "<i8")])
 
@@ -66,7 +66,7 @@ class IndexEntry(NamedTuple):
 
 
 class SparseIndex:
-    """In memory, three parallel arrays. One thread appends, others may look up meanwhile."""
+    """The index in memory: three parallel arrays. One thread appends while others look up."""
 
     __slots__ = ("_positions", "_relative", "_stamps", "base_offset")
 
@@ -82,26 +82,26 @@ class SparseIndex:
     def maybe_add(self, offset: int, position: int, max_timestamp_ns: int) -> None:
         """Add an entry for the batch at `position` unless the last one is less than 4 KiB away.
 
-        `max_timestamp_ns` is the largest stamp in the segment up to and with this batch.
+        `max_timestamp_ns` is the largest timestamp in the segment up to the end of this batch.
         """
         if self._positions and position - self._positions[-1] < INTERVAL_BYTES:
             return
-        # The relative offset goes last: a reader that sees it finds the other two in place.
+        # The relative offset is added last: a reader that sees it also finds the other two.
         self._positions.append(position)
         self._stamps.append(max_timestamp_ns)
         self._relative.append(offset - self.base_offset)
 
     def floor(self, offset: int) -> IndexEntry:
-        """The last entry at or before `offset`; the segment's start when there is none."""
+        """Return the last entry at or before `offset`; the segment's start if there is none."""
         i = bisect_right(self._relative, offset - self.base_offset) - 1
         return self._entry(i)
 
     def floor_position(self, position: int) -> IndexEntry:
-        """The last entry at or before `position`."""
+        """Return the last entry at or before `position`."""
         return self._entry(bisect_right(self._positions, position, hi=len(self._relative)) - 1)
 
     def floor_time(self, timestamp_ns: int) -> IndexEntry:
-        """An entry such that everything before it is older than `timestamp_ns`."""
+        """Return an entry before which everything is older than `timestamp_ns`."""
         i = bisect_left(self._stamps, timestamp_ns, hi=len(self._relative)) - 1
         return self._entry(i)
 
@@ -111,12 +111,12 @@ class SparseIndex:
         return IndexEntry(self.base_offset + self._relative[i], self._positions[i])
 
     def after_position(self, position: int) -> IndexEntry | None:
-        """The first entry past `position`: where to continue after damage."""
+        """Return the first entry past `position`: where to continue after damage."""
         i = bisect_right(self._positions, position, hi=len(self._relative))
         return self._entry(i) if i < len(self._relative) else None
 
     def copy(self) -> SparseIndex:
-        """A snapshot that a slower thread may write out."""
+        """Return a snapshot that another thread may write to disk."""
         count = len(self._relative)
         twin = SparseIndex(self.base_offset)
         twin._relative = self._relative[:count]
@@ -125,7 +125,7 @@ class SparseIndex:
         return twin
 
     def truncate(self, end_position: int) -> None:
-        """Drop entries at or past `end_position`. Not while others look up: copy it first."""
+        """Drop entries at or past `end_position`. If other threads may look up, copy it first."""
         keep = bisect_left(self._positions, end_position)
         for column in (self._relative, self._positions, self._stamps):
             del column[keep:]
@@ -133,7 +133,7 @@ class SparseIndex:
     # --- bytes ---
 
     def to_bytes(self, segment: Indexed, incarnation: str) -> bytes:
-        """The index file; the entries tell of `segment.size_bytes`."""
+        """Return the index file; its entries cover `segment.size_bytes`."""
         entries = np.empty(len(self._relative), _ENTRY_TYPE)
         entries["relative"] = self._relative
         entries["position"] = self._positions
@@ -146,8 +146,8 @@ class SparseIndex:
 
     @classmethod
     def from_bytes(cls, raw: bytes, segment: Indexed, incarnation: str) -> SparseIndex | None:
-        """None when there is no good footer, when it names another segment or less of this one, or
-        when entries do not ascend. Without an `incarnation` any will do."""
+        """Parse an index file. Returns None if the footer is damaged, names another segment or
+        fewer bytes of this one, or if entries do not ascend. Without `incarnation`, accepts any."""
         count = _count(raw[-_FOOTER.size :], segment, incarnation)
         body = raw[: -_FOOTER.size]
         if count is None or len(body) != count * _ENTRY_SIZE:
@@ -169,8 +169,8 @@ class SparseIndex:
         return index
 
     def is_refuted_by(self, file: File) -> bool:
-        """True if most of a few entries lead to no batch of their offset. Damage of the segment
-        would hit few of them. Raises OSError."""
+        """True if most of a few sampled entries point to no batch of their offset. Damage of the
+        segment would affect only few of them. Raises OSError."""
         count = len(self._relative)
         numbers = {i * (count - 1) // (_SAMPLES - 1) for i in range(_SAMPLES)} if count else set()
         wrong = sum([not self._leads_to_batch(file, i) for i in numbers])
@@ -186,7 +186,7 @@ class SparseIndex:
 
 
 def _count(footer: bytes, segment: Indexed, incarnation: str) -> int | None:
-    """The number of entries before this footer; None if it is damaged or names something else."""
+    """Return the number of entries before this footer; None if it is damaged or does not match."""
     if len(footer) < _FOOTER.size or crc32c(footer[:-4]) != _FOOTER.unpack(footer)[7]:
         return None
     base_offset, generation, history, size_bytes, magic, count, *_ = _FOOTER.unpack(footer)
@@ -210,8 +210,8 @@ def count_entries(file: File, segment: Indexed, incarnation: str) -> int:
 
 
 def read_entry(file: File, number: int, base_offset: int) -> IndexEntry:
-    """One entry of an index file, unchecked; that of the segment's start where the file has become
-    shorter. Raises OSError."""
+    """Return one entry of an index file, unchecked; the segment's start if the file is now shorter.
+    Raises OSError."""
     raw = file.pread(_ENTRY_START.size, number * _ENTRY_SIZE)
     if len(raw) < _ENTRY_START.size:
         return IndexEntry(base_offset, 0)
@@ -238,8 +238,8 @@ def write_index(
 def keep_index(
     fs: FileSystem, log_path: Path, index: SparseIndex, segment: Indexed, incarnation: str
 ) -> None:
-    """Call `write_index`; if it fails, the log goes on without the file. What was written of it is
-    ignored, and it is rebuilt when needed. Raises OSError only when the disk is full."""
+    """Call `write_index`; if it fails, the log continues without the file. Readers ignore an
+    incomplete file and rebuild it when needed. Raises OSError only when the disk is full."""
     try:
         write_index(fs, log_path, index, segment, incarnation)
     except OSError as error:
@@ -251,9 +251,9 @@ def keep_index(
 def read_index(
     fs: FileSystem, file: File, segment: Indexed, incarnation: str
 ) -> SparseIndex | None:
-    """The index beside the open file of a segment, or None when it is missing or cannot be read or
-    trusted: all that it says stands in the segment. Raises OSError when the segment itself cannot
-    be read."""
+    """Read the index beside the open file of a segment. Returns None if it is missing, unreadable
+    or wrong: it can be rebuilt from the segment. Raises OSError if the segment itself cannot be
+    read."""
     try:
         raw = read_small_file(fs, index_path(file.path))
     except OSError as error:

@@ -1,22 +1,21 @@
-"""The parts of a batch that can be checked without the rest of it: its head, which is everything
-before the bytes of its values, and each value.
+"""Checksums for the parts of a batch: for its head, which is everything before the bytes of its
+values, and for each value.
 
-The body of a batch has one checksum, so a read that wants few columns, or few values, would have to
-read all of it. The sketch of a sealed segment has these checksums besides, in an entry for each
-batch:
+The body of a batch has one checksum, so a read of few columns or few values would have to read all
+of it. The sketch of a sealed segment stores additional checksums, in an entry for each batch:
 
      0  4  position of the batch in the segment   u32
      4  4  bytes of the head, with the header     u32
      8  4  CRC-32C of bytes 64 to there           u32
     12  4  the batch's first value check          u32
 
-0 bytes: the batch is to be read whole, since it is compressed or its values take less than
-LEAST_VALUES_BYTES. NO_CHECKS: its values have no checks of their own, because they have less than
-LEAST_VALUE_BYTES on average. Other batches with a head have one value check for each record: u32,
-the CRC-32C of the bytes of the value, also of an empty one.
+A head of 0 bytes means that the batch must be read whole, since it is compressed or its values take
+less than LEAST_VALUES_BYTES. NO_CHECKS as first value check means that its values have no checks of
+their own, because they have less than LEAST_VALUE_BYTES on average. Other batches with a head have
+one value check for each record: u32, the CRC-32C of the bytes of the value, also of an empty one.
 
-A segment whose batches have less than LEAST_BATCH_BYTES on average has none of all this: hardly a
-batch would have a head, and every reader would hold an entry for each.
+A segment whose batches have less than LEAST_BATCH_BYTES on average has neither entries nor checks:
+hardly any batch would have a head, but every reader would hold an entry for each.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from liftlog.records.decode import RecordBatch
 from liftlog.records.format import CODEC_MASK, HEADER_SIZE
 
 LEAST_VALUES_BYTES = 4096
-"""A page: less is read along with what is around it."""
+"""Bytes. One page: fewer bytes are read together with their neighbours."""
 
 LEAST_VALUE_BYTES = 64
-"""Checks of shorter values would be more than a sixteenth of them."""
+"""Bytes. The checks of shorter values would take more than a sixteenth of the values' size."""
 
 LEAST_BATCH_BYTES = 4096
-"""Of a segment, on average: bounds the entries to a part in 256 of it."""
+"""Least average size of the batches of a segment: limits the entries to 1/256 of its size."""
 
 NO_CHECKS = 0xFFFF_FFFF
 
@@ -45,7 +44,7 @@ PART = np.dtype([("position", "<u4"), ("head_bytes", "<u4"), ("head", "<u4"), ("
 
 
 class PartsBuilder:
-    """Takes the batches of one segment in order."""
+    """Builds the entries and value checks of one segment from its batches, added in order."""
 
     def __init__(self) -> None:
         self._parts = array("I")  # a segment may have millions of batches
@@ -53,7 +52,7 @@ class PartsBuilder:
         self._end = 0
 
     def add(self, position: int, batch: RecordBatch) -> None:
-        """Raises CorruptBatch when the columns contradict each other."""
+        """Add a batch. Raises CorruptBatch if its columns contradict each other."""
         header = batch.header
         self._end = position + header.length
         if not header.record_count or header.attributes & CODEC_MASK:
@@ -73,7 +72,7 @@ class PartsBuilder:
         self._parts.extend((position, head_bytes, head, first))
 
     def to_bytes(self) -> tuple[bytes, bytes]:
-        """The entries of all batches, and the value checks; both empty if the batches are small."""
+        """Return all entries and value checks; both are empty if the batches are small."""
         if 4 * self._end < LEAST_BATCH_BYTES * len(self._parts):  # four numbers of each
             return b"", b""
         return self._parts.tobytes(), self._checks.tobytes()

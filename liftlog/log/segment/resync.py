@@ -1,10 +1,10 @@
-"""Where good batches continue after damage.
+"""Finds the place where good batches continue after damage.
 
-A value may hold the bytes of whole foreign batches, perhaps put there on purpose, so a batch that
-looks good proves nothing by itself. Two things do: the damaged batch's own header, when it is
-readable, says where the next one begins; and a chain of headers, each continuing the one before,
-that leads to a place known to be a border (an index entry, the end of the data). A chain inside a
-value breaks where the value ends.
+A value may hold the bytes of whole foreign batches, perhaps on purpose, so a batch that looks good
+proves nothing by itself. Two things are proof. If the header of the damaged batch is readable, it
+contains where the next batch begins. Otherwise a chain of headers, each continuing the one before,
+must lead to a known border (an index entry, the end of the data). A chain inside a value breaks
+where the value ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from liftlog.records.header import BatchHeader, parse_header, verify_body
 
 _SEARCH_BYTES = 1024 * 1024
 _HEADER_WINDOW_BYTES = 64 * 1024
-_MIN_RECORD_BYTES = 4  # a record costs at least its entry in the value offsets
-_UNKNOWN = -1  # an offset that cannot be known
+_MIN_RECORD_BYTES = 4  # a record takes at least its entry in the value offsets
+_UNKNOWN = -1  # the offset cannot be determined
 _MAX_CHECKED_BYTES = 256 * 1024 * 1024
 _MAX_BATCH_BYTES = 128 * 1024 * 1024  # NATS carries no message of more than 64 MiB
 
@@ -34,7 +34,8 @@ class Resync(NamedTuple):
 
 
 class Headers:
-    """Headers anywhere in a file, read in pieces; end of file and damage are both None."""
+    """Reads headers anywhere in a file, in pieces; returns None at the end of file and at
+    damage."""
 
     def __init__(self, file: File, window: int = _HEADER_WINDOW_BYTES) -> None:
         self._file = file
@@ -54,11 +55,11 @@ class Headers:
             return None
 
     def is_unreadable(self, position: int) -> bool:
-        """Whether the disk does not give the header there. Asked after `at`."""
+        """True if the disk cannot read the header there. Call it after `at`."""
         return first_hole(self._holes, position, HEADER_SIZE) is not None
 
     def is_cut_at(self, position: int, end: int) -> bool:
-        """Whether a header begins at `position` that `end` cuts."""
+        """True if a header begins at `position` and `end` cuts it."""
         start = read_zeroed(self._file, min(len(MAGIC), end - position), position)
         return end - position < HEADER_SIZE and start == MAGIC[: len(start)]
 
@@ -73,11 +74,11 @@ def find_resync(
     header: BatchHeader | None = None,
     end_offset: int | None = None,
 ) -> Resync | None:
-    """The first good batch in (position, end), where the batch of `offset` at `position` is bad.
+    """Find the first good batch in (position, end), after a bad batch of `offset` at `position`.
 
-    `header` is the bad batch's own, when it could be read and continues the log. `end` is the end
-    of the data or a known border; with `end_offset`, the offset that a chain must reach there.
-    Costs bounded memory and time, whatever the bytes are. Raises OSError.
+    `header` is the header of the bad batch, if it is readable and continues the log. `end` is the
+    end of the data or a known border; `end_offset` is the offset that a chain must reach there, if
+    it is known. Needs bounded memory and time, whatever the bytes are. Raises OSError.
     """
     headers = Headers(file)
     if end_offset is None:
@@ -95,7 +96,7 @@ def find_resync(
         ):
             return Resync(start, following.base_offset)
     budget = _MAX_CHECKED_BYTES
-    broken: set[int] = set()  # positions from which no chain leads to the end
+    broken: set[int] = set()  # positions from which no chain reaches the end
     for at in _magics(file, start, end):
         found = headers.at(at)
         if (
@@ -119,7 +120,7 @@ def find_resync(
 def leads_to(
     file: File, position: int, header: BatchHeader, end: int, end_offset: int | None = None
 ) -> bool:
-    """Whether a chain of headers leads from the batch at `position`, whose header this is, to
+    """Return True if a chain of headers leads from the batch at `position`, with this header, to
     `end`, and reaches `end_offset` there. Raises OSError."""
     if end_offset is None:
         end = _readable_end(file, position, end)
@@ -128,9 +129,9 @@ def leads_to(
 
 
 def _readable_end(file: File, position: int, end: int) -> int:
-    """Where a chain may end that no offset is known for: where the readable bytes end.
+    """Return where a chain without a known end offset may end: where the readable bytes end.
 
-    An unreadable page in the space allocated ahead counts as data, since what it held is not known.
+    An unreadable page in the space allocated ahead counts as data, since its content is unknown.
     But the last batch ends before the zeros in front of that page, and no chain can lead further.
     """
     used = readable_end(file, position, end) - position
@@ -144,13 +145,12 @@ def _is_proof(reached: int | None, end_offset: int | None) -> bool:
 def _follow(
     headers: Headers, position: int, end: int, header: BatchHeader, broken: set[int]
 ) -> int | None:
-    """The offset that the chain from `position` on reaches at `end`.
+    """Return the offset that the chain of headers from `position` reaches at `end`.
 
-    None when it breaks before; then `broken` gets the positions that it passed. A last batch that
-    the end cuts does not break it: that is the torn tail that a crash leaves after good batches.
-    Nor, with the result _UNKNOWN, does a header that the disk does not give: what could break the
-    chain there is not known, and a value whose end happens to lie in an unreadable page is not what
-    this guards against.
+    Returns None if the chain breaks before; then adds the positions that it passed to `broken`. A
+    last batch that `end` cuts does not break the chain: a crash leaves such a torn tail after good
+    batches. An unreadable header does not break it either, and the result is _UNKNOWN: this check
+    does not guard against a value whose end happens to lie in an unreadable page.
     """
     passed = []
     current: BatchHeader | None = header
@@ -170,7 +170,7 @@ def _follow(
 
 
 def is_whole(file: File, position: int, header: BatchHeader) -> bool:
-    """Whether the body of the batch there is what its header says. Raises OSError."""
+    """True if the body of the batch there matches its header. Raises OSError."""
     try:
         verify_body(read_zeroed(file, header.length, position), header)
     except CorruptBatch:
@@ -179,10 +179,10 @@ def is_whole(file: File, position: int, header: BatchHeader) -> bool:
 
 
 def _magics(file: File, start: int, end: int) -> Iterator[int]:
-    """Aligned positions in [start, end) at which a batch may begin."""
+    """Yield the aligned positions in [start, end) at which a batch may begin."""
     at = start
     while at < end:
-        # The pieces overlap by what a magic may need across the border.
+        # The pieces overlap, so that a magic across a border is found.
         raw = read_zeroed(file, min(_SEARCH_BYTES, end - at) + len(MAGIC), at)
         if not raw:
             return

@@ -22,15 +22,15 @@ _WALK_BYTES = 64 * 1024
 
 
 class Segment:
-    """What is known of a segment without reading it. That of the active segment grows, by its
-    `ActiveSegment` alone; a sealed one never changes.
+    """The facts about a segment that are known without reading it. The active one grows, changed
+    only by its `ActiveSegment`; a sealed one never changes.
 
-    `next_offset` is where the following segment begins. `size_bytes` is how far the file is
-    valid: bytes past it are ignored.
+    The following segment begins at `next_offset`. The file is valid up to `size_bytes`; readers
+    ignore bytes past it.
 
-    Two monotonic times, 0 while unknown, say how old it is whatever the wall clocks say: since
-    `held_since_ns` this process has had all of its records, and they were stored just then if it
-    `is_timed`; since `listed_since_ns` the file has been there as it is.
+    Two monotonic times, 0 if unknown, give its age independently of wall clocks. This process has
+    had all of its records since `held_since_ns`; if `is_timed`, they were also stored at that time.
+    The file has existed unchanged since `listed_since_ns`.
     """
 
     __slots__ = (
@@ -75,7 +75,7 @@ class Segment:
         )
 
     def sealed_at(self, size_bytes: int, next_offset: int, record_count: int) -> Segment:
-        """The beginning of this segment, up to a batch boundary, as a sealed one."""
+        """Return the beginning of this segment, up to a batch boundary, as a sealed segment."""
         entry = replace(
             self.entry(),
             size_bytes=size_bytes,
@@ -88,14 +88,14 @@ class Segment:
         return segment
 
     def take_times(self, sources: Sequence[Segment], *, listed_since_ns: int) -> None:
-        """Its records are those of `sources`, or some of them."""
+        """Take the times of `sources`, from which the records of this segment come."""
         newest = max(sources, key=lambda one: one.held_since_ns)
         self.held_since_ns, self.is_timed = newest.held_since_ns, newest.is_timed
         self.listed_since_ns = listed_since_ns
 
 
 class SteppedOver(NamedTuple):
-    """A stretch of a segment that a walk had to step over, and the offsets that lay in it."""
+    """A damaged range of a segment that a walk skipped, and the offsets that it held."""
 
     position: int
     first_offset: int
@@ -115,16 +115,16 @@ def walk_batches(
     size_bytes: int | None = None,
     epochs: Epochs = (),
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each batch from `start` to `end`, reading ahead in windows.
+    """Yield (position, header) of each batch from `start` to `end`, reading ahead in windows.
 
-    `size_bytes` is given where `end.position` is only where the zeros at the end of the file begin
-    (see `find_data_end`): the last batch may end in zeros itself, so it may reach up to that size,
-    and which offset the log has reached there is not known.
+    Pass `size_bytes` if `end.position` is only where the zeros at the end of the file begin (see
+    `find_data_end`). The last batch may itself end in zeros, so it may reach up to that size, and
+    the offset at the end is unknown.
 
-    The walk steps over damage to the next batch that provably continues the log, and adds what it
-    skipped to `stepped_over`; so damage costs readers what it hit and no more. A batch that belongs
-    somewhere else is damage; `epochs` of the manifest help to detect it. Bodies are not checked.
-    Raises OSError and UnsupportedFormat.
+    The walk skips damage up to the next batch that provably continues the log, and adds each
+    skipped range to `stepped_over`; so readers lose only the damaged batches. A batch that belongs
+    elsewhere is damage; `epochs` of the manifest help to detect it. Bodies are not checked. Raises
+    OSError and UnsupportedFormat.
     """
     position = start.position
     limit = end.position if size_bytes is None else max(size_bytes, end.position)

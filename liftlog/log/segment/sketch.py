@@ -1,6 +1,6 @@
-"""The sketch of one sealed segment: which of its blocks can hold records of a subject, with a key,
-or of a time, and checksums of the parts of its batches (`parts`). A read that wants few records
-skips the other blocks; one that wants few columns reads those alone.
+"""The sketch of one sealed segment. It states which blocks can hold records of a subject, a key or
+a time, and has checksums of the parts of batches (`parts`). A read of few records skips the other
+blocks; a read of few columns reads only these.
 
 A block is a run of batches of about 64 KiB. The file lies beside the segment:
 
@@ -25,10 +25,10 @@ and the bytes): PROBES bits for each, at (c + i * d) modulo the number of bits, 
 CRC-32C and d is (c * 0x9E3779B97F4A7C15 modulo 2^64) >> 32, made odd. Bit n is bit n % 8 of byte
 n // 8.
 
-A sketch is derived from its segment and can be missing; then everything is read. It counts only for
-the lineage, size and end that it names, so one that outlived a truncation is ignored. It is not
-fsynced: what a crash leaves of it fails its checksum. A damaged segment has none. One of version 1,
-which had no checksums of parts, counts as missing.
+A sketch is derived from its segment and may be missing; then everything is read. It is valid only
+for the lineage, size and end that it names, so one from before a truncation is ignored. It is not
+fsynced: if a crash leaves it incomplete, its checksum fails. A damaged segment has none. A sketch
+of version 1, which had no checksums of parts, counts as missing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ BLOCK_BYTES = 64 * 1024
 PROBES = 7
 _BITS_PER_ITEM = 10
 _MOST_PART = 32
-"""A filter takes at most one part in so many of its block; with more items it excludes less."""
+"""A filter takes at most 1/32 of the size of its block; with more items it excludes fewer
+blocks."""
 
 _MAGIC = b"LLSK"
 _VERSION = 2
@@ -83,7 +84,7 @@ _STEPS = np.arange(PROBES, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a read wants: only records of these times, and of this subject and key if given."""
+    """Filter of a read: only records of these times, and of this subject and key if given."""
 
     not_before_ns: int = -(2**63)
     not_after_ns: int = 2**63 - 1
@@ -100,8 +101,8 @@ class Probe:
 
 
 class Blocks(NamedTuple):
-    """Runs of batches that tile a segment, and whether records that are wanted can be among them.
-    Block i has the offsets [borders[i], borders[i + 1])."""
+    """The blocks of a segment, and for each whether it can hold a wanted record. Block i has the
+    offsets [borders[i], borders[i + 1])."""
 
     borders: NDArray[np.int64]
     sizes_bytes: NDArray[np.int64]
@@ -109,7 +110,7 @@ class Blocks(NamedTuple):
 
 
 class ValueChecks(NamedTuple):
-    """Where they lie in the file, to its end, and their checksum."""
+    """Place of the value checks in the file, up to its end, and their checksum."""
 
     position: int
     size_bytes: int
@@ -117,7 +118,7 @@ class ValueChecks(NamedTuple):
 
 
 class Sketch:
-    """One that was read and checked."""
+    """A sketch that was read and checked."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class Sketch:
         self.value_checks = value_checks
 
     def blocks(self, probe: Probe) -> Blocks:
-        """All of them, and which may match."""
+        """Return all blocks, and which of them may match."""
         entries, segment = self._entries, self._segment
         may_match = (entries["newest"] >= probe.not_before_ns) & (
             entries["oldest"] <= probe.not_after_ns
@@ -147,7 +148,7 @@ class Sketch:
         return Blocks(np.append(borders, segment.next_offset), np.diff(positions), may_match)
 
     def _holds(self, item: int) -> NDArray[np.bool_]:
-        """Of which blocks the filter holds it."""
+        """Return for each block if its filter holds the item."""
         entries = self._entries
         bits = 8 * entries["filter_bytes"].astype(np.uint64)
         found: NDArray[np.bool_] = bits > 0
@@ -161,7 +162,7 @@ class Sketch:
 
 
 def _bits_of(items: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """The places of each item, before the modulo."""
+    """Return the bit numbers of each item, before the modulo."""
     first = items.astype(np.uint64)
     step = (first * _SPREAD) >> np.uint64(32) | np.uint64(1)
     places: NDArray[np.uint64] = first[:, None] + step[:, None] * _STEPS
@@ -169,7 +170,7 @@ def _bits_of(items: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 class SketchBuilder:
-    """Takes the batches of one segment in order; a batch is never divided."""
+    """Builds a sketch from the batches of one segment, added in order. Never divides a batch."""
 
     def __init__(self, base_offset: int) -> None:
         self._base = base_offset
@@ -183,7 +184,7 @@ class SketchBuilder:
         self._parts = PartsBuilder()
 
     def add(self, position: int, batch: RecordBatch) -> None:
-        """Raises CorruptBatch when the columns contradict each other."""
+        """Add a batch. Raises CorruptBatch if its columns contradict each other."""
         header = batch.header
         self._parts.add(position, batch)
         stamps = header.base_timestamp_ns, header.max_timestamp_ns
@@ -211,7 +212,7 @@ class SketchBuilder:
         self._first, self._items = -1, set()
 
     def to_bytes(self, segment: SegmentEntry, lineage: str) -> bytes:
-        """The file, after the last batch."""
+        """Return the file. Call it after the last batch."""
         self._finish_block()
         parts, value_checks = self._parts.to_bytes()
         entries = np.array(self._entries, _ENTRY).tobytes() + parts
@@ -248,8 +249,8 @@ def is_sketched(fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: 
 def read_sketch(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> Sketch | None:
-    """None when it is missing, damaged, or of another state of the segment. The value checks, which
-    are longer than all else, are left for `read_value_checks`. Raises OSError for errors that say
+    """Read a sketch; None if it is missing, damaged, or of another state of the segment. Leaves the
+    value checks, its longest part, to `read_value_checks`. Raises OSError for errors that say
     nothing about its bytes."""
     path = sketch_path(log_path)
     try:
@@ -290,7 +291,7 @@ def _read(file: File, segment: SegmentEntry, lineage: str) -> Sketch | None:
 def read_value_checks(
     fs: FileSystem, log_path: Path, place: ValueChecks
 ) -> NDArray[np.uint32] | None:
-    """The checksums of all values that have one; None if they cannot be read or trusted."""
+    """Return the checksums of all values that have one; None if they are unreadable or damaged."""
     try:
         with closing(fs.open(sketch_path(log_path), writable=False)) as file:
             raw = file.pread(place.size_bytes, place.position)

@@ -1,4 +1,4 @@
-"""A sketch as far as it tells of parts of batches: what stays in memory of it."""
+"""The part of a sketch that stays in memory: its checksums of parts of batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from liftlog.log.segment.sketch import ValueChecks, read_sketch, read_value_chec
 
 
 class SegmentParts:
-    """What the sketch of a segment says of its batches. Thread-safe."""
+    """The entries of a segment's sketch for its batches. Thread-safe."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class SegmentParts:
             self.size_bytes += place.size_bytes
         self._parts = parts.copy()
         self._fs, self._path = fs, path
-        self._place: ValueChecks | None = place  # None: its bytes were read, or are of no use
+        self._place: ValueChecks | None = place  # None: its bytes were read, or are unusable
         self._checks: NDArray[np.uint32] | None = None
 
     def between(self, position: int, end_position: int) -> tuple[int, int] | None:
-        """The numbers of the batches in these bytes; None if others begin or end there."""
+        """Return the numbers of the batches in these bytes; None if the borders do not match."""
         first, end = self.positions.searchsorted((position, end_position)).tolist()
         of_segment = self.about[0].size_bytes
         stop = self.positions[end] if end < len(self.positions) else of_segment
@@ -49,12 +49,13 @@ class SegmentParts:
         return bool(self._parts["head_bytes"][first:end].any())
 
     def of(self, first: int, end: int) -> list[tuple[int, int, int, int]]:
-        """Position, bytes and checksum of the head, and first value check of these batches."""
+        """Return position, bytes and checksum of the head, and first value check of these
+        batches."""
         found: Any = self._parts[first:end].tolist()
         return found  # type: ignore[no-any-return]
 
     def checks(self, first: int, count: int) -> NDArray[np.uint32] | None:
-        """The value checks of a batch; None if they cannot be read."""
+        """Return the value checks of a batch; None if they cannot be read."""
         self._load_checks()
         if self._checks is None:
             return None
@@ -62,7 +63,7 @@ class SegmentParts:
         return found if len(found) == count else None
 
     def checks_at(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32] | None:
-        """The value checks with these numbers. Otherwise as `checks`."""
+        """Return the value checks with these numbers; None if they cannot be read."""
         self._load_checks()
         checks = self._checks
         if checks is None or (len(numbers) and int(numbers.max()) >= len(checks)):
@@ -81,7 +82,7 @@ class SegmentParts:
 def read_parts(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> SegmentParts | None:
-    """None without a good sketch that has parts. Raises OSError."""
+    """Read the entries; None if there is no valid sketch with parts. Raises OSError."""
     sketch = read_sketch(fs, log_path, segment, lineage)
     if sketch is None or not len(sketch.parts):
         return None

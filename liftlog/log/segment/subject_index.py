@@ -1,9 +1,9 @@
-"""The subject index of one sealed segment: where the records on each subject lie.
+"""The subject index of one sealed segment: it locates the records on each subject.
 
-Where each batch has some records on a subject, a read for that subject would look at every batch.
-Here the records on each subject are put together in runs. A run is a record batch of them, as the
-answer to such a read has it, without the bytes of the values; these are read from the segment, and
-the checksum of the batch is over all of it. The file lies beside the segment:
+If every batch has some records on a subject, a read for that subject would have to examine every
+batch. The index groups the records on each subject into runs. A run is a record batch of these
+records, in the form in which a read returns it, without the bytes of the values. Those are read
+from the segment; the checksum of the batch includes them. The file lies beside the segment:
 
      0  4  "LLSX"
      4  4  version 1                        u32
@@ -27,8 +27,8 @@ zlib.
 
 Subjects ascend, by the bytes of their names as stored; so do the offsets of the runs of each.
 
-An index is derived from its segment and can be missing, as a sketch can. One without subjects says
-that it would be too large for what it saves, or that the segment has compressed batches.
+An index is derived from its segment and may be missing, like a sketch. One without subjects means
+that an index would be too large for what it saves, or that the segment has compressed batches.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from liftlog.log.segment.derived import history_check, is_named, subject_index_p
 from liftlog.records.columns.heads import WantedSubjects
 
 RUN_BYTES = 64 * 1024
-"""A run has no more, or what one batch has on its subject."""
+"""Maximum size of a run, unless one batch alone has more on its subject."""
 
 _MOST_NAMES = 1000
-"""Compared with patterns, for one read."""
+"""Maximum number of names to compare with patterns in one read."""
 
 _MAGIC = b"LLSX"
 _VERSION = 1
@@ -75,7 +75,7 @@ RUN = np.dtype(
 
 
 class SubjectIndex:
-    """The entries of one that was read and checked."""
+    """The entries of a subject index that was read and checked."""
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class SubjectIndex:
         self._names = names
 
     def __len__(self) -> int:
-        """How many subjects it has."""
+        """Number of subjects."""
         return len(self._subjects)
 
     def runs_of(self, wanted: WantedSubjects, most: int) -> list[tuple[int, int]] | None:
-        """For each subject that is wanted the numbers of its first run and after its last one. None
-        if these are more than `most`, or too many to look at."""
+        """Return for each wanted subject the number of its first run, and the one after its last.
+        None if there are more than `most` runs, or too many names to compare."""
         numbers: Iterator[int]
         if wanted.literals is not None and len(wanted.literals) <= _MOST_NAMES:
             names = filter(wanted.matches, wanted.literals) if wanted.matches else wanted.literals
@@ -120,7 +120,7 @@ class SubjectIndex:
         return bytes(self._names[at : at + size])
 
     def _named(self, name: bytes) -> list[int]:
-        """One, or two if one of these is escaped."""
+        """Return the subjects of this name: one, or two if one of them is escaped."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -141,8 +141,11 @@ def index_parts(
     runs: NDArray[np.void],
     content: Sequence[Buffer],
 ) -> list[Buffer]:
-    """The file, in parts. Of each subject its name, whether that is escaped, and its first run;
-    the entries of the runs, with positions in `content`."""
+    """Return the file, in parts.
+
+    `subjects` are tuples of a name, whether it is escaped, and its first run. `runs` are the
+    entries of the runs, with positions in `content`.
+    """
     sizes = [len(name) for name, *_ in subjects]
     names = b"".join([name for name, *_ in subjects])
     table = np.zeros(len(subjects), SUBJECT)
@@ -180,8 +183,8 @@ def _is_whole(head: bytes, file_size: int, segment: SegmentEntry, lineage: str) 
 def read_subject_index(
     fs: FileSystem, log_path: Path, segment: SegmentEntry, lineage: str
 ) -> SubjectIndex | None:
-    """Its entries. None when there are none, or the file is missing, damaged, or of another state
-    of the segment. Raises OSError for errors that say nothing about its bytes."""
+    """Read the entries. None if there are none, or the file is missing, damaged, or of another
+    state of the segment. Raises OSError for errors that say nothing about its bytes."""
     path = subject_index_path(log_path)
     try:
         if not fs.exists(path):

@@ -1,8 +1,8 @@
-"""What is left of the active segment after a stop that was not clean.
+"""Scans the active segment after an unclean stop, and decides about a bad tail.
 
-A scan from the recovery point accepts batches as long as each is whole and continues the one
-before. Where it stops there is either nothing more, or a bad tail, and the question is whether
-that tail can have been acked. The reasoning, case by case, stands in `judge_tail`.
+A scan from the recovery point accepts batches while each is whole and continues the one before.
+Where it stops, there is either nothing more or a bad tail, which may have been acked or not.
+`judge_tail` decides that and gives the reasons, case by case.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from liftlog.records.place import Epochs, Place
 
 @dataclass(frozen=True, slots=True)
 class ActiveState:
-    """How far the active segment is known to be good; also what clean marker and recovery
-    points store. `position` is the size in bytes up to there. A replica, which may hold what is
-    not committed, adds its `high_watermark`; 0 says nothing."""
+    """The place up to which the active segment is valid, as clean marker and recovery points store
+    it. `position` is the size in bytes up to there. A replica may hold uncommitted records, so it
+    adds its `high_watermark`; 0 means unknown."""
 
     incarnation: str
     base_offset: int
@@ -44,7 +44,8 @@ class ActiveState:
         return cls(incarnation, base_offset, 0, base_offset, 0, 0, 0, 0, 0, generation)
 
     def is_of(self, incarnation: str, entry: SegmentEntry) -> bool:
-        """Whether it speaks of this very file. Truncation gives its successor a new generation."""
+        """True if it refers to this file. After a truncation the new file has another
+        generation."""
         return (self.incarnation, self.base_offset, self.generation) == (
             incarnation,
             entry.base_offset,
@@ -56,24 +57,24 @@ class ActiveState:
 class Damage:
     """The scan stopped at `position`, where the batch of `offset` should begin.
 
-    `unreadable`: the disk did not give bytes of that batch. No write that was under way leaves such
-    a sector, so nothing about it says that the batch was never acked.
+    `unreadable`: the disk could not read bytes of that batch. An interrupted write leaves no such
+    sector, so this is no sign that the batch was never acked.
     """
 
     position: int
     offset: int
     reason: str
-    header: BatchHeader | None  # when it could be read and continues the log
+    header: BatchHeader | None  # if it is readable and continues the log
     unreadable: bool = False
-    is_last: bool = False  # nothing can follow the batch: there are zeros, or the file ends
+    is_last: bool = False  # nothing follows the batch: only zeros, or the file ends
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do about a damage.
+    """The decision about a damaged tail.
 
-    `cut`: the tail was never acked; drop it and continue at `log_end_offset`.
-    otherwise: it was (or may have been) acked; keep it and quarantine up to `quarantine_end`.
+    `cut`: the tail was never acked; drop it and continue at `log_end_offset`. Otherwise it was (or
+    may have been) acked; keep it and quarantine up to `quarantine_end`.
     """
 
     cut: bool
@@ -82,10 +83,10 @@ class Verdict:
 
 
 def find_data_end(file: File, start: int) -> int:
-    """Where the zeros begin that were allocated ahead, at or after `start`; a multiple of 8.
+    """Return where the zeros allocated ahead begin, at or after `start`; a multiple of 8.
 
-    Zeros at the end of the last batch are taken for allocated ones too, so a batch may reach past
-    this position. Nothing that can be a batch begins after it.
+    Zeros at the end of the last batch count as allocated ones too, so a batch may reach past this
+    position. No batch begins after it.
     """
     used = content_end(file, start) - start
     return start + (used + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -102,8 +103,8 @@ def scan(
     """Accept whole batches from `state` on up to `data_end`, each continuing the one before.
 
     Calls `on_batch(position, header)` for each. With the `epochs` of the manifest, a batch that is
-    older than the epoch of its offset is damage. What the disk cannot read is damage, and never the
-    end of the data. Raises OSError for other errors, and UnsupportedFormat.
+    older than the epoch of its offset is damage. Unreadable bytes are damage, never the end of the
+    data. Raises OSError for other errors, and UnsupportedFormat.
     """
     window = FileWindow(file, file.size())
     position, offset = state.position, state.next_offset
@@ -145,7 +146,7 @@ def scan(
 
 
 def _with_holes(window: FileWindow, damage: Damage) -> Damage:
-    """With what the disk does not give of the damaged batch."""
+    """Return the damage with the unreadable bytes of the damaged batch added."""
     length = HEADER_SIZE if damage.header is None else damage.header.length
     hole = window.unreadable(damage.position, length)
     if not hole:
@@ -158,7 +159,7 @@ def _with_holes(window: FileWindow, damage: Damage) -> Damage:
 
 
 def resync_behind(file: File, damage: Damage, good: ActiveState, data_end: int) -> Resync | None:
-    """Where good batches continue after a damage of the active segment (see resync.py)."""
+    """Find where good batches continue after a damage of the active segment (see resync.py)."""
     return find_resync(
         file,
         damage.position,
@@ -177,33 +178,33 @@ def judge_tail(
     slot: SlotState | None,
     reserved_offset: int,
 ) -> Verdict:
-    """Decide what a damaged tail means.
+    """Decide if a damaged tail is cut or kept.
 
     One write is in flight per stream, so at most one commit group, the last, can be un-acked.
     """
     acked_end = max(recovery_point, slot.acked_end if slot else 0)
     exact = slot is not None and slot.exact
     if damage.offset < acked_end:
-        # Acked for sure: never cut. Where it ends is known only from what follows it, or from
-        # a slot written since the last reboot; else continue where no offset was ever assigned.
+        # Certainly acked: never cut. Its end is known only from the batches that follow it, or from
+        # a slot written since the last reboot; else continue where no offset was assigned.
         if behind is not None:
             return Verdict(False, behind.offset, behind.offset)
         end = acked_end if exact else max(acked_end, reserved_offset)
         return Verdict(False, end, end)
     if exact:
-        # The slot says precisely how far acks went, and that is not this far.
+        # The slot is exact, and acks did not go this far.
         return Verdict(True, damage.offset, damage.offset)
-    # A power cut: what the slot said last may be lost, so these bytes look the same whether the
-    # write was under way or was acked and then one bit of it rotted. No offset is used again.
+    # A power cut: the last update of the slot may be lost. So the bytes of an interrupted write
+    # look like those of an acked one in which a bit rotted. No offset is used again.
     if behind is not None:
-        # One bad bit costs one batch; and if another commit group follows it, it was acked.
+        # One bad bit damages one batch; and if another commit group follows it, it was acked.
         return Verdict(False, behind.offset, behind.offset)
     if damage.unreadable:
-        # It was on the disk in full once, for all that is known: acked, so it is kept and told.
+        # It may once have been whole on the disk and acked, so it is kept and reported.
         known = damage.header if damage.is_last else None
         end = reserved_offset if known is None else known.next_offset
         return Verdict(False, max(damage.offset, end), max(damage.offset, end))
     if damage.header is not None:
         return Verdict(True, damage.offset, damage.header.next_offset)
-    # It tells nothing, not even how many offsets were in it.
+    # Its bytes reveal nothing, not even how many offsets were in it.
     return Verdict(True, damage.offset, max(damage.offset, reserved_offset))

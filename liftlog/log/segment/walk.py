@@ -1,8 +1,8 @@
-"""The batches of one segment, one after the other, and every stretch that holds none; and what of
-the listed segments is damaged and not yet quarantined.
+"""Walks the batches and gaps of one segment in order, and finds damage in the listed segments that
+is not quarantined yet.
 
-Unlike recovery, which must decide what to keep, `walk` only has to tell what is there. So it
-continues after damage wherever the log's own batches can be recognised again.
+Recovery must decide what to keep; `walk` only reports what is there. So it continues after damage
+wherever it can recognise the log's own batches again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Found(NamedTuple):
 class Missing(NamedTuple):
     """No good batch in [position, end_position).
 
-    It should have held [first_offset, next_offset); next_offset is None when nothing follows
-    that would tell. `header` is set when the batch's header is good and only its body is not.
+    It should have held [first_offset, next_offset); `next_offset` is None if no batch follows that
+    shows the end. `header` is set if the batch's header is good and only its body is damaged.
     """
 
     position: int
@@ -63,13 +63,12 @@ def walk(
     end_offset: int | None = None,
     epochs: Epochs = (),
 ) -> Iterator[Found | Missing]:
-    """Every batch and every gap from `position`, where the batch of `base_offset` begins, to
-    `data_end`, in order of position.
+    """Yield every batch and every gap from `position` to `data_end`, in order of position.
 
-    No batch reaches past `size`; between the two lie zeros allocated ahead. `index` is the one of
-    a sealed segment, `end_offset` the offset at which the log continues at `data_end`, where it is
-    known; `epochs` are those of the manifest. Raises OSError, and UnsupportedFormat for what a
-    newer liftlog wrote.
+    The batch of `base_offset` begins at `position`. No batch reaches past `size`; between
+    `data_end` and `size` are zeros allocated ahead. `index` is the index of a sealed segment,
+    `end_offset` the offset at which the log continues at `data_end`, if it is known; `epochs` are
+    those of the manifest. Raises OSError, and UnsupportedFormat for data of a newer liftlog.
     """
     window = FileWindow(file, size, window_bytes)
     place = Place(base_offset, end_offset, epochs=epochs)
@@ -80,7 +79,7 @@ def walk(
         if header is not None and not place.holds(header):
             reason = place.problem(header)
             if header.base_offset > expected and leads_to(file, position, header, *border):
-                # The batches between are gone, and their bytes as well.
+                # The batches in between are gone, and so are their bytes.
                 yield Missing(position, position, expected, header.base_offset, reason)
                 place.go_on_at(header.base_offset)
             if not place.holds(header):
@@ -100,7 +99,7 @@ def walk(
 def _read_batch(
     window: FileWindow, position: int
 ) -> tuple[BatchHeader | None, RecordBatch | None, str]:
-    """The header if it is good, the batch if its body is good too, and what is wrong."""
+    """Return the header if it is good, the batch if its body is good too, and the problem."""
     header = None
     try:
         header = parse_header(window.view(position, HEADER_SIZE))
@@ -117,8 +116,8 @@ def _border(
     data_end: int,
     end_offset: int | None,
 ) -> tuple[int, int | None]:
-    """The next place after `position` at which a batch begins for sure, or the data end, and the
-    offset there if that is known."""
+    """Return the next position at which a batch certainly begins, or the data end, and the offset
+    there if that is known."""
     border = index.after_position(position) if index is not None else None
     if border is None or border.position >= data_end or border.offset <= expected:
         return data_end, end_offset
@@ -132,7 +131,7 @@ def _behind(
     border: tuple[int, int | None],
     header: BatchHeader | None,
 ) -> tuple[int, int | None]:
-    """Where to continue after a bad batch, and the offset there; None at the end of the data."""
+    """Return where to continue after a bad batch, and the offset there; None at the data end."""
     end, end_offset = border
     found = find_resync(
         file,
@@ -147,7 +146,7 @@ def _behind(
 
 
 def is_covered(first: int, following: int, ranges: Iterable[QuarantinedRange]) -> bool:
-    """Whether [first, following) lies in the ranges taken together."""
+    """Return True if the ranges together cover [first, following)."""
     for bad in sorted(ranges, key=lambda one: one.first_offset):
         if bad.first_offset <= first < bad.next_offset:
             first = bad.next_offset
@@ -160,7 +159,7 @@ class Judgement(NamedTuple):
     new: list[QuarantinedRange]
     """Damage that is not yet quarantined."""
     lifted: list[QuarantinedRange]
-    """Known ranges that read well now, in part at least."""
+    """Recorded ranges that are readable now, at least in part."""
     still: list[QuarantinedRange]
     """The parts of these ranges that are damaged."""
 
@@ -168,10 +167,10 @@ class Judgement(NamedTuple):
 def judge_all(
     fs: FileSystem, directory: Path, manifest: Manifest, trusted: ActiveState | None
 ) -> Judgement:
-    """Read every byte of the sealed segments, and of the active one what recovery would trust.
+    """Read every byte of the sealed segments, and the part of the active one that recovery trusts.
 
-    `trusted` is how far it would; the rest of the active segment is recovery's to judge. What
-    readers cannot reach, below the log's start, does not count. Raises OSError, UnsupportedFormat.
+    `trusted` is the end of that part; recovery judges the rest. Damage below the log's start, which
+    readers cannot reach, is not reported. Raises OSError, UnsupportedFormat.
     """
     found: list[QuarantinedRange] = []
     judged: list[SegmentEntry] = []
@@ -208,19 +207,20 @@ def judge_all(
 def find_new_damage(
     fs: FileSystem, directory: Path, manifest: Manifest, trusted: ActiveState | None
 ) -> list[QuarantinedRange]:
-    """See `judge_all`."""
+    """Return the new damage of `judge_all`."""
     return judge_all(fs, directory, manifest, trusted).new
 
 
 def readable_again(
     known: Iterable[QuarantinedRange], found: Iterable[QuarantinedRange], entry: SegmentEntry
 ) -> tuple[list[QuarantinedRange], list[QuarantinedRange]]:
-    """Return the known ranges of a segment that read well now, at least in part, and the parts of
-    them that are damaged. `found` is all damage that a walk over the whole segment has met.
+    """Return the recorded ranges of a segment that are readable now, at least in part, and the
+    parts of them that are damaged. `found` is all damage that a walk over the whole segment has
+    met.
 
-    A quarantine says what could be read at the time. A sector can be readable later, and an index
-    can have led beside a batch. All offsets of the segment that are not in `found` are in whole
-    batches that continue each other. Ranges that reach past its end are left as they are."""
+    A quarantine records the state at its time. A sector can become readable later, and an index may
+    have pointed to a wrong place. All offsets of the segment that are not in `found` are in whole
+    batches that continue each other. Ranges that reach past its end stay as they are."""
     damage = list(found)
     lifted: list[QuarantinedRange] = []
     still: list[QuarantinedRange] = []
@@ -241,7 +241,7 @@ def readable_again(
 def merged(
     known: Sequence[QuarantinedRange], found: Iterable[QuarantinedRange]
 ) -> tuple[QuarantinedRange, ...]:
-    """All ranges; those of one file whose bytes or offsets overlap become one."""
+    """Return all ranges, merging those of one file whose bytes or offsets overlap."""
     ranges = list(known)
     for bad in found:
         apart = []
@@ -295,7 +295,7 @@ def _in_file(
 
 
 def damage_in_walk(items: Iterable[Found | Missing], entry: SegmentEntry) -> list[QuarantinedRange]:
-    """What a walk over all of a sealed segment missed, as ranges to quarantine."""
+    """Return the gaps that a walk over a whole sealed segment found, as ranges to quarantine."""
     found: list[QuarantinedRange] = []
     name = entry.file_name
     position, offset = 0, entry.base_offset
@@ -307,7 +307,7 @@ def damage_in_walk(items: Iterable[Found | Missing], entry: SegmentEntry) -> lis
         following = item.next_offset
         position, offset = item.end_position, following or entry.next_offset
         if following is None or following > entry.next_offset:
-            # Nothing readable after it: all up to where the next segment begins is gone.
+            # Nothing readable follows: all offsets up to the next segment are gone.
             position, offset = entry.size_bytes, entry.next_offset
         if offset > item.first_offset:
             found.append(
@@ -342,7 +342,7 @@ def _in_active(
                 continue
             end, following = item.end_position, item.next_offset
             if end > border or following is None:
-                # Whatever follows the border, recovery begins there.
+                # Recovery begins at the border, whatever follows it.
                 end, following = border, trusted.next_offset
             if following > item.first_offset:
                 found.append(
