@@ -180,8 +180,8 @@ class StreamUnavailable(LiftlogError):
     """The stream's storage failed or could not be opened, or the stream is closing. Other streams
     are not affected.
 
-    Try again: in a cluster another node may lead soon. If it stays so, look at `liftlog stream
-    info` and the daemon's log. `liftlog log repair` repairs a damaged stream.
+    Try again: in a cluster another node may lead soon. If the error persists, look at `liftlog
+    stream info` and the daemon's log. `liftlog log repair` repairs a damaged stream.
     """
 
     code = 14
@@ -239,7 +239,8 @@ class StorageError(LiftlogError):
 
 
 class DiskFull(StorageError):
-    """The file system of the data directory is full: nothing can be stored, all can be read.
+    """The file system of the data directory is full: liftlog can store nothing, but still read
+    everything.
 
     Free space, or let retention remove more. The daemon then continues by itself.
     """
@@ -349,7 +350,7 @@ class FencedEpoch(LiftlogError):
 
 
 class UnknownEpoch(LiftlogError):
-    """The request carries a newer leader epoch than the node knows: the node has yet to learn of a
+    """The request carries a newer leader epoch than the node knows: the node has not yet received a
     change of leader.
 
     Try again after a moment.
@@ -361,8 +362,8 @@ class UnknownEpoch(LiftlogError):
 
 
 class NotEnoughReplicas(LiftlogError):
-    """Fewer replicas of the stream are in sync than `min_isr` asks for, so nothing can be committed
-    that asks for an ack.
+    """Fewer replicas of the stream are in sync than `min_isr` requires, so messages that ask for an
+    ack cannot be committed.
 
     Bring the other nodes back; the stream then continues by itself.
     """
@@ -374,9 +375,9 @@ class NotEnoughReplicas(LiftlogError):
 
 
 class NotReady(LiftlogError):
-    """The node leads the stream, and does not know yet how far it was committed before.
+    """The node leads the stream, but does not yet know up to which offset it was committed before.
 
-    Try again: one round of its followers tells it.
+    Try again: the node learns it from the next requests of its followers.
     """
 
     code = 29
@@ -385,7 +386,8 @@ class NotReady(LiftlogError):
 
 
 class MetadataUnavailable(LiftlogError):
-    """The store of the cluster's metadata does not answer, or has lost what this node has seen.
+    """The store of the cluster's metadata does not answer, or has lost changes that this node has
+    seen.
 
     Check the store: `cluster.store` in the settings.
     """
@@ -396,8 +398,8 @@ class MetadataUnavailable(LiftlogError):
 
 
 class GroupFenced(LiftlogError):
-    """The caller is not the member of the consumer group that it takes itself for: its session has
-    ended, another one has joined under its name, or the slot belongs to another member.
+    """The caller is not a member of the consumer group: its session has ended, another one has
+    joined under its name, or the slot belongs to another member.
 
     Join again. The client does so by itself; records since the last commit are read again, by the
     member that owns their slot now. If it happens often, the session is too short for the work that
@@ -467,8 +469,8 @@ class UnsupportedFormat(LiftlogError):
 
 
 class NewerFormat(UnsupportedFormat):
-    """The data was written by a newer liftlog, which uses what this one does not know. It is left
-    as it is.
+    """The data was written by a newer liftlog, and uses a feature that this one does not know. The
+    data stays unchanged.
 
     Upgrade this liftlog, or go back to the version that has written it; see `liftlog docs
     how-to/upgrade`.
@@ -518,7 +520,7 @@ class ConnectionLost(LiftlogError):
 
     @property
     def undecided(self) -> bool:
-        """Whether the request may have taken effect."""
+        """True if the request may have taken effect."""
         return bool(self.details.get("undecided"))
 
 

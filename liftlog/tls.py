@@ -1,7 +1,7 @@
 """TLS for the pull socket, the same for the daemon and the clients.
 
-Certificates and keys become the contexts that connections are made from; a session is TLS over
-memory (ciphertext in and out, plaintext in and out, no socket), and `TlsSocket` is one on a
+Certificates and keys are loaded into contexts, from which connections are made. A session is TLS
+over memory (ciphertext in and out, plaintext in and out, no socket); `TlsSocket` is a session on a
 connected socket that never blocks.
 """
 
@@ -28,7 +28,8 @@ MIN_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 def server_context(
     cert: FileName, key: FileName, *, client_ca: FileName | None = None, min_version: str = "1.2"
 ) -> ssl.SSLContext:
-    """The daemon's context. With `client_ca` clients need a certificate signed by one of these CAs.
+    """Return the daemon's context. With `client_ca` clients need a certificate signed by one of
+    these CAs.
 
     Reads the files: call it again when they have changed. Raises ConfigError.
     """
@@ -62,7 +63,7 @@ def server_context(
 
 
 def own_certificate(context: ssl.SSLContext) -> bytes:
-    """The certificate that this context shows to clients, in DER. Raises ConfigError.
+    """Return the certificate that this context shows to clients, in DER. Raises ConfigError.
 
     It is found by a handshake of the context with itself: the file may have changed since it was
     read.
@@ -79,7 +80,8 @@ def own_certificate(context: ssl.SSLContext) -> bytes:
 
 
 class Prospect(NamedTuple):
-    """Whether clients accept a certificate, leaving aside its issuer and its names."""
+    """Verdict on a certificate, leaving aside its issuer and its names: whether clients accept
+    it."""
 
     refused: str
     """Why they refuse it, such as that it has expired; empty if they accept it."""
@@ -88,10 +90,10 @@ class Prospect(NamedTuple):
 
 
 def prospect_of(context: ssl.SSLContext, certificate: bytes) -> Prospect:
-    """Whether clients accept `certificate` (DER), which this context shows to them."""
+    """Return whether clients accept `certificate` (DER), which this context shows to them."""
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
-    asking.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
+    asking.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it acts as its own CA
     asking.load_verify_locations(cadata=certificate)
     try:
         return Prospect("", _shaken_hands(asking, context).peer_expires_at)
@@ -100,7 +102,7 @@ def prospect_of(context: ssl.SSLContext, certificate: bytes) -> Prospect:
 
 
 def _shaken_hands(asking: ssl.SSLContext, answering: ssl.SSLContext) -> TlsSession:
-    """The client's end of a connection between the two, in memory. Raises ssl.SSLError."""
+    """Return the client's end of a connection between the two, in memory. Raises ssl.SSLError."""
     client = TlsSession(asking)
     server = TlsSession(answering, server_side=True)
     while not client.handshake():
@@ -113,7 +115,7 @@ def _shaken_hands(asking: ssl.SSLContext, answering: ssl.SSLContext) -> TlsSessi
 def client_context(
     tls: ClientTls = None, *, cert: FileName | None = None, key: FileName | None = None
 ) -> ssl.SSLContext:
-    """A client's context. `cert` and `key` are its own, for a daemon that asks for them.
+    """Return a client's context. `cert` and `key` are its own, for a daemon that asks for them.
 
     Raises InvalidArgument for files that cannot be read or hold something else.
     """
@@ -141,10 +143,10 @@ def client_context(
 
 @contextmanager
 def system_certificates_unread() -> Iterator[None]:
-    """Contexts that are made meanwhile trust no certificate of the system.
+    """Make contexts that are created meanwhile trust no certificate of the system.
 
-    For imports of modules that make contexts we do not use, as aiohttp does for its client: to read
-    all certificates that the system trusts takes 20 ms for each.
+    For imports of modules that create contexts which liftlog does not use, as aiohttp does for its
+    client: reading all certificates that the system trusts takes 20 ms for each context.
     """
     paths = ssl.get_default_verify_paths()
     names = (paths.openssl_cafile_env, paths.openssl_capath_env)
@@ -181,21 +183,21 @@ def _check_readable(setting: str, path: FileName) -> None:
 
 
 def _no_password() -> str:
-    """Without this, OpenSSL would ask on the terminal."""
+    """Return no password; without this function, OpenSSL would ask on the terminal."""
     return ""
 
 
 _NAMING = ("DNS", "URI", "email")
 
 CHUNK_BYTES = 256 * 1024
-"""Encrypted at once; ciphertext that the socket does not accept waits in memory."""
+"""Number of bytes encrypted at once; ciphertext that the socket does not accept waits in memory."""
 
 _HANDSHAKE_BYTES = 16 * 1024
 _RECEIVE_BYTES = 256 * 1024
 
 
 _UNEXPECTED_MESSAGE = bytes((21, 3, 3, 0, 2, 2, 10))
-"""A fatal alert (RFC 8446, section 6): a client without TLS learns from it what the port speaks."""
+"""A fatal alert (RFC 8446, section 6), which shows a client without TLS what the port speaks."""
 
 
 class TlsSession:
@@ -235,7 +237,8 @@ class TlsSession:
 
     @property
     def peer_expires_at(self) -> float | None:
-        """When the other end's certificate ends, if it was verified: seconds since 1970."""
+        """Time at which the other end's certificate expires, if it was verified: seconds since
+        1970."""
         found: Any = self._tls.getpeercert() if self.established else None
         return ssl.cert_time_to_seconds(found["notAfter"]) if found else None
 
@@ -258,7 +261,8 @@ class TlsSession:
         return True
 
     def read_into(self, view: memoryview) -> int | None:
-        """Decrypt into `view`; returns the number of bytes, or None when the peer has ended.
+        """Decrypt into `view`; returns the number of bytes, or None if the peer has closed its
+        side.
 
         If `view` is not full, no more can be decrypted yet.
         """
@@ -281,7 +285,7 @@ class TlsSession:
         return self._tls.write(plaintext)
 
     def end(self) -> None:
-        """Put the end of the connection into `outgoing`."""
+        """Put the TLS close message into `outgoing`."""
         try:
             self._tls.unwrap()
         except ssl.SSLError:
@@ -304,11 +308,11 @@ class TlsSocket:
         self._owed = 0  # plaintext bytes that it stands for
         self._ended = False
         self.has_input = False
-        """Whether `recv_into` has more to give though the socket may have nothing to read."""
+        """True if `recv_into` has more data, even if the socket has nothing to read."""
 
     @property
     def established(self) -> bool:
-        """Whether the handshake is complete; before that nothing can be sent."""
+        """True if the handshake is complete; before that nothing can be sent."""
         return self._session.established
 
     @property
@@ -318,7 +322,7 @@ class TlsSocket:
 
     @property
     def peer_names(self) -> tuple[str, ...]:
-        """The names in it, if it was verified."""
+        """The names in the other end's certificate, if it was verified."""
         return self._session.peer_names
 
     def fileno(self) -> int:
@@ -328,7 +332,8 @@ class TlsSocket:
         """Does nothing: ciphertext is longer than its plaintext by an unknown number of bytes."""
 
     def recv_into(self, view: memoryview) -> int:
-        """Bytes received; 0 when the peer has ended. Completes the handshake first."""
+        """Receive bytes and return their number; 0 if the peer has closed its side. Completes the
+        handshake first."""
         self.has_input = False
         if self._ended:
             return self._sock.recv_into(view)  # the caller drops it
@@ -362,7 +367,7 @@ class TlsSocket:
         return self._send_owed()
 
     def end_sending(self) -> None:
-        """End TLS towards the peer; what it sends from now on is not decrypted."""
+        """End TLS towards the peer; bytes that arrive from now on are not decrypted."""
         self._ended = True
         self._session.end()
         try:

@@ -1,23 +1,23 @@
-"""Replication as rules: who leads a stream, what is committed, what a follower does next.
+"""Rules of replication: who leads a stream, what is committed, what a follower does next.
 
-Pure, as `liftlog.stream` is: events in, effects out; no clock, sockets, files or event loop. Time
-comes in as monotonic seconds. The daemon drives these modules, and so does a simulator that loses,
-delays, repeats and reorders everything between them.
+The modules are pure, like `liftlog.stream`: events go in, effects come out, and there is no clock,
+socket, file or event loop. Times are passed in as monotonic seconds. The daemon drives these
+modules, and so does a simulator that loses, delays, repeats and reorders every message.
 
-There is no controller. Each stream has one record, which any entitled node changes by a pure
-function and commits by compare-and-set. Clocks and sessions only decide when a change is tried;
-safety follows from epochs and from the rules below.
+There is no controller. Each stream has one record. Any entitled node changes it with a pure
+function and commits the change by compare-and-set. Clocks and sessions only decide when a node
+tries a change; safety follows from epochs and from the rules below.
 
 record        the metadata of one stream, and the role of a node that follows from it
 transitions   every change of a record: from the old one to the new one
-store         what is asked of the store that holds the records
-epochs        the table by which two logs find out where they part
-side_state    versions of what followers copy beside the log
+store         interface of the store that holds the records
+epochs        the table by which two logs find the offset where they diverge
+side_state    versions of the state that followers copy beside the log
 leading       the leader: what is committed, what followers get, who is in sync
-following     the follower: ask, append, cut, start again
-election      when a node takes over the lead of a stream, and when it gives it up
-unclean       which copy leads when none is left that is known to be complete
+following     the follower: fetch, append, truncate, start again
+election      when a node takes over the lead of a stream, and when it resigns
+unclean       which copy leads when no copy is known to be complete
 handover      how the lead moves to another node while messages keep coming
-guard         what to put back when the metadata store has forgotten something
+guard         which record to restore when the metadata store has lost changes
 placement     which nodes get the replicas of a stream
 """

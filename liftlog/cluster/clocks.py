@@ -12,14 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_SKEW_SECONDS = 60.0
-"""Clocks that are set by a service differ by milliseconds, so more is a fault. Limits of age are
-much longer, and stamps that are ahead by less count as right (`compaction.ages.TOLERANCE_NS`)."""
+"""Clocks that a time service sets differ by milliseconds, so a larger difference is a fault. Age
+limits are much longer than this, and compaction accepts stamps that are ahead by less than this
+(`compaction.ages.TOLERANCE_NS`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """The clock of another node minus this node's, within `error` seconds. `is_doubted`: that node
-    has seen its own clock jump ahead."""
+    """The clock of another node minus this node's, within `error` seconds.
+
+    `is_doubted`: that node has seen its own clock jump ahead.
+    """
 
     seconds: float
     error: float
@@ -34,17 +37,22 @@ OWN = Offset(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reason` says why this node deletes nothing for its age; empty if it may. Its clock is
-    `confirmed` if most nodes have the same time, not counting those that doubt their own."""
+    """Result of the comparison of this node's clock with the others.
+
+    `reason` says why this node must not delete records for their age; it is empty if it may. The
+    clock is `confirmed` if it agrees with those of most nodes, not counting nodes that doubt their
+    own clock.
+    """
 
     reason: str = ""
     confirmed: bool = False
     is_measured: bool = True
-    """False while the clocks of too few nodes are known to tell what time most of them have."""
+    """False while too few clocks are known to find the time of the majority."""
 
 
 def judge_clock(others: Mapping[str, Offset | None]) -> Verdict:
-    """`others` are all other nodes of the cluster; None: its clock is not known at present."""
+    """Compare this node's clock with the clocks of all `others`; None stands for an unknown
+    clock."""
     known = {name: offset for name, offset in others.items() if offset is not None}
     needed = (len(others) + 1) // 2 + 1
     alike = [offset for offset in known.values() if not offset.differs(OWN)]

@@ -1,17 +1,17 @@
-"""When this node takes over the lead of a stream, and when it gives its own up.
+"""Decides when this node takes over the lead of a stream, and when it resigns a lead of its own.
 
-One `Elections` exists per life of a node. Events tell it what the node hears of the others; it is
-asked, about ten times a second, what follows from that:
+One `Elections` exists per life of a node. Events report what this node observes of the others; the
+caller asks about ten times a second what follows from them:
 
-    heard(node)   lost(node)   told(peer, about, opinion)        of the other nodes
-    renewed(deadline)   sessions(live)                             of the metadata store
+    heard(node)   lost(node)   told(peer, about, opinion)        events of the other nodes
+    renewed(deadline)   sessions(live)                             events of the metadata store
     look(now)   questions(records)   decide(record, log)           what to do
     stops(leader)   yields(leaders, stalled)                       what to stop, or to hand over
-    takes_over(record, asker)                                      what another node hands over
+    takes_over(record, asker)                                      what to accept from another node
 
-None of this is needed for safety. A leader that is deposed by mistake commits nothing more, and
-what it had committed is in every log that can be elected (`transitions.failover`). What is decided
-here is how soon a dead leader is replaced, and that a living one is left alone.
+Safety does not depend on this module. A leader that is deposed by mistake commits nothing more, and
+every log that can be elected has all that it committed (`transitions.failover`). The rules here
+decide how soon a dead leader is replaced, and they protect a live one from being replaced.
 """
 
 from __future__ import annotations
@@ -28,39 +28,41 @@ from liftlog.cluster.record import StreamRecord
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long what is waited for, in seconds."""
+    """Time limits of failure detection and elections, in seconds."""
 
     session: float = 15.0
-    """A node without a renewal for so long has no session."""
+    """The session of a node ends if the node has not renewed it for this long."""
     silence: float = 2.0
-    """A connected node that has sent no byte for so long is suspected. Nodes that are connected
-    send something twice a second."""
+    """A connected node that has sent no byte for this long is suspected. Connected nodes send
+    something twice a second."""
     reconnect: float = 0.5
-    """So long a lost connection may take to come back."""
+    """A node whose connection was lost is suspected if it has not reconnected within this time."""
     refused: float = 0.2
-    """The same, of a node whose machine says that its process has ended."""
+    """The same limit for a node whose machine refuses connections, because its process has
+    ended."""
     veto: float = 2.0
-    """Who heard a node so recently does not believe that its session has ended."""
+    """A node that received a heartbeat within this time votes against electing a new leader."""
     rank: float = 0.3
-    """The node with the second longest log waits so long for the one with the longest, and so
-    on."""
+    """Head start per rank: the node with the second longest log waits this long for the one with
+    the longest, the third twice as long, and so on."""
     question: float = 0.2
-    """Between two questions to the same node."""
+    """Time between two questions to the same node."""
     answer: float = 1.0
-    """So long an answer is believed."""
+    """An answer counts for this long."""
     stall: float = 1.0
-    """A node that has not looked for so long knows nothing of the time between."""
+    """If `look` was not called for this long, this process was paused, and the silence of the
+    others in that time does not count."""
     detached: float = 5.0
-    """A leader that has received nothing from NATS for so long, for lack of a connection, hands
-    over. A NATS server that dies is replaced by another one sooner than that."""
+    """A leader that has had no connection to NATS for this long, and so no messages, hands over. A
+    dead NATS server is usually replaced by another one sooner."""
     unserving: float = 2.0
-    """So long a node without NATS waits for one that has a connection."""
+    """A node without a connection to NATS lets nodes that have one stand first for this long."""
     yielding: float = 1.0
-    """Between two requests to take over a stream."""
+    """Time between two requests to take over a stream."""
 
 
 class LogEnd(NamedTuple):
-    """Where a log ends. The greater one has everything committed that the other one has."""
+    """Where a log ends. A greater end has every committed record that a smaller one has."""
 
     last_epoch: int
     end: int
@@ -68,8 +70,8 @@ class LogEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What a node says of another one, `suspects` for short, and of its own copies of the streams
-    that the other one leads."""
+    """The answer to a question: `suspects` says whether the peer suspects the other node, the rest
+    describes the peer's own copies of the streams that this other node leads."""
 
     suspects: bool
     logs: Mapping[str, LogEnd] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class Elect:
 
 
 class Lack(enum.Enum):
-    """What a leader lacks that cannot serve its streams."""
+    """What a leader lacks if it cannot serve its streams."""
 
     NATS = "no connection to NATS"
     STORE = "the metadata store is out of reach"
@@ -108,20 +110,20 @@ class Yield:
 
     @property
     def detached(self) -> bool:
-        """They get no messages here: `peer` is to take over even if none is acked until more
-        replicas are in sync."""
+        """True if the streams get no messages here: `peer` is to take over even if it can ack
+        nothing until more replicas are in sync."""
         return self.lack is Lack.NATS
 
 
 @dataclass(slots=True)
 class _Sight:
-    """What is known of another node first hand, and what others have said of it."""
+    """What this node observed of another node, and what the others reported of it."""
 
     heard: float
     lost: float | None = None
-    """Since when there has been no connection; None while there is one, or none was made yet."""
+    """Time since which there is no connection; None while there is one, or before the first one."""
     is_refused: bool = False
-    """No process listens there."""
+    """True if its machine refuses connections: no process listens there."""
     asked: dict[str, float] = field(default_factory=dict)
     answers: dict[str, tuple[float, Opinion]] = field(default_factory=dict)
 
@@ -135,9 +137,9 @@ class Elections:
         self.node = node
         self.start = start
         self.is_stopping = False
-        """This node takes over nothing any more."""
+        """Set when this node stops: it takes over no more streams."""
         self.stopping: Collection[str] = ()
-        """The nodes that take over nothing any more, as they have told."""
+        """Nodes that reported that they are stopping; they take over no more streams."""
         self._patience = patience or Patience()
         self._deadline = 0.0
         self._live: frozenset[str] = frozenset()
@@ -152,28 +154,30 @@ class Elections:
     # --- events --------------------------------------------------------------------
 
     def heard(self, node: str, now: float) -> None:
-        """A byte of `node` has come, over a connection in either direction."""
+        """Note that a byte from `node` has arrived, over a connection in either direction."""
         sight = self._sight(node)
         sight.heard = max(sight.heard, now)
         sight.lost = None
 
     def lost(self, node: str, now: float, *, is_refused: bool = False) -> None:
-        """The connection to `node` has ended; no earlier end is forgotten by this. `is_refused`: no
-        process listens where it did."""
+        """Note that the connection to `node` has ended. The time of an earlier end stays as it is.
+
+        `is_refused`: the machine of the node refused the connection, so no process listens there.
+        """
         sight = self._sight(node)
         sight.is_refused = is_refused
         if sight.lost is None:
             sight.lost = now
 
     def told(self, peer: str, about: str, opinion: Opinion, now: float) -> None:
-        """The answer to a question."""
+        """Note the answer of `peer` to a question."""
         self._sight(about).answers[peer] = (now, opinion)
 
     def renewed(self, deadline: float, now: float) -> None:
-        """The deadline of the own session, which each renewal moves.
+        """Note the new `deadline` of this node's session after a renewal.
 
-        If that took long, the store was out of reach, and other sessions may have ended for that
-        reason alone: none is missed before all had the time to come back.
+        If the renewal took long, the store was unreachable, and other sessions may have ended for
+        that reason alone. No session counts as ended before every node had time to renew its own.
         """
         if deadline > self._deadline:
             if deadline - self._deadline > self._patience.session / 2:
@@ -181,14 +185,14 @@ class Elections:
             self._deadline = deadline
 
     def sessions(self, live: Collection[str]) -> None:
-        """The nodes that have a session, as the store tells."""
+        """Note the nodes that have a session, according to the store."""
         self._live = frozenset(live)
 
     def look(self, now: float) -> None:
-        """Called before the questions below, as often as they are asked.
+        """Detect pauses of this process. Called before each round of the questions below.
 
-        A process that was stopped, or a machine that slept, has heard no one for a while. That says
-        nothing about the others, who may have slept as well.
+        A process that was paused, or a machine that slept, has received nothing for a while. This
+        says nothing about the others, which may have slept too.
         """
         if now - self._looked > self._patience.stall:
             for sight in self._sights.values():
@@ -201,7 +205,7 @@ class Elections:
     # --- questions -----------------------------------------------------------------
 
     def suspects(self, node: str, now: float) -> bool:
-        """Whether this node, by itself, takes `node` for dead."""
+        """Return True if this node, by its own observations, considers `node` dead."""
         sight = self._sight(node)
         patience = self._patience.refused if sight.is_refused else self._patience.reconnect
         if sight.lost is not None and now - sight.lost >= patience:
@@ -209,22 +213,25 @@ class Elections:
         return now - sight.heard >= self._patience.silence
 
     def has_session(self, now: float) -> bool:
-        """Whether no other node can have seen the own session end."""
+        """Return True if no other node can have seen this node's session end."""
         return now < self._deadline
 
     def session_ends_soon(self, now: float) -> bool:
-        """Whether the own session has ended, or does before followers that are asked to can have
-        shown for `veto` that they are there."""
+        """Return True if this node's session has ended, or will end sooner than followers can show,
+        within `veto` seconds, that they still receive this node's heartbeats."""
         return now >= self._deadline - 2 * self._patience.veto
 
     def in_doubt(self, nodes: Iterable[str], now: float) -> set[str]:
-        """Of these nodes, those that this one does not hear, or that have no session: only about
-        streams that one of them leads is anything to be asked or decided."""
+        """Return those of `nodes` that this node does not receive heartbeats from or that have no
+        session.
+
+        Only streams that one of them leads need questions or decisions.
+        """
         return {node for node in nodes if node not in self._live or self.suspects(node, now)}
 
     def questions(self, records: Iterable[StreamRecord], now: float) -> list[Question]:
-        """What to ask whom: of each suspected leader of a stream with a copy here, the other nodes
-        that have one."""
+        """Return the questions to send: about each suspected leader of a stream with a copy here,
+        to the other nodes that have a copy."""
         peers: dict[str, set[str]] = {}
         for record in records:
             leader = record.leader
@@ -242,9 +249,10 @@ class Elections:
         return found
 
     def decide(self, record: StreamRecord, log: LogEnd, now: float) -> Elect | None:
-        """Whether to take over the stream of this record now. `log` is where its copy here ends.
+        """Return an election to commit if this node should take over the stream of `record` now,
+        else None.
 
-        The same answer comes again, until the record has changed.
+        `log` is the end of this node's copy. The result stays the same until the record changes.
         """
         dead = self._dead(record, now)
         stands = self._may_stand(record) and self.has_session(now)
@@ -260,11 +268,11 @@ class Elections:
         return Elect(dead) if now - since >= pause else None
 
     def stops(self, leader: Leader, now: float) -> bool:
-        """Whether to take no more messages for a stream that is led here: another node may have
-        been elected since, because no one sees this one any longer.
+        """Return True if this node should take no more messages for a stream that it leads, because
+        the other nodes may have elected a new leader that this one does not know of.
 
-        While most replicas ask, they have elected no one. So a store that is out of reach stops no
-        leader.
+        Replicas that still fetch from this leader have not elected another one. So a leader that
+        most replicas fetch from goes on even while the store is unreachable.
         """
         return not self.has_session(now) and not leader.heard_by_majority(now, self._patience.veto)
 
@@ -278,14 +286,16 @@ class Elections:
         is_attached: bool,
         stalled: Iterable[tuple[StreamRecord, float]] = (),
     ) -> list[Yield]:
-        """Whom to ask to take over which of the streams that are led here, because this node cannot
-        serve them: it is not `is_attached` to NATS for a while; or it does not reach the store, and
-        acks of a stream wait for a change of its ISR; or it waits for its disk for as long as
-        others would wait for a node that hangs.
+        """Return which peers to ask to take over which of the streams that this node leads but
+        cannot serve.
 
-        `stalled` are streams that this node leads by their records, and for how many seconds each
-        has waited for the disk. The peers in sync are asked in turn, until the record of the stream
-        has changed.
+        A node cannot serve its streams if it has not been attached to NATS (`is_attached`) for a
+        while; if it cannot reach the store while acks of a stream wait for a change of its ISR; or
+        if it has been blocked on its disk for as long as others would wait for a node that hangs.
+
+        `stalled` maps streams that this node leads by their records to the seconds for which each
+        has been blocked on the disk. The peers in sync are asked in turn, until the record of the
+        stream changes.
         """
         if is_attached:
             self._detached_since = None
@@ -320,8 +330,11 @@ class Elections:
     def takes_over(
         self, record: StreamRecord, asker: str, now: float, *, is_attached: bool, detached: bool
     ) -> Elect | None:
-        """Whether to take over the stream that `asker` leads and hands over. Its own word is enough
-        to depose it; this node must be able to serve the stream better."""
+        """Return True if this node should take over the stream that `asker` leads and hands over.
+
+        The request of the leader itself is enough to depose it, but this node must be able to serve
+        the stream better.
+        """
         if record.leader != asker or asker == self.node or self.node not in record.isr:
             return None
         if not (is_attached and self._may_stand(record) and self.has_session(now)):
@@ -343,7 +356,7 @@ class Elections:
         )
 
     def _dead(self, record: StreamRecord, now: float) -> frozenset[str]:
-        """The replicas that are not waited for any longer."""
+        """Return the replicas that the election need not wait for."""
         others = {*record.isr, record.leader} - {self.node, None}
         return frozenset(
             node
@@ -353,8 +366,10 @@ class Elections:
         )
 
     def _is_deserted(self, node: str, record: StreamRecord, now: float) -> bool:
-        """Most replicas do not hear it; it does not count itself. So one broken line, or one node
-        that hears no one, deposes no leader."""
+        """Return True if most replicas receive nothing from `node`, not counting `node` itself.
+
+        So neither one broken connection nor one isolated node deposes a leader.
+        """
         if not self.suspects(node, now):
             return False
         sight = self._sight(node)
@@ -367,7 +382,8 @@ class Elections:
         return 2 * silent > len(record.replicas)
 
     def _is_absent(self, node: str, now: float) -> bool:
-        """Its session has ended, as far as that says something of the node."""
+        """Return True if the session of `node` has ended and this is evidence that the node is
+        down."""
         return (
             node not in self._live
             and now >= self._absence_counts_from
@@ -375,8 +391,11 @@ class Elections:
         )
 
     def _rank(self, record: StreamRecord, dead: frozenset[str], log: LogEnd, now: float) -> int:
-        """How many others should rather lead: the longest log gives up least of what was not
-        committed yet. Of equal logs, or where nothing is known, the first replica goes first."""
+        """Return how many other nodes are better candidates.
+
+        The longest log loses the fewest records that were not committed yet, so it goes first.
+        Among equal logs, or if nothing is known about them, the first replica goes first.
+        """
         standing = [node for node in record.isr if node not in dead] or record.eligible
         order = {node: -index for index, node in enumerate(record.replicas)}
         mine = (log, order[self.node])

@@ -1,8 +1,9 @@
 """The epoch table of a log: which leader epoch begins at which offset.
 
-A table is a tuple of (epoch, first offset), both ascending, as the manifest of a log keeps it. Two
+A table is a tuple of (epoch, first offset), both ascending, as the manifest of a log stores it. Two
 logs agree up to the end of the newest epoch that both have, because an epoch has one leader, and a
-leader assigns each offset once. This is how a follower finds out where its log leaves the leader's.
+leader assigns each offset once. A follower uses this to find where its log diverges from the
+leader's.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 EpochTable = tuple[tuple[int, int], ...]
 
 NO_EPOCH = 0
-"""Lower than any epoch: of a log without records."""
+"""Lower than any epoch; stands for a log without records."""
 
 
 def last_epoch(epochs: EpochTable, log_end: int) -> int:
-    """The epoch of the last record below `log_end`; NO_EPOCH if there is no record."""
+    """Return the epoch of the last record below `log_end`; NO_EPOCH if there is no record."""
     for epoch, start in reversed(epochs):
         if start < log_end:
             return epoch
@@ -22,9 +23,9 @@ def last_epoch(epochs: EpochTable, log_end: int) -> int:
 
 
 def end_of_epoch(epochs: EpochTable, epoch: int, log_end: int) -> tuple[int, int]:
-    """The newest epoch up to `epoch` in the table, and where its records end (exclusive).
+    """Return the newest epoch up to `epoch` in the table, and the exclusive end of its records.
 
-    NO_EPOCH and where the table begins, if all its epochs are newer.
+    Returns NO_EPOCH and the first offset of the table if all its epochs are newer.
     """
     end = log_end
     for found, start in reversed(epochs):
@@ -35,12 +36,13 @@ def end_of_epoch(epochs: EpochTable, epoch: int, log_end: int) -> tuple[int, int
 
 
 def begin_epoch(epochs: EpochTable, epoch: int, log_end: int) -> EpochTable:
-    """The table of a leader that appends from `log_end` on. An epoch without records is dropped."""
+    """Return the table for a leader that appends from `log_end` on. Drops an epoch without
+    records."""
     return (*cut(epochs, log_end), (epoch, log_end))
 
 
 def between(epochs: EpochTable, first: int, end: int) -> EpochTable:
-    """What the table says about the offsets from `first` to `end`."""
+    """Return the entries for the offsets from `first` to `end`."""
     starts = [max(start, first) for _, start in epochs]
     ends = [*starts[1:], end]
     return tuple(
@@ -51,10 +53,10 @@ def between(epochs: EpochTable, first: int, end: int) -> EpochTable:
 
 
 def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
-    """The table of a log after what `more` tells about has been appended to it.
+    """Return the table of a log after the offsets that `more` describes have been appended to it.
 
-    An epoch that began there and got no record is dropped: its leader has appended nothing, and
-    what comes from another one may be older.
+    Drops an epoch that began at the same offset and got no record: its leader appended nothing, and
+    records that come from another leader may be of an older epoch.
     """
     if not more:
         return epochs
@@ -64,5 +66,5 @@ def extend(epochs: EpochTable, more: EpochTable) -> EpochTable:
 
 
 def cut(epochs: EpochTable, log_end: int) -> EpochTable:
-    """Without the epochs that begin at or past `log_end`."""
+    """Return the table without the epochs that begin at or past `log_end`."""
     return tuple(entry for entry in epochs if entry[1] < log_end)

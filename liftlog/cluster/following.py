@@ -1,4 +1,4 @@
-"""What a follower of a stream does next: ask its leader, append, cut its log, or start again.
+"""Decides what a follower does next: fetch, append, truncate its log, or start again.
 
 One `Follower` exists per stream and life of the node. Each event returns at most one effect, and
 the shell reports the outcome of an effect before anything else is done to the log:
@@ -8,8 +8,8 @@ the shell reports the outcome of an effect before anything else is done to the l
     stored(...)  (an effect is durable)  -> Fetch
     failed(...)  (it is not), lost()     nothing: pause, then `resumed`
 
-A `Fetch` confirms that all below its offset is durable here, and its leader may count on that for
-ever after. This is why the log only ever loses what it did not confirm.
+A `Fetch` confirms that everything below its offset is durable here, and its leader may count on
+that from then on. Therefore the log only ever loses records that it did not confirm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from liftlog.cluster.record import Mark, StreamRecord
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Ask `leader` for what follows `offset`."""
+    """Ask `leader` for the records from `offset` on."""
 
     leader: str
     epoch: int
@@ -31,12 +31,12 @@ class Fetch:
     last_epoch: int
     side_version: int
     mark: Mark
-    """Of the record that this node knows."""
+    """Mark of the record that this node has."""
     leader_mark: Mark
-    """The version of the leader's record that this node was told last, and the checksum which that
-    version has in the history that is known here; 0: none."""
+    """Version of the leader's record that the leader sent last, and the checksum of that version in
+    this node's history of the record; 0 if there is none."""
     damaged: bool = False
-    """The last answer could not be used: the leader should check what it has there."""
+    """True if the last answer failed its checks: the leader should verify what it has there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,21 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut the log at `end`, or where the batch that holds it begins, durably; then `stored`."""
+    """Durably truncate the log at `end`, or where the batch that holds `end` begins; then
+    `stored`."""
 
     end: int
     below_high_watermark: bool = False
-    """What was committed is given up, too, after an unclean recovery."""
+    """True if committed records are dropped too, after an unclean recovery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Note durably that the leader has nothing from the log's end to `next_offset`, and continue
+    """Durably note that the leader has no records from the log's end to `next_offset`, and continue
     there; then `stored`.
 
-    `epochs` is what the leader's epoch table says about these offsets. It goes into the table here,
-    or the next request would tell of an epoch that had ended before.
+    `epochs` are the entries of the leader's epoch table for these offsets. They are added to the
+    table here; without them the next request would name an epoch that had ended before.
     """
 
     next_offset: int
@@ -68,10 +69,10 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Delete all of the log and begin an empty one at `offset`; then `stored`.
+    """Delete the whole log and begin an empty one at `offset`; then `stored`.
 
-    What is copied from there on lacks tombstones below `tombstones_removed_below`: the log must
-    remember that, for those that copy it in turn.
+    The records that are copied from then on lack tombstones below `tombstones_removed_below`. The
+    log must store this limit, because other nodes may copy from it in turn.
     """
 
     offset: int
@@ -80,8 +81,8 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Copying cannot continue without losing what must be kept. The stream fails here until an
-    operator has looked at it."""
+    """Copying cannot continue without losing records that must be kept. The stream fails on this
+    node until an operator has looked at it."""
 
     reason: str
 
@@ -96,33 +97,33 @@ class Answer:
     epoch: int
     offset: int
     last_epoch: int
-    """These three repeat the request."""
+    """This field and the next two repeat the request."""
     version: int
-    """The version of the record by which the leader answers."""
+    """Version of the record that the leader acts by."""
     high_watermark: int = 0
     first_stored: int = 0
     """The first offset that the leader still has."""
     tombstones_removed_below: int = 0
-    """For a compacted stream: a log that ends lower may hold keys that have been deleted since."""
+    """For a compacted stream: a log that ends lower may hold keys that were deleted later."""
     diverging: tuple[int, int] | None = None
     """Epoch and end up to which the logs may agree."""
     gap: Gap | None = None
-    """The leader has nothing from `offset` on, up to the end of the gap."""
+    """Set if the leader has no records from `offset` up to the end of the gap."""
     has_content: bool = False
-    """Whether a body or a side state came along."""
+    """True if a body or a side state came along."""
     side_version: int | None = None
-    """Of the side state that came along."""
+    """Version of the side state that came along."""
     brings_record: bool = False
-    """Whether the leader's record came along."""
+    """True if the leader's record came along."""
     checksum: int = 0
-    """Of the record of `version`; 0 from a leader that does not tell it."""
+    """Checksum of the record of `version`; 0 from a leader of a version that does not send it."""
 
 
 class Follower:
     """One node's copy of a stream that another node leads.
 
-    `log_end`, `epochs`, `high_watermark` and `tombstones_removed_below` are of the log as it was
-    opened: everything in it is durable. So is the side state of `side_version`.
+    `log_end`, `epochs`, `high_watermark` and `tombstones_removed_below` describe the log as it was
+    opened; everything in it is durable. So is the side state of `side_version`.
     """
 
     def __init__(
@@ -146,26 +147,28 @@ class Follower:
         self.side_version = side_version
         self._tombstones_removed_below = tombstones_removed_below
         self.outstanding: Fetch | None = None
-        """The request whose answer is awaited: there is never a second one."""
+        """The request that waits for its answer; there is never a second one."""
         self.working: Effect | None = None
-        """What is being done to the log: there is never a second thing."""
+        """The effect that is being applied to the log; there is never a second one."""
         self.failure = ""
         self.waits_for_version = 0
-        """Nothing is asked before a record of this version is seen."""
+        """No request is sent before a record of this version has arrived."""
         self._told = 0  # the high watermark in the answer that is being appended
         self._first_stored = 0
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the last record here."""
+        """Epoch of the last record here."""
         return last_epoch(self.epochs, self.log_end)
 
     # --- events ------------------------------------------------------------------
 
     def assigned(self, record: StreamRecord) -> Effect | None:
-        """A newer record; an older one changes nothing. The request that is out is forgotten, with
-        whatever is answered to it, and made again: the leader may have changed, or wait to hear
-        that the record is known here."""
+        """Adopt a newer record; an older one changes nothing.
+
+        Drops the open request together with its answer, and sends it again: the leader may have
+        changed, or may wait for the confirmation that this node has the record.
+        """
         if record.version <= self.record.version:
             return None
         told = self._leader_mark[0] if record.leader_epoch == self.record.leader_epoch else 0
@@ -176,7 +179,7 @@ class Follower:
         return self.resumed()
 
     def resumed(self, *, damaged: bool = False) -> Effect | None:
-        """Asks, unless a request is out already or the log is being changed."""
+        """Return the next request; None if one is open already or the log is being changed."""
         leader = self.record.leader
         if leader is None or leader == self.node or self.failure:
             return None
@@ -197,8 +200,12 @@ class Follower:
         return self.outstanding
 
     def answered(self, answer: Answer, *, first_stored: int = 0) -> Effect | None:
-        """None if the answer is not to the request that is out, or cannot be right. Here
-        `first_stored` is that of the own log: retention moves it without asking."""
+        """Return the effect of `answer`; None if it does not match the open request or cannot be
+        right.
+
+        `first_stored` is the first offset of this node's own log, which its retention moves
+        independently.
+        """
         if not self._is_awaited(answer):
             return None
         self.outstanding = None
@@ -222,11 +229,14 @@ class Follower:
     def stored(
         self, log_end: int, epochs: EpochTable, side_version: int | None = None
     ) -> Effect | None:
-        """The effect is complete and durable; the log now ends at `log_end`. `side_version` names
-        the side state that was stored with it, if there was one."""
+        """Note that the effect is complete and durable, and return the next one. The log now ends
+        at `log_end`.
+
+        `side_version` is the version of the side state that was stored with it, if there was one.
+        """
         appended = isinstance(self.working, (Append, Gap))
         if isinstance(self.working, Resync):
-            self.high_watermark = log_end  # what is before was committed, and is deleted
+            self.high_watermark = log_end  # all below was committed, and is deleted
             self._tombstones_removed_below = self.working.tombstones_removed_below
         self._has(log_end, epochs)
         if side_version is not None:
@@ -236,25 +246,29 @@ class Follower:
         return self.resumed()
 
     def failed(self, log_end: int, epochs: EpochTable) -> None:
-        """The effect failed. The log has given up what it could not make durable and ends at
-        `log_end`; nothing that it gave up was confirmed."""
+        """Note that the effect failed. The log has dropped what it could not make durable and ends
+        at `log_end`; nothing that it dropped was confirmed."""
         self._has(log_end, epochs)
 
     def damaged(self) -> Effect | None:
-        """The body of an answer fails its checks, so nothing was appended: ask once more."""
+        """The body of an answer failed its checks, so nothing was appended: return one more
+        request."""
         self.working = None
         return self.resumed(damaged=True)
 
     def lost(self) -> None:
-        """The request will not be answered: the connection is gone, or it was refused."""
+        """Drop the open request: its connection is gone, or it was refused."""
         self.outstanding = None
 
     # --- rules -------------------------------------------------------------------
 
     def _is_awaited(self, answer: Answer) -> bool:
-        """Only an answer to the one request that is out, in the present epoch, and to the log as
-        it ends now. A late copy of an older answer could cut off what was confirmed since, or bring
-        back an older side state."""
+        """Return True if this answers the open request, in the present epoch, for the log as it
+        ends now.
+
+        A late copy of an older answer could truncate records that were confirmed since, or restore
+        an older side state.
+        """
         asked = self.outstanding
         return (
             asked is not None
@@ -273,20 +287,22 @@ class Follower:
         return Append() if answer.has_content else None
 
     def _may_keep_deleted_keys(self, answer: Answer) -> bool:
-        """Whether a tombstone that this log never saw is gone at the leader, or at the next one.
+        """Return True if this log may lack a tombstone that is gone at this leader, or that was
+        gone at the leader where the copy began.
 
-        What is copied in one go from the leader's first record on needs none of those that were
-        gone when it began: their keys were gone, too. Another leader that has removed fewer may
-        still have values of such keys, so nothing of its log may follow.
+        A copy made in one go from the leader's first record on needs no tombstone that was gone
+        when it began: the values of its key were gone too. Another leader that has removed fewer
+        tombstones may still have such values, so nothing of its log may follow.
         """
         removed, known = answer.tombstones_removed_below, self._tombstones_removed_below
         return removed != known and self.log_end < max(removed, known)
 
     def _cut(self, answer: Answer, epoch: int, end: int) -> Effect | None:
-        """Where the logs part: at most where either of them ends the newest epoch that both have.
+        """Truncate where the logs diverge: at the latest where either of them ends the newest epoch
+        that both have.
 
-        The high watermark is the wrong place: a record above it may be committed. So is any place
-        below it, unless acked records were given up on purpose.
+        The high watermark would be the wrong place, because a record above it may be committed. Any
+        place below it is wrong too, unless an operator gave up acked records on purpose.
         """
         if epoch == NO_EPOCH:
             return self._resync(answer)
@@ -300,15 +316,18 @@ class Follower:
                 f"to offset {end}, below what was committed here: {self.high_watermark}"
             )
         if end < self._first_stored:
-            return self._resync(answer)  # what the logs share has been deleted here
+            return self._resync(answer)  # retention has deleted all that the two logs share
         self.high_watermark = min(self.high_watermark, end)  # readers stop there at once
         return Truncate(end, below_high_watermark=gives_up)
 
     def _resync(self, answer: Answer) -> Effect | None:
-        """A copy that may be the last one with an acked record is never dropped. If the leader
-        knows a newer record, in which this copy may not matter any more, wait for that. If it knows
-        another history of the record, the metadata store was set back: wait until one of the two is
-        given up, which takes a new version."""
+        """Start the copy again, unless it may be the last one with an acked record: such a copy is
+        never dropped.
+
+        If the leader has a newer record, in which this copy may no longer matter, wait for that
+        record. If it has another history of the record, the metadata store was set back: wait until
+        one of the two histories is given up, which takes a new version.
+        """
         if self.record.must_keep(self.node):
             if answer.version > self.record.version:
                 self.waits_for_version = answer.version
@@ -333,5 +352,5 @@ class Follower:
         self.high_watermark = min(self.high_watermark, log_end)
 
     def _see(self, high_watermark: int) -> None:
-        """What is committed, as far as it is here."""
+        """Advance the high watermark to `high_watermark`, or to the log's end if that is lower."""
         self.high_watermark = max(self.high_watermark, min(high_watermark, self.log_end))

@@ -1,20 +1,22 @@
-"""When the metadata store has forgotten what it said before, and what to put back.
+"""Detects that the metadata store has lost changes, and decides which record to restore.
 
-A store can be lost, or restored from an older copy. Then a record in it is older than what nodes
-have acted on since, or it is missing. Whoever notices neither leads nor elects by that record, and
-the newest record that the nodes still know is stored again, in a new epoch and without a leader.
+A store can be lost, or restored from an older copy. Then a record in it is missing, or older than
+the one that nodes have acted on since. A node that notices this neither leads nor elects by the old
+record. The newest record that the nodes still have is stored again, in a new epoch and without a
+leader.
 
-If nodes that do not notice go on from the older copy, the record has two histories, and one of them
-has to be given up. Nothing that was acked may be lost with it:
+If nodes that do not notice continue from the older copy, the record has two histories, and one of
+them has to be given up. No acked message may be lost with it. Two rules ensure this:
 
-- What is acked is confirmed by at least `min_isr` nodes, and all of them know the version of the
-  record since which no one has left the in-sync set (`Leader`). So a version that fewer nodes may
-  know is one by which nothing was acked.
-- Whoever knows a version acts only by those that come from it. So who stands aside from what is
-  stored now does not go over to it while it is replaced.
+- At least `min_isr` nodes confirm each ack, and all of them have the version of the record since
+which no node has left the in-sync set (`Leader`). So if fewer nodes can have a version, nothing was
+acked by it.
+- A node that has a version acts only by versions that come from it. So a node that stands aside
+from the stored record does not switch to it while it is being replaced.
 
-All of that takes a `min_isr` above half of the replicas: else those that know nothing of an ack are
-enough to give another one. With a lower one, every node that could have given it has to be heard.
+Both rules need a `min_isr` above half of the replicas. With a lower one, the nodes that took no
+part in an ack are enough to give another one, so every node that could have given it must answer
+first.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from liftlog.cluster.record import StreamRecord
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What one node knows of a stream: the newest record that it has seen, and where its copy ends,
-    None when it has none that can be served."""
+    """What one node has of a stream: the newest record that it received, and the end of its copy;
+    None if it has no copy that can be served."""
 
     record: StreamRecord
     log: LogEnd | None = None
 
 
 def is_regressed(known: StreamRecord, stored: StreamRecord | None) -> bool:
-    """Whether the store, which holds `stored` now, held `known` before and has forgotten it."""
+    """Return True if the store, which holds `stored` now, once held `known` and has lost it."""
     if stored is None:
         return not known.deleted  # the records of deleted streams are removed in the end
     if stored.incarnation == known.incarnation:
@@ -45,7 +47,7 @@ def is_regressed(known: StreamRecord, stored: StreamRecord | None) -> bool:
 
 
 def contradict(records: Iterable[StreamRecord]) -> bool:
-    """Whether some of these were stored in two histories of the record."""
+    """Return True if `records` belong to two histories of the record."""
     newest: StreamRecord | None = None
     for record in records:
         if newest is None or not is_regressed(newest, record):
@@ -58,10 +60,10 @@ def contradict(records: Iterable[StreamRecord]) -> bool:
 def restored(
     stored: StreamRecord | None, heard: Mapping[str, Known | None], unheard: Collection[str]
 ) -> StreamRecord | None:
-    """The record to store in the place of `stored`; None while that would risk what was acked, or
-    nothing newer is known.
+    """Return the record to store in the place of `stored`.
 
-    `heard` has each node that has answered, None for one that knows no such stream; `unheard` are
+    Returns None while this could lose acked messages, or if no node has a newer record. `heard`
+    maps each node that has answered to what it has, None if it has no such stream; `unheard` are
     the other nodes of the cluster.
     """
     known = {node: one.record for node, one in heard.items() if one is not None}
@@ -70,7 +72,7 @@ def restored(
         goes_on = (
             stored is None or record.incarnation != stored.incarnation or record.follows(stored)
         )
-        # The others may go over to what is stored, and ack by that.
+        # The others may switch to the stored record, and ack by it.
         fixed = [one for one in known.values() if goes_on or is_regressed(one, stored)]
         unsure = len({*unheard, *record.members} - known.keys()) + len(known) - len(fixed)
         heard_all = {node for node, one in known.items() if not is_regressed(one, record)}
@@ -91,12 +93,13 @@ def is_given_up(
     heard: Mapping[str, Known | None],
     unheard: Collection[str],
 ) -> bool:
-    """Whether `node`, which knows `known` and stands aside from `stored`, may go over to that: an
-    operator has decided it, or nothing was acked by what would be given up, nor will be. `heard`
-    has this node, too.
+    """Return True if `node`, which has `known` and stands aside from `stored`, may switch to
+    `stored`.
 
-    A leader tells its followers what it knows. So it is not enough that few know it now: there may
-    be no other node that leads by it."""
+    It may if an operator has decided so, or if nothing was or will be acked by the history that
+    would be given up. `heard` includes this node. A leader sends its record to its followers, so it
+    is not enough that few nodes have it now: there must also be no other node that leads by it.
+    """
     if stored is None or stored.deleted or stored.incarnation != known.incarnation:
         return False
     if not is_regressed(known, stored):
@@ -116,10 +119,12 @@ def is_given_up(
 def restored_by_operator(
     stored: StreamRecord | None, heard: Mapping[str, Known | None]
 ) -> StreamRecord | None:
-    """The same as `restored`, without regard to nodes that are not heard: what only they know is
-    given up. Of records that contradict each other it is one that has come from all that most nodes
-    know, if there is one, and that most nodes have seen: it may be `stored`, and then nodes that
-    have acted by another one are told to give that up."""
+    """As `restored`, but without regard to nodes that did not answer: their changes are given up.
+
+    Among records that contradict each other it prefers one that comes from every version that most
+    nodes have, and that most nodes have seen. This may be `stored`; then nodes that have acted by
+    another record are told to give that up.
+    """
     records = [one.record for one in heard.values() if one is not None]
     if not any(is_regressed(one, stored) for one in records):
         return None
@@ -136,8 +141,8 @@ def restored_by_operator(
 
 
 def _has_all_acked(record: StreamRecord, known: Collection[StreamRecord], unsure: int) -> bool:
-    """Whether `record` has come from every version that `min_isr` nodes may know: by no other one
-    something was acked. `unsure` nodes may know anything."""
+    """Return True if `record` comes from every version that `min_isr` nodes may have: only by those
+    can anything have been acked. `unsure` nodes may have any version."""
     same = [one for one in known if one.incarnation == record.incarnation]
     wanted = min((one.min_isr for one in same), default=0) - unsure
     if wanted <= 0:
@@ -152,8 +157,8 @@ def _has_all_acked(record: StreamRecord, known: Collection[StreamRecord], unsure
 def _again(
     record: StreamRecord, stored: StreamRecord | None, heard: Mapping[str, Known | None]
 ) -> StreamRecord:
-    """With a version and an epoch above all that anyone has seen: meanwhile nodes may have acted on
-    `stored`."""
+    """Return the record with a version and an epoch above all that any node has seen, because nodes
+    may meanwhile have acted by `stored`."""
     known = [one for one in heard.values() if one is not None]
     same = [one for one in known if one.record.incarnation == record.incarnation]
     seen = [one.record for one in same]

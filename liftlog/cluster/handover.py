@@ -1,4 +1,4 @@
-"""How the lead of a stream moves to another node while messages keep coming: none is lost, stored
+"""Moves the lead of a stream to another node while messages keep coming. No message is lost, stored
 twice or refused.
 
 The leader (`Giver`) and the node that takes over (`Taker`) are both subscribed for a moment:
@@ -7,13 +7,13 @@ The leader (`Giver`) and the node that takes over (`Taker`) are both subscribed 
     taker         b--c--d--e--f-->  held; b, c and d are dropped, e and f are stored when it leads
                   ^ subscribed    ^ told, and leads
 
-NATS does not number messages, so the giver tells what it has received by digests of their content.
-Each digest stands for one message: two equal messages are stored twice. In a queue group each
-message reaches only one of the two, so there is nothing to tell.
+NATS does not number messages, so the giver reports the messages that it has received by digests of
+their content. Each digest stands for one message: two equal messages are stored twice. In a queue
+group each message reaches only one of the two nodes, so there is nothing to report.
 
-None of this is needed for safety: that the taker has all that was acked follows from its place in
-the ISR (`transitions.transfer`). What fails is undone: the taker drops what it holds, the giver
-subscribes again, and a possible loss is reported where there may have been one.
+Safety does not depend on this module: the taker has all acked messages because it is in the ISR
+(`transitions.transfer`). A handover that fails is undone: the taker drops the messages that it
+holds, the giver subscribes again, and a possible loss is reported.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ DIGEST_BYTES = 8
 KEY_BYTES = 16
 
 SPREAD_SECONDS = 0.2
-"""NATS servers tell each other of a subscription within this time."""
+"""NATS servers pass a new subscription on to each other within this time, in seconds."""
 PREPARE_SECONDS = 60.0
-"""How long the taker may read message ids; the giver goes on as before meanwhile."""
+"""Time limit for the taker to read message ids. The giver continues as before meanwhile."""
 HAND_OVER_SECONDS = 5.0
-"""All that follows takes at most so long, or is undone."""
+"""Time limit for all steps after PREPARE; a handover that takes longer is undone."""
 HOLD_SECONDS = 2 * HAND_OVER_SECONDS
-"""The taker holds messages for longer than its giver tries: it never drops what it still needs."""
+"""The taker holds messages longer than its giver tries, so it never drops messages that it still
+needs."""
 LATE_SECONDS = 1.0
-"""So long after it leads, the taker may receive copies of what the giver has told."""
+"""After it leads, the taker may for this long receive copies of messages that the giver
+reported."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 MAX_TOLD = 1_000_000
-"""Messages that a giver may receive between SUBSCRIBE and TELL."""
+"""Most messages that a giver may receive between SUBSCRIBE and TELL; digests are held in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One handover. `key` tells it from all others, and makes its digests unforgeable."""
+    """One handover. `key` distinguishes it from all others, and makes its digests unforgeable."""
 
     stream: str
     incarnation: str
@@ -55,26 +57,27 @@ class Offer:
     giver: str
     key: bytes
     is_attached: bool = True
-    """Whether the stream receives messages from NATS at all."""
+    """True if the stream receives messages from NATS at all."""
     is_shared: bool = False
-    """Whether each message reaches only one of the two: they are in a queue group."""
+    """True if each message reaches only one of the two nodes, because they are in a queue group."""
 
 
 class Step(enum.Enum):
-    """What the giver does next; the outcome is told by `done` or `failed`."""
+    """The giver's next step. The caller reports its outcome with `done` or `failed`."""
 
     PREPARE = "prepare"
     """Have the taker learn the ids of the messages that are stored."""
     SUBSCRIBE = "subscribe"
-    """Note what comes from now on; have the taker subscribe, and wait until NATS has confirmed."""
+    """Note all messages from now on; have the taker subscribe, and wait until NATS has
+    confirmed."""
     SPREAD = "spread"
     """Wait until all NATS servers know the taker's subscription."""
     UNSUBSCRIBE = "unsubscribe"
-    """And wait until NATS has confirmed: then all that was under way has been received."""
+    """Unsubscribe and wait until NATS has confirmed: then all messages in flight have arrived."""
     COMMIT = "commit"
-    """Wait until all that was received is committed and answered."""
+    """Wait until all received messages are committed and answered."""
     TELL = "tell"
-    """Tell the taker what was received."""
+    """Report the received messages to the taker."""
     TRANSFER = "transfer"
     """Change the record."""
     OVER = "over"
@@ -95,14 +98,14 @@ _OF_MESSAGES = frozenset((Step.SUBSCRIBE, Step.SPREAD, Step.UNSUBSCRIBE, Step.TE
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """What brings back the state from before a handover that failed."""
+    """The actions that restore the state before a failed handover."""
 
     drop: bool
-    """Tell the taker to unsubscribe and to drop what it holds."""
+    """Tell the taker to unsubscribe and to drop the messages that it holds."""
     subscribe: bool
-    """The giver receives messages again, if it still leads."""
+    """Subscribe the giver again, if it still leads."""
     loss: str
-    """Why messages without reply may be missing; empty if none is."""
+    """Why messages without a reply subject may be missing; empty if none is."""
 
 
 class Giver:
@@ -112,7 +115,7 @@ class Giver:
         self.offer = offer
         self.step = Step.OVER
         self.has_moved = False
-        """Whether the record says that this epoch is over."""
+        """True if the record says that this epoch is over."""
         self._deadline = 0.0
         self._digests = bytearray()
 
@@ -121,7 +124,7 @@ class Giver:
         return self.step
 
     def done(self, now: float) -> Step:
-        """The present step has succeeded. Returns the next one."""
+        """Note that the present step has succeeded, and return the next one."""
         position = _STEPS.index(self.step) + 1
         while not self.offer.is_attached and _STEPS[position] in _OF_MESSAGES:
             position += 1
@@ -136,13 +139,13 @@ class Giver:
         self.step = step
 
     def seconds_left(self, now: float) -> float:
-        """How long the present step may still take."""
+        """Return how long the present step may still take."""
         return max(0.0, self._deadline - now)
 
     @property
     def is_noting(self) -> bool:
-        """Whether `received` is to be told of each message. A little too early is right: what the
-        taker gets must be known here, but not the reverse."""
+        """True if `received` must be called for each message. It may begin a little early: the
+        giver must know every message that the taker gets, but not the reverse."""
         return not self.offer.is_shared and self.step in (
             Step.SUBSCRIBE,
             Step.SPREAD,
@@ -150,28 +153,31 @@ class Giver:
         )
 
     def received(self, digests: Sequence[bytes]) -> None:
-        """These messages will be stored, or refused, here."""
+        """Note messages that will be stored, or refused, on this node."""
         for one in digests:
             self._digests += one
 
     @property
     def is_full(self) -> bool:
-        """Whether too much has come: the handover has to fail."""
+        """True if more messages have come than the giver can note: the handover has to fail."""
         return len(self._digests) > MAX_TOLD * DIGEST_BYTES
 
     def told(self, max_count: int) -> list[bytes]:
-        """The digests of what was received, in pieces."""
+        """Return the digests of the received messages, in pieces of at most `max_count`."""
         piece = max_count * DIGEST_BYTES
         told = bytes(self._digests)
         return [told[start : start + piece] for start in range(0, len(told), piece)]
 
     def failed(self, *, is_declined: bool = False, is_ending: bool = False) -> Undo:
-        """The present step has failed, or took too long; `is_declined`: the taker has done nothing
-        of it; `is_ending`: the giver stops now. Ends the handover."""
+        """End the handover because the present step has failed or took too long. Returns how to
+        undo it.
+
+        `is_declined`: the taker has done nothing of it. `is_ending`: the giver stops now.
+        """
         at, self.step = _STEPS.index(self.step), Step.OVER
         if is_ending and _STEPS[at] is Step.TRANSFER:
-            # The record may be changed, now or a little later; else the taker is likely to be
-            # elected. It has been told everything, and lets go of what it holds by itself.
+            # The record may still change, now or a little later; if not, the taker is likely to be
+            # elected. It has received all digests, and drops the messages that it holds by itself.
             return Undo(drop=False, subscribe=False, loss="")
         attached = self.offer.is_attached
         asked = attached and at >= _STEPS.index(Step.SUBSCRIBE) + is_declined
@@ -184,8 +190,8 @@ class Giver:
         return Undo(at <= _STEPS.index(Step.TRANSFER), stopped, loss)
 
     def saw(self, record: StreamRecord) -> bool:
-        """Whether a newer record says that this epoch is over. If so, the handover has ended:
-        nothing is undone, since another node leads."""
+        """Return True if a newer record says that this epoch is over. Then the handover has ended
+        and nothing is undone, since another node leads."""
         moved = (record.incarnation, record.leader_epoch) != (
             self.offer.incarnation,
             self.offer.epoch,
@@ -206,17 +212,19 @@ class _Held(Generic[T]):
 
 
 class Taker(Generic[T]):
-    """The other side: a node in the ISR that is about to lead. `T` is a run of messages, whose rows
-    have a digest each. Times are monotonic seconds."""
+    """The other side: a node in the ISR that is about to lead. Times are monotonic seconds.
+
+    `T` is a run of messages, whose rows have one digest each.
+    """
 
     def __init__(self, offer: Offer, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self.offer = offer
         self._max_held_bytes = max_held_bytes
         self.problem = ""
-        """Why it cannot take over; empty if it can."""
+        """Why this node cannot take over; empty if it can."""
         self.is_relied_on = False
-        """Whether the giver may go without receiving: a node that stops goes through with this. It
-        declines what comes before."""
+        """True once the giver may go without receiving messages. A node that stops completes the
+        handover from then on, and declines it before."""
         self._since: float | None = None
         self._held: list[_Held[T]] = []
         self._held_bytes = 0
@@ -225,15 +233,15 @@ class Taker(Generic[T]):
         self._leads_since: float | None = None
 
     def subscribes(self) -> None:
-        """The giver has asked for the subscription."""
+        """Note that the giver has asked this node to subscribe."""
         self.is_relied_on = True
 
     def subscribed(self, now: float) -> None:
-        """NATS has confirmed the subscription."""
+        """Note that NATS has confirmed the subscription."""
         self._since = now
 
     def wants_digests(self, now: float) -> bool:
-        """Whether `arrived` needs those of the messages that come now."""
+        """Return True if `arrived` needs the digests of the messages that come now."""
         if self._leads_since is None:
             return not self.offer.is_shared
         return bool(self._told) and now - self._leads_since <= LATE_SECONDS
@@ -243,7 +251,8 @@ class Taker(Generic[T]):
         return self._leads_since is not None
 
     def broken(self, problem: str) -> None:
-        """Messages may have been missed since it subscribed, or there is no room for more."""
+        """Give the handover up: messages since the subscription may be missing, or there is no room
+        for more."""
         if not self.leads:
             self.problem = self.problem or problem
             self._held.clear()
@@ -252,8 +261,8 @@ class Taker(Generic[T]):
     def arrived(
         self, item: T, count: int, digests: Sequence[bytes], size_bytes: int, now: float
     ) -> Sequence[int]:
-        """`count` messages have come. Returns the rows to store now; the others are held, or are
-        copies of what the giver has stored."""
+        """Note the arrival of `count` messages. Returns the rows to store now; the others are held,
+        or are copies of messages that the giver has stored."""
         if self._leads_since is not None:
             return self._without_copies(digests) if self.wants_digests(now) else range(count)
         if self.problem:
@@ -266,8 +275,11 @@ class Taker(Generic[T]):
         return ()
 
     def told(self, key: bytes, end: int, pieces: Iterable[bytes], now: float) -> None:
-        """The giver has received these since this node was to subscribe. What it has stored ends at
-        `end`, and is committed. If this node cannot take over, `problem` says why."""
+        """Note the messages that the giver received since this node was to subscribe.
+
+        The giver's log ends at `end`, and is committed up to there. Sets `problem` if this node
+        cannot take over.
+        """
         if key != self.offer.key:
             self.broken("this is another handover")
         elif self._is_late(now):
@@ -287,18 +299,21 @@ class Taker(Generic[T]):
                 held.rows = self._without_copies(held.digests)
 
     def is_needed(self, now: float) -> bool:
-        """Whether the lead may still come: a node that stops waits for that. What it has subscribed
-        to is perhaps received by no other node."""
+        """Return True if this node may still become the leader. A node that stops waits for that,
+        because perhaps no other node receives the messages that it has subscribed to."""
         return self.is_relied_on and not self.problem and not self._is_late(now)
 
     def is_over(self, now: float) -> bool:
-        """Whether there is nothing more to do: it has failed, or has lasted too long."""
+        """Return True if nothing is left to do: the handover has failed, or has lasted too long."""
         return not self.leads and (bool(self.problem) or self._is_late(now))
 
     def take(self, log_end: int, now: float) -> list[tuple[T, Sequence[int]]] | None:
-        """This node leads, with a log that ends at `log_end`. Returns what it held, with the rows
-        to store, in the order of arrival. None when that cannot be used: it is not known which of
-        it is stored already, because the giver told nothing, or went on after it had told."""
+        """Note that this node leads, with a log that ends at `log_end`, and end the handover.
+
+        Returns the messages that it held, with the rows to store, in the order of arrival. Returns
+        None if it cannot tell which of them are stored already, because the giver reported nothing,
+        or stored more after its report.
+        """
         if self._told is None:
             self.broken("the giver has not told what it received")
         elif log_end != self._end:
@@ -337,7 +352,7 @@ def digests_of(
     headers: Sequence[bytes],
     payloads: Sequence[bytes],
 ) -> list[bytes]:
-    """One digest for each message: equal messages have equal digests."""
+    """Return one digest for each message; equal messages have equal digests."""
     found = []
     for subject, reply, block, payload in zip(subjects, replies, headers, payloads, strict=True):
         lengths = b"%d %d %d " % (len(subject), len(reply), len(block))

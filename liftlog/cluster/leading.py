@@ -1,13 +1,13 @@
-"""What the leader of a stream decides: what is committed, what followers get, who is in sync.
+"""Decisions of a stream's leader: what is committed, what followers get, who is in sync.
 
 One `Leader` exists per stream and epoch. The shell appends and syncs the log, serves the followers,
-changes the record, and tells the leader about each; it needs no rule to do so.
+changes the record, and reports each of these to the leader; the shell contains no rules itself.
 
     log:        written(end, now) -> followers to wake     local(end) -> high watermark
     followers:  fetched(request, now) -> verdict           expired(node, now)   lost(node)
     record:     propose(now) -> change to commit           adopt(record)
 
-The high watermark is the end of what is committed, exclusive; so are all ends.
+The high watermark is the exclusive end of the committed records. All other ends are exclusive too.
 """
 
 from __future__ import annotations
@@ -24,35 +24,37 @@ from liftlog.cluster.record import Mark, StreamRecord
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A follower asks for what follows `offset`. All below it is durable in its log."""
+    """A follower's request for the records from `offset` on. Everything below is durable in its
+    log."""
 
     node: str
     start: int
     epoch: int
     offset: int
     last_epoch: int
-    """The epoch of its last record; NO_EPOCH if its log is empty."""
+    """Epoch of the follower's last record; NO_EPOCH if its log is empty."""
     side_version: int = 0
-    """The side state that it has stored."""
+    """Version of the side state that the follower has stored."""
     mark: Mark | None = None
-    """Of the record that it knows, durably. None from a node of a version that does not tell: its
-    confirmations count all the same."""
+    """Mark of the record that the follower has durably. None from a node of a version that does not
+    send it; its confirmations count all the same."""
     leader_mark: Mark | None = None
-    """The version of this leader's record that it was told last, and the checksum which that has in
-    the history that it knows; 0: none. None from a node that does not tell."""
+    """Version of this leader's record that the leader sent last, and the checksum of that version
+    in the follower's history of the record; 0 if there is none. None from a node that does not send
+    it."""
     is_full: bool = False
-    """Its disk was too full for what it was sent last."""
+    """True if its disk was too full for the last answer."""
 
 
 class Kind(enum.Enum):
     SEND = "send"
     """Answer now, with what the log has from the offset on."""
     PARK = "park"
-    """There is nothing yet: keep the request until `written` or `untold` names the follower."""
+    """The log has nothing new: keep the request until `written` or `untold` names the follower."""
     DIVERGING = "diverging"
     """Answer with `epoch` and `end`: the logs agree at most up to there."""
     FENCED_EPOCH = "fenced epoch"
-    """The follower is behind the record: it knows an older epoch, or has started again since."""
+    """The follower is behind the record: it has an older epoch, or has started again since."""
     UNKNOWN_EPOCH = "unknown epoch"
     """The leader is behind the record, which its node then reads again."""
     NOT_LEADER = "not leader"
@@ -61,7 +63,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a follower's request is answered with."""
+    """The answer to a follower's request."""
 
     kind: Kind
     epoch: int = NO_EPOCH
@@ -85,7 +87,7 @@ class Change:
 
 @dataclass(slots=True)
 class FollowerState:
-    """What the leader knows of one life of a follower."""
+    """State of one life of a follower, as the leader knows it."""
 
     node: str
     start: int
@@ -95,20 +97,21 @@ class FollowerState:
     mark: Mark | None = None
     leader_mark: Mark | None = None
     agrees: bool = True
-    """Whether it knows the in-sync set that acks are given by."""
+    """True if it knows the in-sync set that acks are given by."""
     heard: float = -math.inf
-    """When it last asked; -inf before it has."""
+    """Time of its last request; -inf before the first."""
     caught_up: float = 0.0
-    """When it last had all that the leader had."""
+    """Time at which it last had everything that the leader had."""
     leader_end: int = 0
-    """The leader's log end when it last asked."""
+    """The leader's log end at the time of its last request."""
     told: int = 0
-    """The high watermark in the last answer."""
+    """High watermark in the last answer."""
     parked: bool = False
     lost: bool = False
-    """Its connection is gone, and it did not ask since."""
+    """True if its connection is gone and it has sent no request since."""
     is_full: bool = False
-    """It could not store what it was sent: to wait for it would be to wait for its operator."""
+    """True if it had no room for the last answer: only its operator can change that, so no ack
+    waits."""
 
 
 class Leader:
@@ -134,7 +137,7 @@ class Leader:
         side_version: int = 0,
         stirred: Callable[[], None] = lambda: None,
     ) -> None:
-        """`stirred` is called whenever this is settled no longer."""
+        """`stirred` is called whenever the leader is settled no longer."""
         if record.leader != node:
             raise ValueError(f"the record of {record.name!r} has the leader {record.leader!r}")
         self.node = node
@@ -147,19 +150,20 @@ class Leader:
         self.high_watermark = min(high_watermark, durable_end)
         self.side_version = self._begin_side_version = side_version
         self.side_confirmed = 0
-        """The newest side state that all whom the high watermark waits for have stored."""
+        """Newest side state that all nodes of the high watermark have stored."""
         self.resigned = False
         self.pending: Change | None = None
         self._lag_max = lag_max
         self._stirred = stirred
         self._began = now
         self._followers: dict[str, FollowerState] = {}
-        # When followers last asked in lives that have ended: tombstones wait for the next one.
+        # Times of the last requests of followers in lives that have ended: tombstones wait for the
+        # next life.
         self._heard_before: dict[str, float] = {}
         self.is_settled = False
-        """Nothing is to be proposed before a follower or the record is heard of: most streams are
-        idle most of the time, and it is asked ten times a second."""
-        # Of the record, for what is asked with each request.
+        """True if there is nothing to propose before a follower or the record causes an event. Most
+        streams are idle most of the time, and `propose` is called ten times a second."""
+        # Parts of the record that each request needs.
         self._agreed_from = record.version
         self._can_commit = False
         self._others: frozenset[str] = frozenset()
@@ -168,42 +172,48 @@ class Leader:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the high watermark has reached what the log had when the epoch began.
+        """True if the high watermark has reached the log's end of the moment when the epoch began.
 
-        Before that it may be lower than what the previous leader has shown, so the newest offset,
-        times, leases and checkpoints are answered with "not ready": clients ask again.
+        Before that it may be lower than the previous leader's, so requests for the newest offset,
+        times, leases and checkpoints are answered with "not ready", and clients ask again.
         """
         return self.high_watermark >= self.begin_offset
 
     @property
     def can_commit(self) -> bool:
-        """Whether the ISR is large enough to ack."""
+        """True if the ISR is large enough to ack."""
         return self._can_commit
 
     # --- the log -----------------------------------------------------------------
 
     def written(self, log_end: int, now: float) -> list[str]:
-        """Records below `log_end` can be read, and may not be durable yet: followers get them while
-        the leader syncs. Returns the followers whose parked requests are to be answered now."""
+        """Note that records below `log_end` can be read. They may not be durable yet: followers
+        fetch them while the leader syncs.
+
+        Returns the followers whose parked requests are to be answered now.
+        """
         self.log_end = log_end
         return self._wake(now, lambda follower: follower.offset < log_end)
 
     def local(self, durable_end: int) -> int:
-        """All below `durable_end` is durable here. Returns the high watermark."""
+        """Note that everything below `durable_end` is durable here. Returns the high watermark."""
         self.durable_end = durable_end
         return self._advance()
 
     def side_changed(self, version: int, now: float) -> list[str]:
-        """Side state `version` is durable here and is to be copied. Returns the followers to answer
-        now. It is `side_confirmed` when those have it that a record's high watermark waits for."""
+        """Note that side state `version` is durable here and is to be copied. Returns the followers
+        to answer now.
+
+        It becomes `side_confirmed` when all nodes that the high watermark waits for have stored it.
+        """
         self.side_version = version
         self._advance()
         return self._wake(now, lambda follower: follower.side_version != version)
 
     def resign(self) -> None:
-        """Nothing more is committed in this epoch, whatever the record says.
+        """Commit nothing more in this epoch, whatever the record says.
 
-        Needed when an fdatasync failed: followers may have records that this log gave up, and an
+        Needed when an fdatasync failed: followers may have records that this log dropped, and an
         offset never gets a second record in the same epoch.
         """
         self.resigned = True
@@ -211,7 +221,8 @@ class Leader:
     # --- followers ---------------------------------------------------------------
 
     def fetched(self, request: FetchRequest, now: float) -> Verdict:
-        """A follower's request. Its offset counts as a confirmation, unless its log diverges."""
+        """Return the verdict on a follower's request. Its offset counts as a confirmation, unless
+        its log diverges."""
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
@@ -233,11 +244,11 @@ class Leader:
         follower.offset = request.offset
         follower.side_version = side_state.confirmed(self.epoch, request.side_version)
         if not follower.agrees:
-            pass  # acks wait for it to hear of the record, but not for ever
+            pass  # acks wait until it has the record, but not forever
         elif request.offset >= self.log_end:
             follower.caught_up = now
         elif request.offset >= leader_end_before:
-            # It has all that there was when it asked before: under load it is never quite level.
+            # It has all that there was at its previous request: under load it is never quite level.
             follower.caught_up = max(follower.caught_up, asked_before)
         self._advance()
         if (
@@ -251,33 +262,38 @@ class Leader:
         return _PARK
 
     def untold(self, now: float) -> list[str]:
-        """Parked followers that have been told a lower high watermark: answer them now. The shell
-        asks a little after the high watermark moved, when no data has carried it."""
+        """Return the parked followers that have an older high watermark and are to be answered now.
+
+        The shell calls this a little after the high watermark moved, if no data has carried it.
+        """
         return self._wake(now, lambda follower: follower.told < self.high_watermark)
 
     def disagreeing(self, now: float) -> list[str]:
-        """Parked followers that do not know the in-sync set that acks are given by: answer them
-        now."""
+        """Return the parked followers that do not know the present in-sync set and are to be
+        answered now."""
         return self._wake(now, lambda follower: not follower.agrees)
 
     def tells_record(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
-        """Whether the answer to a request with these marks is to carry the record: acks wait for
-        the follower to know it, and the metadata store may be out of its reach. It gets each
-        version once."""
+        """Return True if the answer to a request with these marks must carry the record.
+
+        Acks wait until the follower has it, and the follower may be unable to reach the metadata
+        store. It gets each version once.
+        """
         is_old = mark is not None and mark[0] < self.record.version
         return is_old and self._is_uninformed(mark, leader_mark)
 
     def expired(self, node: str, now: float) -> list[str]:
-        """The request of `node` was parked for long: it is answered without news, if it still is
-        parked, and the follower asks again."""
+        """Note that the request of `node` was parked for long. If it still is, it is answered
+        without news, and the follower asks again."""
         return self._wake(now, lambda follower: follower.node == node)
 
     def epochs_of_gap(self, first: int, end: int) -> EpochTable:
-        """What a follower must know of offsets without records; it goes with the answer."""
+        """Return the epochs of offsets without records, which go with the answer to the
+        follower."""
         return between(self.epochs, first, end)
 
     def lost(self, node: str) -> None:
-        """The connection of `node` is gone, or it answers no ping: stop waiting for it."""
+        """Stop waiting for `node`: its connection is gone, or it answers no ping."""
         follower = self._followers.get(node)
         if follower is None:
             follower = self._followers[node] = FollowerState(node, self.record.starts.get(node, 0))
@@ -286,8 +302,12 @@ class Leader:
         self._stir()
 
     def heard_by_majority(self, now: float, within: float) -> bool:
-        """Whether most replicas, this one included, asked within that many seconds. If so, no other
-        node can have been elected that long ago, even if the metadata store is out of reach."""
+        """Return True if most replicas, this one included, sent a request within the last `within`
+        seconds.
+
+        If so, no other node can have been elected that long ago, even if the metadata store is
+        unreachable.
+        """
         recent = [
             one
             for one in self._followers.values()
@@ -296,7 +316,8 @@ class Leader:
         return 2 * (len(recent) + 1) > len(self.record.replicas)
 
     def lags(self) -> dict[str, int]:
-        """How many records each other member lacks, of those that have asked in this epoch."""
+        """Return how many records each other member lacks, for those that sent a request in this
+        epoch."""
         return {
             one.node: max(0, self.log_end - one.offset)
             for one in self._followers.values()
@@ -304,11 +325,12 @@ class Leader:
         }
 
     def confirmed_by_all(self, now: float, forget_after: float, known: int) -> int:
-        """Below this end every replica has everything durable, except those that did not ask for
-        `forget_after` seconds: tombstones below it may be deleted. `known` is the last such end.
+        """Return the end up to which every replica is durable: tombstones below it may be deleted.
 
-        It falls when a replica has lost its disk: deleting more of what that one copies now would
-        make it begin again. It stands still while one that has started again has not asked yet.
+        Replicas that sent no request for `forget_after` seconds do not count. `known` is the last
+        such end. The end falls when a replica has lost its disk: deleting more of the tombstones
+        that it copies now would make it begin again. It stands still while a replica that has
+        restarted has sent no request.
         """
         end = self.high_watermark
         for node in self.record.members:
@@ -324,13 +346,13 @@ class Leader:
     # --- the record --------------------------------------------------------------
 
     def propose(self, now: float, stopping: Collection[str] = ()) -> Change | None:
-        """A change of the ISR that is due, or the end of a reassignment, to be committed by
-        compare-and-set. Nodes that are `stopping` are not taken in: one may still ask after it has
-        left, and acks would wait for it again.
+        """Return a change of the ISR, or the end of a reassignment, that is to be committed by
+        compare-and-set; None if nothing is due. Nodes that are `stopping` are not added: one may
+        still send a request after it has left, and acks would wait for it again.
 
         From now on the high watermark waits for the nodes of both records, until `adopt` brings a
-        newer version: either the change was made, or it cannot be made any more. Until then this
-        returns the same change: repeating it is how an unknown outcome becomes known.
+        newer version: then the change was either made, or can no longer be made. Until then this
+        returns the same change, because repeating it settles an unknown outcome.
         """
         if self.resigned or self.is_settled:
             return None
@@ -344,13 +366,18 @@ class Leader:
         return self.pending
 
     def needs_change(self, now: float) -> bool:
-        """Whether acks wait for a change that is under way: it takes out one that lags. One that
-        has come back meanwhile is waited for as before, and acks go on without the change."""
+        """Return True if acks wait for a pending change, which removes a node that lags.
+
+        A node that has caught up again meanwhile is waited for as before, and acks go on without
+        the change.
+        """
         return self.pending is not None and any(self._lags(one, now) for one in self._waits_for)
 
     def adopt(self, record: StreamRecord) -> int:
-        """A newer record; an older one changes nothing. If this epoch has ended in it, the leader
-        has resigned. Returns the high watermark."""
+        """Adopt a newer record; an older one changes nothing. Returns the high watermark.
+
+        If the record says that this epoch has ended, the leader has resigned.
+        """
         if record.version > self.record.version:
             self.pending = None
             if not _whole(self.record) <= _whole(record):
@@ -363,8 +390,11 @@ class Leader:
     # --- rules -------------------------------------------------------------------
 
     def _refusal(self, request: FetchRequest) -> Verdict | None:
-        """Fencing. A request of another epoch says nothing about this one. A life of a follower
-        ends when the next one is known: what it confirmed may be lost since."""
+        """Return the verdict that fences off the request, or None.
+
+        A request of another epoch says nothing about this one. A life of a follower ends when the
+        next one is known: records that it confirmed may be lost since.
+        """
         if self.resigned or request.node not in self._others:
             return _NOT_LEADER
         if request.epoch > self.epoch:
@@ -378,24 +408,29 @@ class Leader:
         return max(self.record.starts.get(node, 0), follower.start if follower else 0)
 
     def _diverging(self, request: FetchRequest) -> Verdict | None:
-        """Whether the follower's log leaves this one before its end. If so, its offset confirms
-        nothing. An empty log cannot diverge."""
+        """Return a verdict if the follower's log diverges from this one before its end, else None.
+
+        The offset of a diverging log confirms nothing. An empty log cannot diverge.
+        """
         if request.last_epoch == NO_EPOCH:
             if request.offset > self.log_end:
                 return Verdict(Kind.DIVERGING, NO_EPOCH, self.log_end)
             return None
         epoch, end = end_of_epoch(self.epochs, request.last_epoch, self.log_end)
         if epoch == NO_EPOCH and self._must_keep(request.node):
-            # Retention here has deleted all that the follower's last epoch had. The follower has
-            # all that is committed, and only what is committed is deleted, so they agree there.
+            # Retention here has deleted the whole last epoch of the follower. The follower has all
+            # committed records, and only committed ones are deleted, so the logs agree there.
             epoch = request.last_epoch
         if epoch < request.last_epoch or end < request.offset:
             return Verdict(Kind.DIVERGING, epoch, end)
         return None
 
     def _advance(self) -> int:
-        """The high watermark is the least durable end of all whom it waits for. It never falls, and
-        stands still while the ISR is too small: then replicas leave it that stay eligible."""
+        """Advance the high watermark to the least durable end of the nodes that it waits for.
+
+        It never falls. It stands still while the ISR is too small, because the replicas that leave
+        the ISR then stay eligible.
+        """
         if self._can_commit and not self.resigned:
             end, side = self.durable_end, self.side_version
             for node in self._waits_for:
@@ -409,8 +444,11 @@ class Leader:
         return self.high_watermark
 
     def _see(self, record: StreamRecord) -> None:
-        """The high watermark waits for the ISR and for all that a change under way may bring into
-        it or may not have taken out of it: another leader may be elected from either."""
+        """Take the nodes for which the high watermark waits from `record`.
+
+        These are the ISR and all nodes that a pending change may add or may not have removed yet:
+        another leader may be elected from either set.
+        """
         self.record = record
         self._stir()
         self._can_commit = record.can_commit
@@ -426,28 +464,31 @@ class Leader:
                 follower.agrees = self._has_agreed(follower)
 
     def _has_agreed(self, follower: FollowerState) -> bool:
-        """Who knows a newer record than this leader says which version of the leader's that has
-        come from: it acts only by what comes from there."""
+        """Return True if the follower knows the in-sync set. One that has a newer record than this
+        leader names the version of the leader's record from which it comes, and acts only by such
+        records."""
         told = follower.leader_mark
         return self._agrees(follower.mark) or (told is not None and self._agrees(told))
 
     def _is_uninformed(self, mark: Mark | None, leader_mark: Mark | None) -> bool:
-        """Whether acks wait for a follower that has not been told of the present record."""
+        """Return True if acks wait for a follower that has not received the present record."""
         if leader_mark is None or leader_mark[0] == self.record.version:
             return False
         return not (self._agrees(mark) or self._agrees(leader_mark))
 
     def _agrees(self, mark: Mark | None) -> bool:
-        """Whether who knows this record knows that those are gone who have left the in-sync set.
+        """Return True if a node with the record of this mark knows which nodes have left the
+        in-sync set.
 
-        What is acked without them must not be forgotten with the metadata store. If all that ack
-        it know that, none of them acts by an older record again. So it takes nodes that have not
-        acked it to go on from there, and those are too few to ack anything.
+        Messages that are acked without those nodes must survive a loss of changes in the metadata
+        store. If all nodes that ack know who has left, none of them acts by an older record again.
+        Then only nodes that have not acked could continue from an older record, and they are too
+        few to ack anything.
         """
         return mark is None or (mark[0] >= self._agreed_from and self.record.has(mark))
 
     def _must_keep(self, node: str) -> bool:
-        """Whether the follower may have the last copy of something that is committed."""
+        """Return True if the follower may have the last copy of a committed record."""
         joins = self.pending is not None and node in self.pending.after.isr
         return joins or self.record.must_keep(node)
 
@@ -465,8 +506,8 @@ class Leader:
         return is_stuck or now - follower.caught_up > self._lag_max
 
     def _waits_idly(self) -> bool:
-        """Whether no follower in sync can begin to lag without an event: each has all, and waits
-        for more. Others can join only by asking."""
+        """Return True if no follower in sync can begin to lag without an event: each has everything
+        and waits for more. Others can join only by sending a request."""
         followers = (self._followers.get(node) for node in self._waits_for)
         is_moving = self.record.adding or self.record.removing
         return not is_moving and all(
@@ -482,14 +523,21 @@ class Leader:
         return None
 
     def _moved(self) -> StreamRecord | None:
-        """Elections may bring a leader that stays when all new replicas are in sync already."""
+        """Return the record that completes the pending reassignment, if it can end now.
+
+        An election may bring a leader that stays after all new replicas got in sync.
+        """
         moves = self.record.adding or self.record.removing
         return transitions.complete(self.record) if moves else None
 
     def _has_caught_up(self, follower: FollowerState) -> bool:
-        """It has all that is committed, and all that may have been committed under former leaders:
-        both this high watermark and the log's end when the epoch began; the same with the side
-        state. It must have said so in this epoch, in the life that the record knows."""
+        """Return True if the follower has everything that is committed, and everything that former
+        leaders may have committed.
+
+        So it must have reached both this high watermark and the log's end of the moment when the
+        epoch began, and the same for the side state. It must have said so in this epoch, in the
+        life that the record names.
+        """
         return (
             not follower.lost
             and not follower.is_full
@@ -520,5 +568,5 @@ class Leader:
 
 
 def _whole(record: StreamRecord) -> set[str]:
-    """Those who have everything that was acked by this record, or before it."""
+    """Return the nodes that have everything that was acked by this record, or before it."""
     return {*record.isr, *record.eligible}

@@ -1,4 +1,4 @@
-"""Which nodes get the replicas of a stream."""
+"""Chooses the nodes that get the replicas of a stream."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from liftlog.errors import Conflict
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that could hold a replica, as far as the one that asks knows."""
+    """A node that could hold a replica, as far as the asking node knows."""
 
     node: str
     zone: str = ""
-    """Nodes of one zone may fail together; "" is a zone of the node's own."""
+    """Nodes of one zone may fail together; "" stands for a zone of the node's own."""
     replicas: int = 0
-    """How many it has."""
+    """Number of replicas that it holds."""
     leads: int = 0
-    """How many streams prefer it as leader: those whose first replica it is."""
+    """Number of streams that prefer it as leader: those whose first replica it is."""
     available: bool = True
-    """Whether it lives and is not being drained."""
+    """True if it lives and is not being drained."""
 
 
 def place(
     candidates: Collection[Candidate], count: int, *, keep: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """`count` nodes, the preferred leader first.
+    """Return `count` nodes, the preferred leader first.
 
-    Spread over as many zones as there are, and within that on the nodes with the fewest replicas.
-    `keep`: nodes that have a replica already; they stay, in this order and before all others, as
-    far as they are available and not more than `count`. The same arguments give the same answer,
-    whichever node asks. Raises Conflict if too few nodes are available.
+    They are spread over as many zones as there are, and within a zone over the nodes with the
+    fewest replicas. Nodes of `keep` hold a replica already; they stay, in this order and before all
+    others, as far as they are available and not more than `count`. The same arguments give the same
+    result on every node. Raises Conflict if too few nodes are available.
     """
     available = {one.node: one for one in candidates if one.available}
     if len(available) < count:
@@ -46,7 +46,7 @@ def place(
         left = [one for one in available.values() if one.node not in chosen]
         best = min(left, key=lambda one: (used.count(_zone(one)), one.replicas, one.node))
         chosen.append(best.node)
-    # The lead goes to the new replica that leads least, unless a replica that stays has it.
+    # The new replica that leads least becomes the leader, unless a kept replica is.
     added = chosen[stay:]
     if not stay:
         added.sort(key=lambda node: (available[node].leads, available[node].replicas, node))
@@ -56,8 +56,10 @@ def place(
 def replace_nodes(
     candidates: Collection[Candidate], present: Sequence[str], leaving: Collection[str]
 ) -> tuple[str, ...]:
-    """As many nodes as `present`, with others in the place of those that are `leaving`. The rest
-    stays, whether it is available or not. Raises as `place`."""
+    """Return as many nodes as `present`, with others in the place of those that are `leaving`.
+
+    The others stay, whether they are available or not. Raises as `place`.
+    """
     keep = [node for node in present if node not in leaving]
     usable = [
         replace(one, available=one.node in keep or (one.available and one.node not in leaving))

@@ -1,9 +1,10 @@
-"""The record of one stream: who holds it, who leads it, which copies have all that was acked.
+"""The record of one stream: who holds it, who leads it, which copies have everything that was
+acked.
 
-Records are JSON objects in the metadata store. A node that rewrites one keeps the keys that it
-does not know, so nodes of two versions can work on the same record.
+Records are JSON objects in the metadata store. A node that rewrites one keeps the keys that it does
+not know, so nodes of two versions can work on the same record.
 
-Three sets of replicas tell which copies can be trusted:
+Three sets of replicas say which copies can be trusted:
 
 isr             in sync: each of them holds everything that was ever acked, and the next ack waits
                 for all of them
@@ -30,58 +31,59 @@ _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def default_min_isr(replicas: int) -> int:
-    """The smallest ISR that may ack if no setting says otherwise: half of the replicas, rounded
-    up."""
+    """Return the smallest ISR that may ack if no setting says otherwise: half of the replicas,
+    rounded up."""
     return (replicas + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """A value of the key `stream.<name>`. Node names are in the order of `replicas`."""
+    """The metadata of one stream: a value of the key `stream.<name>`. Node names are in the order
+    of `replicas`."""
 
     name: str
     incarnation: str
     settings: Mapping[str, Any]
-    """As in the configuration file; `min_isr` is read here, everything else elsewhere."""
+    """As in the configuration file. Only `min_isr` is read here; other modules read the rest."""
     replicas: tuple[str, ...]
     """The nodes that hold a copy. The first is preferred as leader."""
     leader: str | None
     leader_epoch: int
-    """One higher with every change of the leader, and with every completed reassignment."""
+    """Increases by one with every change of the leader, and with every completed reassignment."""
     isr: tuple[str, ...]
     eligible: tuple[str, ...] = ()
     last_eligible: tuple[str, ...] = ()
     starts: Mapping[str, int] = field(default_factory=dict)
-    """The start with which each node registered last: a number that each start of it raises. Nodes
-    whose copies are not needed any more are here until they have removed them."""
+    """The start with which each node registered last: a number that each start of the node
+    increases. A node whose copy is no longer needed stays here until it has removed the copy."""
     adding: tuple[str, ...] = ()
-    """Replicas that a reassignment under way brings; they are among `replicas`."""
+    """Replicas that a pending reassignment adds; they are among `replicas`."""
     removing: tuple[str, ...] = ()
-    """Replicas that leave when it completes; they are among `replicas` until then."""
+    """Replicas that leave when the reassignment completes; they are among `replicas` until then."""
     observers: tuple[str, ...] = ()
     """Nodes with a copy that no ack waits for, and that never lead."""
     log_start: int = 0
-    """Administrative truncation: offsets below are deleted on every replica."""
+    """Administrative truncation: every replica deletes the offsets below."""
     unclean_epoch: int = 0
     """The leader epoch that the last unclean recovery began; 0 if there was none. A log without a
-    record of that epoch or a later one may have to give up offsets below its high watermark."""
+    record of that epoch or a later one may have to drop offsets below its high watermark."""
     decided: int = 0
-    """The version with which an operator last had the record restored; 0: never. A node that knows
-    an older one which this has not come from drops its copy."""
+    """The version with which an operator last restored the record; 0 if never. A node with an older
+    version that this one does not come from drops its copy."""
     deleted: bool = False
     former: tuple[str, ...] = ()
     """Incarnations of deleted streams of this name, the newest ones: nodes may still have copies of
-    those."""
+    them."""
     system: bool = False
     version: int = 1
-    """One higher with every change."""
+    """Increases by one with every change."""
     trail: tuple[int, ...] = ()
-    """The last versions before this one, each followed by the checksum of the record as it was: by
-    this a node knows whether what it saw is among them."""
+    """The last versions before this one, each followed by the checksum of the record as it was. A
+    node uses this to find out whether the version that it saw is among them."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that a newer version added."""
+    """Keys that a newer version of liftlog added."""
     _json: bytes = field(default=b"", init=False, repr=False, compare=False)
-    """Made when it is needed first; a change of the record needs it several times."""
+    """Cache, filled on first use; a change of the record needs it several times."""
 
     @property
     def min_isr(self) -> int:
@@ -91,12 +93,12 @@ class StreamRecord:
 
     @property
     def can_commit(self) -> bool:
-        """Whether the ISR is large enough to ack."""
+        """True if the ISR is large enough to ack."""
         return len(self.isr) >= self.min_isr
 
     @property
     def target(self) -> tuple[str, ...]:
-        """The replicas after the reassignment under way."""
+        """The replicas after the pending reassignment."""
         if not self.removing:
             return self.replicas
         return tuple(node for node in self.replicas if node not in self.removing)
@@ -107,34 +109,34 @@ class StreamRecord:
         return self.replicas + self.observers
 
     def leads(self, node: str, start: int) -> bool:
-        """Whether `node` leads, in the life that began with `start`."""
+        """Return True if `node` leads, in the life that began with `start`."""
         return self.leader == node and self.starts.get(node) == start
 
     def must_keep(self, node: str) -> bool:
-        """Whether the copy of `node` may be the last one with something that was acked."""
+        """Return True if the copy of `node` may be the last one with something that was acked."""
         return node in self.isr or node in self.eligible
 
     def concerns(self, node: str) -> bool:
-        """Whether `node` has a copy, is to get one, or is to remove one."""
+        """Return True if `node` has a copy, is to get one, or is to remove one."""
         return node in self.starts or (node in self.members and not self.deleted)
 
     def in_order(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of `nodes` that are replicas, in the order of `replicas`."""
+        """Return those of `nodes` that are replicas, in the order of `replicas`."""
         wanted = frozenset(nodes)
         return tuple(node for node in self.replicas if node in wanted)
 
     @property
     def mark(self) -> Mark:
-        """What tells this version from every other one, also of another history."""
+        """Distinguishes this version from every other one, also from those of another history."""
         return self.version, self.checksum
 
     @property
     def marks(self) -> list[Mark]:
-        """Of this version and those before it, as far as the trail goes back."""
+        """The marks of this version and of those before it, as far as the trail goes back."""
         return [*zip(self.trail[::2], self.trail[1::2], strict=True), self.mark]
 
     def has(self, mark: Mark) -> bool:
-        """Whether `mark` is of this version, or of one before it that the trail goes back to."""
+        """Return True if `mark` belongs to this version, or to an earlier one within the trail."""
         version, checksum = mark
         if version >= self.version:
             return mark == self.mark
@@ -142,11 +144,13 @@ class StreamRecord:
         return version in versions and self.trail[2 * versions.index(version) + 1] == checksum
 
     def may_come_from(self, mark: Mark) -> bool:
-        """Whether this is of the history of `mark`, or its trail does not go back that far."""
+        """Return True if this record belongs to the history of `mark`, or its trail does not go
+        back that far."""
         return self.has(mark) or bool(self.trail and mark[0] < self.trail[0])
 
     def checksum_of(self, version: int) -> int:
-        """That of this version or of one before it; 0 if the trail does not have it."""
+        """Return the checksum of this version or of an earlier one; 0 if the trail does not have
+        it."""
         return dict(self.marks).get(version, 0)
 
     @property
@@ -155,8 +159,10 @@ class StreamRecord:
         return crc32(self.to_json())
 
     def follows(self, earlier: StreamRecord) -> bool:
-        """Whether this is `earlier` or has come from it, as far as the trail goes. Two records of
-        one version differ if the store was set back between them."""
+        """Return True if this is `earlier` or comes from it, as far as the trail goes back.
+
+        Two records of one version differ if the store was set back between them.
+        """
         if self.version <= earlier.version:
             return self == earlier
         known = dict(zip(self.trail[::2], self.trail[1::2], strict=False))
@@ -170,8 +176,11 @@ class StreamRecord:
         return (*self.trail, self.version, self.checksum)[-2 * _TRAIL :]
 
     def to_json(self) -> bytes:
-        """The value to store; the same record gives the same bytes, in each version of liftlog
-        that has its format: they know a record by its checksum."""
+        """Return the value to store.
+
+        The same record gives the same bytes in every version of liftlog that has this format,
+        because nodes identify a record by its checksum.
+        """
         if not self._json:
             known = {name: getattr(self, name) for name in _KEYS}
             later = {name: value for name in _LATER if (value := known.pop(name))}
@@ -181,8 +190,11 @@ class StreamRecord:
 
     @staticmethod
     def from_json(data: bytes) -> StreamRecord:
-        """Raises CorruptMetadata if this is not a valid record, UnsupportedFormat if a newer
-        liftlog wrote it in a form that this one cannot read."""
+        """Parse a value of the store.
+
+        Raises CorruptMetadata if this is not a valid record, UnsupportedFormat if a newer liftlog
+        wrote it in a form that this one cannot read.
+        """
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -210,7 +222,7 @@ class StreamRecord:
         return record
 
     def problem(self) -> str:
-        """What contradicts itself in this record; "" if nothing does."""
+        """Return the first contradiction in this record; "" if there is none."""
         for what, nodes, among in (
             ("isr", self.isr, self.replicas),
             ("eligible", self.eligible, self.replicas),
@@ -297,10 +309,10 @@ _FORMS = {
     "trail": _are_counts,
 }
 _KEYS = tuple(_FORMS)
-# Versions that do not know these read the same format: they write what they do not know first. A
-# value of 0 is left out, as they would.
+# Versions that do not know these keys read the same format, and write unknown keys first. A value
+# of 0 is left out, as those versions would.
 _LATER = ("decided",)
-# What a record cannot do without; the rest has a default that an older version meant.
+# The keys that a record must have; the others have a default that an older version meant.
 _REQUIRED = frozenset(
     ("name", "version", "incarnation", "settings", "replicas", "leader", "leader_epoch", "isr")
 )
@@ -327,27 +339,28 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """The record does not have this start yet: it must, before the node fetches or serves."""
+    """Register the present start in the record, which the node must do before it fetches or
+    serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No leader is known that this node could copy from. Keep the copy."""
+    """Keep the copy and wait: there is no known leader to copy from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The stream is deleted, or its copy here is not wanted: delete it."""
+    """Delete the copy: the stream is deleted, or this node no longer holds a replica."""
 
 
 Role = Lead | Follow | Register | Wait | Leave
 
 
 def role_of(record: StreamRecord, node: str, start: int, *, resigned_epoch: int = 0) -> Role:
-    """What `record` makes of `node` in the life that began with `start`.
+    """Return the role of `node`, in the life that began with `start`, according to `record`.
 
-    `resigned_epoch`: the newest epoch in which this life has given up leading. It does not lead
-    again in that epoch, although the record may take a while to tell.
+    `resigned_epoch` is the newest epoch in which this life has resigned. It does not lead again in
+    that epoch, although the record may take a while to say so.
     """
     if record.deleted or node not in record.members:
         return Leave()

@@ -1,18 +1,19 @@
 """Every change of a stream's record, as a function from the old record to the new one.
 
-Each returns the record to commit by compare-and-set, one version higher, or None when the record
-is already as asked: so a change whose outcome is unknown can simply be asked for again. A change
-that the record does not permit raises Conflict. Nothing here knows time, sessions or logs: whether
-a node is dead, or caught up, is decided before.
+Each returns the record to commit by compare-and-set, one version higher, or None if the record
+already has the requested form. So a change whose outcome is unknown can simply be requested again.
+A change that the record does not permit raises Conflict. These functions see no time, sessions or
+logs: the caller decides before whether a node is dead, or has caught up.
 
-Three things hold for every record that these functions make, and they are why the loss of nodes
-loses no acked record:
+Three rules hold for every record that these functions make, and because of them no acked record is
+lost when nodes fail:
 
-- All of `isr` hold everything that was acked, since the high watermark waits for all of them.
+- All members of `isr` hold everything that was acked, since the high watermark waits for all of
+them.
 - While `isr` is smaller than `min_isr`, nothing is acked. Replicas that leave it then go to
-  `eligible`: they too hold everything that was acked.
-- Only members of one of the two are elected. Both become empty only if all of them started
-  again with damaged disks; then `recover` elects a node at the price of a possible loss.
+`eligible`: they too hold everything that was acked.
+- Only members of one of the two are elected. Both become empty only if all of them started again
+with damaged disks; then `recover` elects a node at the price of a possible loss.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ def create(
     log_start: int = 0,
     system: bool = False,
 ) -> StreamRecord:
-    """The first record of a stream, led by the first of `replicas`, with all of them in sync.
+    """Return the first record of a stream. The first of `replicas` leads, and all of them are in
+    sync.
 
     `starts` has the present start of each node. A stream that existed before its record continues
-    at the `leader_epoch` of its manifest. Raises InvalidArgument if `replicas` and `min_isr` do
-    not fit.
+    at the `leader_epoch` of its manifest. Raises InvalidArgument if `replicas` and `min_isr` do not
+    fit.
     """
     chosen = dict(settings)
     if chosen.get("min_isr") is None:
@@ -68,7 +70,8 @@ def create(
 
 
 def settle(record: StreamRecord) -> StreamRecord:
-    """With an ISR that can ack again, only its members are sure to have the next acked record."""
+    """Empty `eligible` and `last_eligible` if the ISR can ack again: only members of the ISR are
+    sure to have the next acked record."""
     if record.can_commit and (record.eligible or record.last_eligible):
         return replace(record, eligible=(), last_eligible=())
     return record
@@ -80,16 +83,15 @@ def settle(record: StreamRecord) -> StreamRecord:
 def register(
     record: StreamRecord, node: str, start: int, *, clean: bool, closed: bool = False
 ) -> StreamRecord | None:
-    """`node` has started; it does this before it fetches or serves anything of the stream.
+    """Register the new start of `node`. The node does this before it fetches or serves the stream.
 
-    `clean`: its log has all that this node ever confirmed, so it stays in `isr` and `eligible`.
-    Otherwise it leaves both, until it has caught up. In both cases it does not lead before it is
-    elected again, and the new version defeats a change by which a leader wanted to take the node's
-    former life into the ISR.
+    `clean`: its log has everything that this node ever confirmed, so it stays in `isr` and
+    `eligible`. Otherwise it leaves both until it has caught up. In both cases it does not lead
+    before it is elected again, and the new version defeats a pending change by which a leader adds
+    the former life of the node to the ISR.
 
-    The only replica of a stream keeps leading while it has everything. Its epoch is raised unless
-    the log was `closed` by the stop before, which is to say that no record after its end was seen
-    by anyone.
+    The only replica of a stream keeps the lead while it has everything. Its epoch is raised unless
+    the last stop `closed` the log: then no client or node can have seen a record past its end.
     """
     if record.deleted or node not in record.members:
         return None
@@ -121,21 +123,22 @@ def register(
 
 
 def fence(record: StreamRecord, nodes: Collection[str]) -> StreamRecord | None:
-    """`nodes` are not waited for any longer: they died, or they stop."""
+    """Remove `nodes` from the ISR: they died, or they stop, and no ack waits for them."""
     _check_exists(record)
     return _next(record, _fenced(record, nodes))
 
 
 def resign(record: StreamRecord, node: str) -> StreamRecord | None:
-    """`node` leads and must not any longer."""
+    """Remove `node` as the leader: it must not lead any longer."""
     return fence(record, {node}) if record.leader == node else None
 
 
 def failover(record: StreamRecord, dead: Collection[str], node: str) -> StreamRecord | None:
-    """`node` takes the lead, because the leader is among `dead` or there is none.
+    """Make `node` the leader, because the leader is among `dead` or there is none.
 
-    None if there is still a leader, or if `node` may lack something that was acked. `dead` may be
-    wrong: a leader that lives on can commit nothing more without the nodes that have left it.
+    Returns None if there is still a leader, or if `node` may lack something that was acked. `dead`
+    may be wrong: a leader that still lives can commit nothing more without the nodes that have left
+    it.
     """
     _check_exists(record)
     if node in dead:
@@ -152,10 +155,10 @@ def failover(record: StreamRecord, dead: Collection[str], node: str) -> StreamRe
 
 
 def recover(record: StreamRecord, node: str, *, lost: Collection[str] = ()) -> StreamRecord | None:
-    """Unclean recovery: `node` leads although acked records may be missing in its copy.
+    """Unclean recovery: make `node` the leader although acked records may be missing in its copy.
 
-    Permitted only when no copy is left that is known to have everything: each member of `isr` and
-    `eligible` is named in `lost`, by an operator who gives it up. None if `node` leads already.
+    Permitted only if no known copy is complete: an operator names each member of `isr` and
+    `eligible` in `lost` and so gives it up. Returns None if `node` leads already.
     """
     _check_exists(record)
     if record.leader == node:
@@ -177,7 +180,7 @@ def recover(record: StreamRecord, node: str, *, lost: Collection[str] = ()) -> S
 
 
 def shrink(record: StreamRecord, node: str) -> StreamRecord | None:
-    """The leader no longer waits for `node`."""
+    """Remove `node` from the ISR: the leader no longer waits for it."""
     _check_led(record)
     if node == record.leader:
         raise Conflict(f"node {node!r} leads stream {record.name!r} and cannot leave its own ISR")
@@ -185,10 +188,11 @@ def shrink(record: StreamRecord, node: str) -> StreamRecord | None:
 
 
 def expand(record: StreamRecord, node: str, start: int) -> StreamRecord | None:
-    """The leader has found that `node` caught up, in the life that began with `start`.
+    """Add `node` to the ISR. The leader found that it caught up, in the life that began with
+    `start`.
 
-    With the last node that a reassignment adds, the reassignment completes, unless the leader is
-    one of those that leave: it hands over first.
+    If `node` is the last one that a reassignment adds, the reassignment completes, unless the
+    leader is one of those that leave: such a leader hands over first.
     """
     _check_led(record)
     if node not in record.replicas:
@@ -210,11 +214,11 @@ def expand(record: StreamRecord, node: str, start: int) -> StreamRecord | None:
 
 
 def discard(record: StreamRecord, node: str) -> StreamRecord | None:
-    """`node` leaves the ISR, and may then drop its copy to fetch all of it again.
+    """Remove `node` from the ISR, so that it may drop its copy and fetch all of it again.
 
     Raises Conflict while it leads, or while the others alone could not ack: then its copy may be
-    needed. The new epoch keeps what it confirmed with the copy that it drops from counting for the
-    next one.
+    needed. The record gets a new epoch, so that confirmations for the dropped copy do not count for
+    the next one.
     """
     _check_led(record)
     if node == record.leader:
@@ -232,11 +236,11 @@ def discard(record: StreamRecord, node: str) -> StreamRecord | None:
 
 
 def give_up(record: StreamRecord, node: str) -> StreamRecord | None:
-    """`node` has acted by versions that this record has not come from. It counts for nothing any
-    more, and then drops its copy. None if it has no replica.
+    """Remove `node`, which has acted by versions that this record does not come from, from all
+    sets.
 
-    Raises Conflict if no other node could lead then. The new epoch is for the same reason as with
-    `discard`.
+    It then drops its copy. Returns None if it has no replica. Raises Conflict if no other node
+    could lead then. The record gets a new epoch for the same reason as in `discard`.
     """
     _check_exists(record)
     if node not in record.members:
@@ -254,7 +258,7 @@ def give_up(record: StreamRecord, node: str) -> StreamRecord | None:
 
 
 def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
-    """The leader hands over to `node`, a member of the ISR."""
+    """Hand the lead over to `node`, a member of the ISR."""
     _check_led(record)
     if node == record.leader:
         return None
@@ -267,15 +271,15 @@ def transfer(record: StreamRecord, node: str) -> StreamRecord | None:
 
 
 def successor(record: StreamRecord) -> str | None:
-    """To whom the leader hands over, because the reassignment under way takes its replica and needs
-    nothing else any more; None if that is not so."""
+    """Return the node to which the leader must hand over, because the pending reassignment removes
+    its replica and everything else is done; None otherwise."""
     if record.leader is None or record.leader not in record.removing or not _can_complete(record):
         return None
     return record.in_order(_without(record.isr, record.removing))[0]
 
 
 def complete(record: StreamRecord) -> StreamRecord | None:
-    """Ends the reassignment under way, by the leader; None while it cannot end."""
+    """End the pending reassignment; None while it cannot end. Called by the leader."""
     _check_led(record)
     return _next(record, _completed(record))
 
@@ -284,10 +288,11 @@ def complete(record: StreamRecord) -> StreamRecord | None:
 
 
 def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None:
-    """Moves the stream to the replicas `target`; the first one is preferred as leader.
+    """Move the stream to the replicas `target`; the first one is preferred as leader.
 
-    New replicas are added at once, and the others leave when all new ones are in sync. All of that
-    is in the record: whichever node leads continues it. None if the replicas are as asked already.
+    New replicas are added at once, and the others leave when all new ones are in sync. The record
+    holds the whole state of the move, so any later leader continues it. Returns None if the
+    replicas are as requested already.
     """
     _check_exists(record)
     wanted = tuple(target)
@@ -311,7 +316,7 @@ def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None
         adding=adding,
         removing=removing,
         observers=_without(record.observers, wanted),
-        # A copy that was here before counts for nothing before its node has registered it again.
+        # An earlier copy on this node does not count until the node has registered it again.
         starts={
             node: one if node in record.members or node not in adding else 0
             for node, one in record.starts.items()
@@ -325,7 +330,8 @@ def reassign(record: StreamRecord, target: Sequence[str]) -> StreamRecord | None
 
 
 def cancel(record: StreamRecord) -> StreamRecord | None:
-    """Ends the reassignment under way with the replicas from before it; None if there is none.
+    """Cancel the pending reassignment and return to the replicas from before; None if there is
+    none.
 
     Raises Conflict while those alone could not ack, because the copies of the new replicas may be
     needed.
@@ -350,7 +356,7 @@ def cancel(record: StreamRecord) -> StreamRecord | None:
 
 
 def update(record: StreamRecord, settings: Mapping[str, Any]) -> StreamRecord | None:
-    """Replaces the settings. Raises InvalidArgument if `min_isr` does not fit the replicas."""
+    """Replace the settings. Raises InvalidArgument if `min_isr` does not fit the replicas."""
     _check_exists(record)
     chosen = dict(settings)
     if chosen.get("min_isr") is None:
@@ -364,13 +370,13 @@ def update(record: StreamRecord, settings: Mapping[str, Any]) -> StreamRecord | 
 
 
 def truncate(record: StreamRecord, log_start: int) -> StreamRecord | None:
-    """Deletes the offsets below `log_start` on every replica, also after a change of leader."""
+    """Delete the offsets below `log_start` on every replica, also after a change of leader."""
     _check_exists(record)
     return _next(record, replace(record, log_start=max(record.log_start, log_start)))
 
 
 def delete(record: StreamRecord) -> StreamRecord | None:
-    """The stream ends. Its record stays until every node had time to see that."""
+    """Mark the stream as deleted. Its record stays until every node had time to see that."""
     if record.deleted:
         return None
     return _next(
@@ -380,19 +386,22 @@ def delete(record: StreamRecord) -> StreamRecord | None:
 
 
 def in_place_of(record: StreamRecord, deleted: StreamRecord) -> StreamRecord:
-    """The first record of a stream that follows a deleted one of its name. A node that was away
-    learns from it which copy it may remove; and whoever has seen it, that the store was set back if
-    it has the deleted one again."""
+    """Return the first record of a new stream with the name of a `deleted` one.
+
+    A node that was away learns from it which copy it may remove. And a node that has seen it can
+    detect that the store was set back if the store has the deleted stream again.
+    """
     former = (*deleted.former, deleted.incarnation)
     return replace(record, former=former[-_MAX_FORMER:])
 
 
 def continued(record: StreamRecord, copy: StreamRecord) -> StreamRecord | None:
-    """A stream that was deleted, or that no other node has a replica of, continues with a copy that
-    was restored from a backup; `copy` would be the record of a new stream. None if that is so.
+    """Continue a stream with a copy that was restored from a backup.
 
-    This is the next version of the same record, in a later epoch. So readers that were ahead of
-    the backup are told, and nodes that have copies from before a deletion remove them.
+    The stream was deleted, or no other node has a replica of it; `copy` would be the record of a
+    new stream. Returns None if this is done already. The result is the next version of the same
+    record, in a later epoch. So readers that were ahead of the backup get an error, and nodes with
+    copies from before a deletion remove them.
     """
     if not record.deleted and record.leader_epoch == copy.leader_epoch:
         return None
@@ -410,8 +419,12 @@ def continued(record: StreamRecord, copy: StreamRecord) -> StreamRecord | None:
 
 
 def removed(record: StreamRecord, node: str) -> StreamRecord | None:
-    """`node` has no copy any more: the stream was deleted or has moved, or the node will not come
-    back. Without starts the record of a deleted stream is of no use any more: no copy is left."""
+    """Remove the start of `node`, which has no copy any more: the stream was deleted or has moved,
+    or the node will not come back.
+
+    Once the record of a deleted stream has no starts, no copy is left and the record can be
+    removed.
+    """
     has_copy = node in record.starts and (record.deleted or node not in record.members)
     if not has_copy:
         return None
@@ -423,7 +436,7 @@ def removed(record: StreamRecord, node: str) -> StreamRecord | None:
 
 
 def _next(before: StreamRecord, after: StreamRecord) -> StreamRecord | None:
-    """`after` as the version that follows `before`; None if they are the same."""
+    """Return `after` as the version that follows `before`; None if they are the same."""
     after = settle(after)
     return None if after == before else _after(before, after)
 
@@ -449,8 +462,8 @@ def _led_by(record: StreamRecord, node: str) -> StreamRecord:
 
 
 def _completed(record: StreamRecord) -> StreamRecord:
-    """With the reassignment under way completed, if all that it adds is in sync and what stays
-    can ack."""
+    """Complete the pending reassignment if all nodes that it adds are in sync and the remaining
+    ones can ack."""
     if not record.adding and not record.removing:
         return record
     if record.leader in record.removing or not _can_complete(record):
@@ -464,8 +477,10 @@ def _can_complete(record: StreamRecord) -> bool:
 
 
 def _moved(record: StreamRecord, replicas: tuple[str, ...]) -> StreamRecord:
-    """Only `replicas` stay. If the leader leaves, the first one that is in sync follows it. Those
-    that leave keep their entry in `starts` until they have removed their copies."""
+    """Keep only `replicas`. If the leader leaves, the first one that is in sync follows it.
+
+    Nodes that leave keep their entry in `starts` until they have removed their copies.
+    """
     leaving = _without(record.replicas, replicas)
     isr = _without(record.isr, leaving)
     leader = record.leader
@@ -486,7 +501,7 @@ def _moved(record: StreamRecord, replicas: tuple[str, ...]) -> StreamRecord:
 
 
 def _for_replicas(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
-    """A reassignment changes this setting, if there is one."""
+    """Return `settings` with their number of replicas changed to `count`, if they have one."""
     return {**settings, "replicas": count} if "replicas" in settings else settings
 
 

@@ -1,6 +1,6 @@
-"""Which copy leads when none is left that is known to have everything, and no operator is asked.
+"""Chooses the leader when no copy is known to have everything, and no operator is asked.
 
-Only for clusters that have chosen it. What is acked and missing in that copy is given up.
+Only for clusters that have chosen this. Acked records that are missing in the chosen copy are lost.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from liftlog.cluster.record import StreamRecord
 
 
 def has_no_complete_copy(record: StreamRecord) -> bool:
-    """Whether each copy may lack something that was acked: no election can end that."""
+    """Return True if every copy may lack something that was acked: no election can end that."""
     return not record.deleted and not (record.isr or record.eligible)
 
 
 def best_copy(record: StreamRecord, told: Mapping[str, Known | None]) -> str | None:
-    """The node with the replica that gives up the least: the longest log of the newest epoch, of
-    equal ones the first replica's.
+    """Return the replica that loses the least: the longest log of the newest epoch, and among equal
+    logs the first replica.
 
-    None while a complete copy may come back, and until every replica has told where its log ends
-    and that it acts by this very record. So what one of them has cannot be overlooked. Where a
-    disk is slow a log may still grow by what was decided before: ask twice.
+    Returns None while a complete copy may come back, and until every replica has reported where its
+    log ends and that it acts by this very record. So no replica's records are overlooked. On a slow
+    disk a log may still grow by earlier decisions: ask twice.
     """
     if not has_no_complete_copy(record) or not record.last_eligible:
         return None
@@ -36,5 +36,6 @@ def best_copy(record: StreamRecord, told: Mapping[str, Known | None]) -> str | N
 
 
 def tells_of(record: StreamRecord, known: Known | None) -> bool:
-    """Whether a node has told where its copy ends, and that it acts by this very record."""
+    """Return True if a node has reported the end of its copy, and that it acts by this very
+    record."""
     return known is not None and known.log is not None and known.record == record

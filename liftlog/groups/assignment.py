@@ -1,7 +1,7 @@
-"""Who has how many slots, which slots have to move, and who gets those that are free. Pure.
+"""Decides how many slots each member gets, which slots must move, and who gets the free ones. Pure.
 
 Shares differ by one at most. A slot moves only if its owner has more than its share. All of it
-follows from the stored state alone, so another coordinator comes to the same result.
+follows from the stored state alone, so another coordinator reaches the same result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from liftlog.groups.state import FREE, GroupState, Member
 
 
 def shares(state: GroupState) -> dict[str, int]:
-    """How many slots each member is to have.
+    """Return how many slots each member should have.
 
     Members that already have one slot more than the others keep it. How much more they have does
     not count: a share must not change while they give up the rest one by one.
@@ -29,7 +29,7 @@ def shares(state: GroupState) -> dict[str, int]:
 
 
 def excess(state: GroupState) -> set[int]:
-    """The slots that their owners have to give up: the newest ones of those with too many."""
+    """Return the slots that their owners must give up: the newest ones of members with too many."""
     found: set[int] = set()
     by_owner: dict[str, list[int]] = {}
     for slot, owner in enumerate(state.owners):
@@ -43,7 +43,7 @@ def excess(state: GroupState) -> set[int]:
 
 
 def staying(state: GroupState) -> dict[str, list[int]]:
-    """The slots that each owner has and does not have to give up."""
+    """Return the slots that each owner has and may keep."""
     moving = excess(state)
     found: dict[str, list[int]] = {}
     for slot, owner in enumerate(state.owners):
@@ -53,8 +53,8 @@ def staying(state: GroupState) -> dict[str, list[int]]:
 
 
 def settled(state: GroupState, before: GroupState | None) -> GroupState:
-    """Give the free slots to members that have too few. If members or owners differ from
-    `before`, this is another generation."""
+    """Give the free slots to members that have too few. Starts a new generation if members or
+    owners differ from `before`."""
     if before is not None and FREE not in state.owners and keeps_owners(state, before):
         return state  # a commit
     generation = state.generation + 1
@@ -70,7 +70,7 @@ def settled(state: GroupState, before: GroupState | None) -> GroupState:
 
 
 def keeps_owners(state: GroupState, before: GroupState) -> bool:
-    """Whether one was made from the other without a look at members and owners."""
+    """Return True if one state was made from the other without a change of members or owners."""
     return (
         state.owners is before.owners
         and state.since is before.since
@@ -79,12 +79,12 @@ def keeps_owners(state: GroupState, before: GroupState) -> bool:
 
 
 def _who(state: GroupState) -> tuple[object, ...]:
-    # A slot that was given up may come back to the same member: that is another tenure.
+    # A slot that was given up may return to the same member: that is a new tenure.
     return state.owners, state.since, state.members
 
 
 def assigned(state: GroupState, owners: dict[int, str], generation: int) -> GroupState:
-    """These slots have these owners from that generation on."""
+    """Return the state with these owners of these slots, from that generation on."""
     all_owners, since = list(state.owners), list(state.since)
     for slot, owner in owners.items():
         all_owners[slot], since[slot] = owner, generation
@@ -92,7 +92,7 @@ def assigned(state: GroupState, owners: dict[int, str], generation: int) -> Grou
 
 
 def released(state: GroupState, slots: Collection[int]) -> GroupState:
-    """These slots are free."""
+    """Return the state with these slots free."""
     if not slots:
         return state
     owners = [FREE if slot in slots else owner for slot, owner in enumerate(state.owners)]
@@ -100,7 +100,7 @@ def released(state: GroupState, slots: Collection[int]) -> GroupState:
 
 
 def without(state: GroupState, members: Iterable[str]) -> GroupState:
-    """These members are gone, and their slots are free."""
+    """Return the state without these members; their slots are free."""
     gone = set(members)
     left = {name: one for name, one in state.members.items() if name not in gone}
     owners = tuple([FREE if owner in gone else owner for owner in state.owners])
@@ -108,11 +108,11 @@ def without(state: GroupState, members: Iterable[str]) -> GroupState:
 
 
 def joined(state: GroupState, name: str, member: Member) -> GroupState:
-    """With this member, as of the next generation. One of the same name is replaced: its slots are
-    assigned to the new one, which fences the old one.
+    """Return the state with this member, as of the next generation. It replaces a member of the
+    same name: the slots of that member are assigned to the new one, which fences the old one.
 
-    Also one of a group that was removed and has begun again: generations then begin again, too, so
-    they are not enough to tell two members apart.
+    The same applies to a member of a group that was removed and created again. Generations begin
+    again with such a group, so they are not enough to distinguish two members.
     """
     generation = state.generation + 1
     number = generation << 32 | crc32(member.token.encode())

@@ -1,14 +1,16 @@
-"""The coordinator of all groups: what members ask, judged together, answered when it is durable.
+"""The coordinator of all groups: it judges the requests of members together, and answers when the
+result is durable.
 
-Requests wait for the next *flight*. A flight judges them by what is durable, one after the other,
-and stores one record for each group that they change; meanwhile others wait. So no answer, and no
-assignment, depends on a write that may still fail, and the commits of all members of a group share
-a record and an fsync.
+Requests wait for the next *flight*. A flight judges them by the durable state, one after the other,
+and stores one record for each group that they change; later requests wait meanwhile. So no answer,
+and no assignment, depends on a write that may still fail, and the commits of all members of a group
+share a record and an fsync.
 
-A member's session is a matter of this coordinator alone: it begins again with every beat and every
-commit, and for all members when another coordinator takes over. A member that was not heard for as
-long as its session loses its slots. It knows that by its own clock, and not later: its session
-counts from when it sent what was answered.
+Only this coordinator tracks the sessions of members. A session begins again with every heartbeat
+and every commit, and for all members when another coordinator takes over. A member loses its slots
+if no request of it has arrived for the length of its session. The member detects this by its own
+clock, no later than the coordinator: it counts its session from the moment when it sent the request
+that was answered.
 """
 
 from __future__ import annotations
@@ -57,13 +59,14 @@ logger = logging.getLogger("liftlog.groups")
 
 _MAX_WAITING = 50_000
 _LOOK_SECONDS = 2e-6
-"""For each member, at least so long between two looks at all sessions: such a look takes a tenth of
-that, and the members of many groups must not keep the daemon busy with it."""
+"""Minimum time per member between two scans of all sessions. A scan takes a tenth of that, so the
+members of many groups do not keep the daemon busy with it."""
 
 
 @dataclass(slots=True)
 class Flight:
-    """What is judged together. `drafts` is to be stored; None deletes a group."""
+    """Requests that are judged together. `drafts` are the records to store; None deletes a
+    group."""
 
     quota: Quota
     drafts: dict[GroupKey, GroupState | None] = field(default_factory=dict)
@@ -77,11 +80,11 @@ class Parked(NamedTuple):
 
 
 class Coordinator:
-    """Times are seconds of any clock that only goes forward."""
+    """Judges all requests of groups. Times are seconds of any clock that only goes forward."""
 
     most_work = 65_536
-    """Judged at once: slots and members that have to be looked at, roughly 10 ms. A few clients
-    with groups of the largest kind could otherwise hold up the daemon for a second."""
+    """Most work judged at once: slots and members to look at, roughly 10 ms. Otherwise a few
+    clients with groups of the largest size could hold up the daemon for a second."""
 
     def __init__(
         self,
@@ -89,11 +92,11 @@ class Coordinator:
         now: float,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
-        """`groups` is what is durable. All sessions begin now."""
+        """`groups` is the durable state. All sessions begin now."""
         self.groups = dict(groups)
         self._limits, self._use = limits, Use.of(groups.values())
         self._kept: dict[GroupKey, dict[str, list[int]]] = {}
-        """The slots that each member is to own from now on, until members or owners change."""
+        """The slots that each member should own from now on, until members or owners change."""
         self.expired_total = self.commits_total = self.generations_total = 0
         self._waiting = Waiting()
         self._parked: dict[GroupKey, dict[str, Parked]] = {}
@@ -102,12 +105,12 @@ class Coordinator:
             for key, state in groups.items()
         }
         self.quiet_until = now
-        """No session ends, and no parked beat is due, before this."""
+        """No session ends, and no parked heartbeat is due, before this time."""
 
     # --- requests ---
 
     def ask(self, asked: Asked, told: Told, now: float) -> None:
-        """Judged by the next flight. Raises LimitExceeded."""
+        """Queue a request for the next flight. Raises LimitExceeded."""
         if len(self._waiting) >= _MAX_WAITING:
             raise LimitExceeded("too many requests of groups wait for the disk", hint="try again")
         if isinstance(asked, Join | Beat | Commit):
@@ -115,15 +118,15 @@ class Coordinator:
         self._waiting.add(asked, told)
 
     def _hear(self, asked: Join | Beat | Commit, now: float) -> None:
-        """It lives. Whether this counts is only known when it is judged: until then a member counts
-        on nothing."""
+        """Note that the member lives. Its session is renewed only when the request is judged; until
+        then the member itself does not count on it."""
         state = self.groups.get(asked.key)
         member = None if state is None else state.members.get(asked.member)
         if member is not None and _is_by(asked, member):
             self._deadlines[asked.key][asked.member] = now + member.session_ms / 1000
 
     def wants_flight(self, now: float) -> bool:
-        """Whether there is anything to judge: a request, or the end of a session."""
+        """Return True if there is anything to judge: a request, or the end of a session."""
         if now >= self.quiet_until:
             self._answer_overdue(now)
         return bool(self._waiting) or now >= self.quiet_until
@@ -133,7 +136,8 @@ class Coordinator:
         return bool(self._waiting)
 
     def _answer_overdue(self, now: float) -> None:
-        """Answer the beats that have waited long enough, and find out how long all is quiet."""
+        """Answer the heartbeats that have waited long enough, and find the next time at which
+        anything is due."""
         quiet_until, members = math.inf, 0
         for parked in self._parked.values():
             for name in [name for name, one in parked.items() if one.until <= now]:
@@ -150,9 +154,11 @@ class Coordinator:
     # --- flights ---
 
     def begin(self, now: float) -> Flight:
-        """Judge what waits, and leave the rest to the next flight if that is much.
-        The caller stores the drafts, if there are any, and then calls `landed`; there is one flight
-        at a time."""
+        """Judge the waiting requests; a large rest is left to the next flight.
+
+        The caller stores the drafts, if there are any, and then calls `landed`. There is one flight
+        at a time.
+        """
         flight = Flight(Quota(self._limits, self._use))
         if now >= self.quiet_until:
             self._expire(flight, now)
@@ -172,8 +178,11 @@ class Coordinator:
         return flight
 
     def landed(self, flight: Flight, error: LiftlogError | None, now: float) -> None:
-        """The drafts are durable, or lost. In the latter case even the refusals may rest on changes
-        that were never stored, so all get the error."""
+        """Answer the requests of a flight whose drafts are durable, or lost.
+
+        If they are lost, even refusals may rest on changes that were never stored, so all requests
+        get the error.
+        """
         if error is None:
             for key, draft in flight.drafts.items():
                 self._adopt(key, draft, now)
@@ -216,7 +225,8 @@ class Coordinator:
     # --- judging ---
 
     def _expire(self, flight: Flight, now: float) -> None:
-        """Not those whose requests wait: they came in time, and others have kept them waiting."""
+        """End the sessions that are over. Members with waiting requests stay: these came in time,
+        and have waited because of others."""
         for key, deadlines in self._deadlines.items():
             gone = [name for name, deadline in deadlines.items() if deadline <= now]
             if gone:
@@ -229,7 +239,7 @@ class Coordinator:
                 flight.drafts[key] = without(self.groups[key], gone)
 
     def _asking(self, key: GroupKey) -> set[str]:
-        """The members of which signs of life wait to be judged."""
+        """Return the members whose joins, heartbeats or commits wait to be judged."""
         members = self.groups[key].members
         return {
             asked.member
@@ -240,7 +250,7 @@ class Coordinator:
         }
 
     def _judge(self, flight: Flight, asked: Asked, now: float) -> None:
-        """Raises what the request is answered with."""
+        """Judge one request. Raises the error with which it is answered."""
         key = asked.key
         state = flight.drafts[key] if key in flight.drafts else self.groups.get(key)
         draft: GroupState | None
@@ -262,7 +272,7 @@ class Coordinator:
     def _created(
         self, flight: Flight, key: GroupKey, slots: int, start: int, principal: str
     ) -> GroupState:
-        """Raises InvalidArgument, LimitExceeded."""
+        """Create the group. Raises InvalidArgument, LimitExceeded."""
         state = new_group(slots, start, principal)
         flight.quota.create(f"group {key[0]} of stream {key[1]}", state)
         return state
@@ -289,7 +299,7 @@ class Coordinator:
         if present is not None and present.token == asked.token:
             return state
         if present is not None and asked.joined not in (None, present.joined):
-            raise _replaced(asked)  # the client hung while a newer one took its name
+            raise _replaced(asked)  # the client was stuck while a newer one took its name
         flight.quota.join(asked.principal, present)
         member = Member(0, asked.session_ms, asked.token, asked.principal)
         return joined(state, asked.member, member)
@@ -302,7 +312,8 @@ class Coordinator:
         return replace(state, offsets=offsets, incarnation=asked.incarnation, epoch=asked.epoch)
 
     def _beat(self, state: GroupState, asked: Beat) -> GroupState:
-        """What it no longer reads is free, unless that was assigned after it wrote this."""
+        """Free the slots that the member no longer reads, except those assigned after it sent this
+        heartbeat."""
         return released(
             state,
             {
@@ -386,7 +397,7 @@ class Coordinator:
         self.quiet_until = min(self.quiet_until, until)
 
     def _wake(self, key: GroupKey) -> None:
-        """Answer the parked beats of a group of which there is news."""
+        """Answer the parked heartbeats of a group that has changed."""
         parked = self._parked.get(key, {})
         state = self.groups.get(key)
         for name, (beat, told, _) in list(parked.items()):
@@ -407,7 +418,7 @@ class Coordinator:
             told(self.assignment(asked.key, asked.member), None)
 
     def close(self, error: LiftlogError) -> None:
-        """Another coordinator takes over, or none: no request will be answered otherwise."""
+        """Fail all waiting requests, because another coordinator takes over, or none."""
         parked, self._parked = self._parked, {}
         for _, told in self._waiting.drain():
             told(None, error)
@@ -423,10 +434,10 @@ def _is_by(asked: Join | Beat | Commit | Leave, member: Member) -> bool:
 
 
 def _member_of(state: GroupState | None, asked: Join | Beat | Commit | Leave) -> GroupState:
-    """The state, if it has this member. Raises GroupFenced.
+    """Return the state if it has this member. Raises GroupFenced.
 
-    A generation that this coordinator has not reached is that of a state that was lost to damage:
-    what the member knows must not be compared with this one.
+    If the request names a generation that this coordinator has not reached, it belongs to a state
+    that was lost to damage, and the member's knowledge must not be compared with the present state.
     """
     group, stream = asked.key
     member = None if state is None else state.members.get(asked.member)

@@ -1,7 +1,7 @@
-"""How many groups and members there may be, altogether and of each principal. Pure.
+"""Limits the number of groups and members, in total and per principal. Pure.
 
 A group counts for the principal that has created it, a member for the one that has joined. Without
-an ACL nobody has a name, and only the bounds for all count.
+an ACL there are no principals, and only the total limits count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from liftlog.groups.state import DEFAULT_SLOTS, GroupState, Member
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A group with more slots than the default counts as several: its state is as much larger."""
+    """Maximum numbers. A group with more slots than the default counts as several, because its
+    state is that many times larger."""
 
     groups: int = 10_000
     groups_per_principal: int = 10_000
@@ -26,13 +27,13 @@ class Limits:
 
 @dataclass(slots=True)
 class Use:
-    """What there is, by principal."""
+    """Numbers of existing groups and members, by principal."""
 
     groups: Counter[str] = field(default_factory=Counter)
     members: Counter[str] = field(default_factory=Counter)
 
     def count(self, before: GroupState | None, after: GroupState | None) -> None:
-        """A group has changed; None where there is none."""
+        """Note the change of a group; None stands for no group."""
         for sign, state in ((-1, before), (1, after)):
             if state is not None:
                 self.groups[state.principal] += sign * weight(state)
@@ -49,8 +50,11 @@ class Use:
 
 
 class Quota:
-    """What may be created, beside what there is. What is only being stored counts as soon as it is
-    allowed; what ends counts until that is durable."""
+    """Checks the creation of groups and members against the limits.
+
+    A new one counts as soon as it is allowed, while it is still being stored. One that ends counts
+    until its end is durable.
+    """
 
     def __init__(self, limits: Limits, use: Use) -> None:
         self._limits = limits
@@ -58,7 +62,7 @@ class Quota:
         self._new = Use()
 
     def create(self, name: str, state: GroupState) -> None:
-        """Raises LimitExceeded."""
+        """Count a new group. Raises LimitExceeded."""
         limits, principal, more = self._limits, state.principal, weight(state)
         if self._use.groups.total() + self._new.groups.total() + more > limits.groups:
             raise LimitExceeded(
@@ -77,8 +81,10 @@ class Quota:
         self._new.groups[principal] += more
 
     def join(self, principal: str, replaced: Member | None) -> None:
-        """`replaced` has the same name: a member that has begun again is no other one. Raises
-        LimitExceeded."""
+        """Count a new member. Raises LimitExceeded.
+
+        `replaced` has the same name: a member that has restarted is not an additional one.
+        """
         if replaced is not None and replaced.principal == principal:
             return
         limits = self._limits
@@ -99,5 +105,5 @@ class Quota:
 
 
 def weight(state: GroupState) -> int:
-    """How many groups it counts for."""
+    """Return as how many groups this group counts."""
     return -(-state.slots // DEFAULT_SLOTS)

@@ -1,4 +1,4 @@
-"""What members and operators ask of the coordinator, and what members are told."""
+"""Requests of members and operators to the coordinator, and its answers to members."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from liftlog.groups.state import GroupKey, GroupState
 
 
 class OwnedSlot(NamedTuple):
-    """`since`: the generation in which it was assigned. `offset`: the next one to read."""
+    """A slot of a member. `since`: the generation in which it was assigned. `offset`: the next one
+    to read."""
 
     slot: int
     since: int
@@ -20,8 +21,8 @@ class OwnedSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a member is to own from now on. A slot that it has and that is not here is to be given
-    up: finished, committed, and then left out of its beats."""
+    """The slots that a member should own from now on. It must give up any other slot that it has:
+    finish and commit it, and then leave it out of its heartbeats."""
 
     joined: int
     generation: int
@@ -33,11 +34,14 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """`slots` None: those of the group, or the default for a new one, which begins at `start`. A
-    join with the same token again is the same join. `joined` is that of the membership that the
-    client had before, None for a client that begins: only such a one replaces another member.
-    `start_error` is why no group may begin at `start`: it matters only if one begins, which is
-    known when this is judged."""
+    """A request to join a group.
+
+    `slots` None stands for those of the group, or for the default of a new one, which begins at
+    `start`. A repeated join with the same token is the same join. `joined` is that of the client's
+    former membership, None for a client that begins: only such a client replaces another member.
+    `start_error` says why no group may begin at `start`. It matters only if the request creates a
+    group, which is known when it is judged.
+    """
 
     key: GroupKey
     member: str
@@ -52,8 +56,11 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """`generation` is the newest that the member knows, `owned` what it reads. Without news the
-    answer may come `wait` seconds later."""
+    """A heartbeat.
+
+    `generation` is the newest that the member has received, `owned` the slots that it reads. If
+    nothing has changed, the answer may come `wait` seconds later.
+    """
 
     key: GroupKey
     member: str
@@ -65,7 +72,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Everything below its offset is processed, of each of these slots."""
+    """Everything below its offset is processed, for each of these slots."""
 
     key: GroupKey
     member: str
@@ -85,7 +92,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """All slots continue at `offset`, of the stream with that incarnation."""
+    """Continue all slots at `offset` of the stream with that incarnation."""
 
     key: GroupKey
     offset: int
@@ -96,7 +103,7 @@ class Seek:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """`only_if`: only a group that is still exactly this."""
+    """Remove the group. `only_if`: only if the state is still exactly this one."""
 
     key: GroupKey
     only_if: GroupState | None = None
@@ -104,4 +111,5 @@ class Remove:
 
 Asked = Join | Beat | Commit | Leave | Seek | Remove
 Told = Callable[[Assignment | None, LiftlogError | None], None]
-"""Called once: with an assignment for a join or a beat, with None for the rest, or an error."""
+"""Called once: with an assignment for a join or a heartbeat, with None for other requests, or with
+an error."""

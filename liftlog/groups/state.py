@@ -1,8 +1,8 @@
-"""One group: what is stored of it, and how. Pure.
+"""The stored state of one group, and its encoding. Pure.
 
 It is a record of the stream `_offsets`, beside the checkpoints; `docs/reference/checkpoints.md` is
-normative for its key and its value. A change makes another state, so what is durable and what is
-only being written never share anything.
+normative for its key and its value. A change creates a new state, so the durable state and the one
+that is being written share no data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = 1
 DEFAULT_SLOTS = 64
 MAX_SLOTS = 1024
 MAX_MEMBERS = 1024
-"""Of one group. More than there are slots only wait until others leave."""
+"""Most members of one group. Members in excess of the slots only wait until others leave."""
 MIN_SESSION_MS, MAX_SESSION_MS = 200, 3_600_000
 FREE = ""
 """The owner of a slot that no member owns."""
@@ -34,9 +34,12 @@ GroupKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`joined` tells a member from others of the same name, and grows from one to the next while
-    the group exists. `token` is what the client chose for this join: asked again, it is the same
-    join."""
+    """A member of a group.
+
+    `joined` distinguishes it from others of the same name, and grows from one to the next while the
+    group exists. The client chose `token` for this join; a request with the same token is the same
+    join.
+    """
 
     joined: int
     session_ms: int
@@ -46,12 +49,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """`generation` grows with every change of members or owners, and never with a commit.
+    """The state of a group. `generation` grows with every change of members or owners, and never
+    with a commit.
 
-    Of each slot: `owners` has the member's name, `since` the generation in which it was assigned,
-    `offsets` the next offset to read. Offset 0 stands for the log start, wherever that is.
-    `incarnation` and `epoch` are those of the stream as the newest commit knew them; empty and 0
-    before the first one.
+    For each slot, `owners` has the member's name, `since` the generation in which it was assigned,
+    and `offsets` the next offset to read. Offset 0 stands for the log start, wherever that is.
+    `incarnation` and `epoch` of the stream come with the newest commit; they are empty and 0 before
+    the first one.
     """
 
     generation: int
@@ -63,7 +67,7 @@ class GroupState:
     epoch: int = 0
     time_ns: int = 0
     principal: str = ""
-    """Who created the group."""
+    """The principal that created the group."""
 
     @property
     def slots(self) -> int:
@@ -74,7 +78,7 @@ class GroupState:
 
 
 def new_group(slots: int, start: int, principal: str = "") -> GroupState:
-    """A group without members that reads from `start` on. Raises InvalidArgument."""
+    """Return a group without members that reads from `start` on. Raises InvalidArgument."""
     if not 1 <= slots <= MAX_SLOTS:
         raise InvalidArgument(f"a group has 1 to {MAX_SLOTS} slots, not {slots}")
     nothing = (0,) * slots
@@ -89,7 +93,7 @@ def encode_key(key: GroupKey) -> bytes:
 
 
 def decode_key(raw: bytes) -> GroupKey:
-    """Raises CorruptBatch if it is not the key of a group."""
+    """Decode the key of a record. Raises CorruptBatch if it is not the key of a group."""
     try:
         group, stream = raw.removeprefix(KEY_PREFIX).decode("ascii").split(_SEPARATOR)
         check_consumer_name(group)
@@ -100,7 +104,8 @@ def decode_key(raw: bytes) -> GroupKey:
 
 
 def encode_value(state: GroupState) -> bytes:
-    """Owners are numbers into the list of members, -1 for a slot without owner."""
+    """Encode the state. Owners are indexes into the list of members, -1 for a slot without an
+    owner."""
     names = list(state.members)
     number = {name: place for place, name in enumerate(names)}
     members = [
@@ -126,8 +131,8 @@ _encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 def decode_value(raw: bytes) -> GroupState:
-    """Unknown JSON keys are ignored. Raises CorruptBatch for anything that is not a group of this
-    version."""
+    """Decode the value of a record. Ignores unknown JSON keys. Raises CorruptBatch if it is not a
+    group of this version."""
     try:
         content = json.loads(raw)
         if not isinstance(content, dict) or content["v"] != VERSION:

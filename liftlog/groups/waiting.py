@@ -1,8 +1,8 @@
-"""The requests that wait to be judged, and whose turn it is. Pure.
+"""The queue of requests to judge, and its order. Pure.
 
-Groups take turns, with one request each: one client may have thousands of requests under way, and
-whoever asks for one thing of another group is judged next all the same. Requests of one group are
-judged in the order in which they came.
+Groups take turns, with one request each. One client may have thousands of open requests, and a
+single request for another group is still judged next. Requests of one group are judged in the order
+in which they came.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from liftlog.groups.requests import Asked, Join, Seek, Told
 from liftlog.groups.state import DEFAULT_SLOTS, MAX_SLOTS, GroupKey, GroupState
 
 _REQUEST_WORK = 64
-"""Of a request, besides those of its group."""
+"""Work of a request, in addition to that of its group."""
 
 Waiter = tuple[Asked, Told]
 
 
 class Waiting:
-    """Requests by group; `len` is how many."""
+    """Waiting requests by group; `len` is their number."""
 
     def __init__(self) -> None:
         self._queues: dict[GroupKey, deque[Waiter]] = {}
         self._turns: deque[GroupKey] = deque()
-        """Each group of which requests wait, once."""
+        """Each group with waiting requests, once."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -40,12 +40,15 @@ class Waiting:
         self._count += 1
 
     def of(self, key: GroupKey) -> Iterable[Waiter]:
-        """What waits of this group, the oldest first."""
+        """Return the waiting requests of this group, the oldest first."""
         return self._queues.get(key, ())
 
     def board(self, groups: Mapping[GroupKey, GroupState], most_work: int) -> list[Waiter]:
-        """Take those that are judged next, at least one if there is any. Work is counted in slots
-        and members that have to be looked at, and ends with the request that exceeds the bound."""
+        """Take the requests to judge next, at least one if there is any.
+
+        Work is counted in slots and members to look at. The batch ends with the request that
+        exceeds `most_work`.
+        """
         boarding: list[Waiter] = []
         sizes: dict[GroupKey, int] = {}
         left = most_work
@@ -72,8 +75,10 @@ class Waiting:
 
 
 def _size_after(asked: Asked, counted: int | None, state: GroupState | None) -> int:
-    """Slots and members of the group when this was judged, at most. `counted`: after what was
-    taken of it before, None for the first."""
+    """Return the most slots and members that the group can have after this request is judged.
+
+    `counted`: the number after the requests that were taken before, None for the first.
+    """
     if counted is None:
         counted = 0 if state is None else state.slots + len(state.members)
     if isinstance(asked, Join):

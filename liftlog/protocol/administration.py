@@ -32,7 +32,7 @@ class UpdateStream(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        """The answer to a second attempt would not say what the first one changed."""
+        """True for a dry run. Otherwise a second answer would not say what the first changed."""
         return self.dry_run
 
 
@@ -60,7 +60,7 @@ class SetReadOnly(Message):
 
 @dataclass(frozen=True, slots=True)
 class TruncateStream(Message):
-    """Makes `offset` the log start. What lies below is gone for ever."""
+    """Makes `offset` the log start. The records below are permanently deleted."""
 
     KIND: ClassVar[str] = "truncate"
     stream: str = key("s", NAME)
@@ -69,7 +69,8 @@ class TruncateStream(Message):
 
     @property
     def is_repeatable(self) -> bool:
-        """Without an incarnation it might be another stream by then."""
+        """True if the incarnation is given: without it the name might denote another stream by
+        then."""
         return self.incarnation is not None
 
 
@@ -125,10 +126,11 @@ class StreamsFor(Message):
 
 @dataclass(frozen=True, slots=True)
 class ListExtents(Message):
-    """How the bytes from `start` on are spread over offsets, in pieces of about `step_bytes`.
+    """Asks how the bytes from `start` on are distributed over offsets, in pieces of about
+    `step_bytes`.
 
-    With any of the other fields, for a reader that wants only records of these times, of this
-    subject and with this key: pieces in which there are none may have the size 0.
+    The other fields are for a reader that wants only records of these times, of this subject and
+    with this key: pieces without such records may have the size 0.
     """
 
     KIND: ClassVar[str] = "extents"

@@ -121,7 +121,7 @@ class ClientConnection:
         options: dict[str, Any] = {} if allocate is None else {"allocate": allocate}
         self.state = State.NEW
         self.answered = False
-        """Whether any request was answered."""
+        """True after the first answer to a request."""
         self.welcome = Welcome()
         self.challenge: Challenge | None = None
         self._nonce = nonce
@@ -149,12 +149,12 @@ class ClientConnection:
         return 0 if body is None else len(body) - self._frames.arrived_bytes
 
     def allow_in_flight(self, count: int) -> None:
-        """The server accepts more requests at a time than its welcome said, since it knows what
-        this client is."""
+        """Allow more requests in flight than the server's welcome said, after the server has
+        identified this client."""
         self.welcome = replace(self.welcome, max_in_flight=count)
 
     def greet(self) -> None:
-        """Send the hello, which the server answers by a challenge."""
+        """Send the hello, which the server answers with a challenge."""
         self._move("send hello")
         self._send(self._next_id(), Hello(list(SUPPORTED_VERSIONS), self._nonce, self._software))
 
@@ -196,9 +196,9 @@ class ClientConnection:
         )
 
     def request(self, message: Message, exchange: Exchange) -> None:
-        """Send `message` as soon as the server's bound allows; `exchange` gets the answer.
+        """Send `message` as soon as the server's limit allows; `exchange` gets the answer.
 
-        Raises LimitExceeded when it is longer than the server accepts.
+        Raises LimitExceeded if it is longer than the server accepts.
         """
         if self.state is not State.READY:
             raise LocalProtocolError(f"a request cannot be sent while {self.state.value}")
@@ -244,7 +244,7 @@ class ClientConnection:
         return outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
 
     def receive(self) -> bool:
-        """Handle all that has arrived; True if that includes a challenge or the welcome.
+        """Handle all bytes that have arrived; True if they include a challenge or the welcome.
 
         Calls the callbacks of exchanges. Raises the error that the server reported for the
         connection as a whole, or ProtocolViolation.
@@ -267,7 +267,7 @@ class ClientConnection:
                 progressed = self._receive_map(event) or progressed
 
     def close(self, error: LiftlogError) -> None:
-        """The connection has ended: every open exchange ends with `error`."""
+        """End every open exchange with `error`, because the connection has ended."""
         self.state = State.CLOSED
         waiting = [exchange for exchange, _ in (*self._backlog, *self._fetch_backlog)]
         waiting += [exchange for exchange in self._exchanges.values() if exchange is not None]

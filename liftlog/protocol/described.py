@@ -10,8 +10,11 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Every field has a default. `from_wire` ignores unknown keys and uses the default for a value
-    that is missing or has another type, so that old clients read new daemons and vice versa."""
+    """A value with a default for every field.
+
+    `from_wire` ignores unknown keys and uses the default for a value that is missing or has another
+    type, so that old clients read new daemons and vice versa.
+    """
 
     def to_wire(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _wire_types(type(self))}
@@ -83,7 +86,8 @@ class StreamInfo(Described):
     """Settings that override those of the configuration file: `file` and `value` of each. They hold
     until the value in the file changes."""
     readable_subjects: list[str] = field(default_factory=list)
-    """If not empty, the caller gets only the records on these subjects. Only `describe` says so."""
+    """If not empty, the caller gets only the records on these subjects. Only set in answers to
+    `describe`."""
 
     @property
     def recorded_subjects(self) -> list[str]:
@@ -106,8 +110,8 @@ class StreamInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo(Described):
-    """A lease on [low, high) of a stream: as long as it lasts, its reader sees the stream as it was
-    at `high`.
+    """A lease on [low, high) of a stream. While it lasts, its reader sees the stream as it was at
+    `high`.
 
     `expires_ns` is by the daemon's clock; `remaining_ms` was left when the daemon answered.
     `lease_id` is empty for a caller that may not release the lease.
@@ -137,18 +141,17 @@ class Removal(Described):
 
 @dataclass(frozen=True, slots=True)
 class DaemonInfo(Described):
-    """What a daemon says about itself.
+    """A daemon's description of itself.
 
     `nats` holds `connected` and `server_version`; `limits` are those of its connections; `features`
     lists the kinds of request that it answers and what else a client may want to know in advance.
-    `commit` is the commit that the daemon was built from, or "".
-    `stream_count` counts the streams that the principal may read, including failed ones.
-    `conditions` is what is wrong, the worst first: maps with `name`, `severity` (unready, error or
-    warning), `about` (daemon, stream or node), `subject`, `text` and `next_step`; at
-    most 20 of each kind, and one without `subject` that says how many more. `warnings` has
-    those in words, by name, that leave the daemon ready.
-    `nodes` has the addresses of the pull sockets of its cluster, its own among them; it is empty
-    for a daemon on its own.
+    `commit` is the commit that the daemon was built from, or "". `stream_count` counts the streams
+    that the principal may read, including failed ones. `conditions` are the current problems, the
+    worst first: maps with `name`, `severity` (unready, error or warning), `about` (daemon, stream
+    or node), `subject`, `text` and `next_step`; at most 20 of each kind, and one without `subject`
+    that gives the number of the others. `warnings` maps the names of those that leave the daemon
+    ready to their texts. `nodes` has the addresses of the pull sockets of its cluster, its own
+    among them; it is empty for a daemon that belongs to no cluster.
     """
 
     name: str = ""

@@ -83,8 +83,10 @@ def _check_depth(container: Any, left: int) -> None:
 
 
 def _fixed_sizes() -> tuple[int, ...]:
-    """The size of a value by its first byte; 0 where further bytes give it, and below 0 where one
-    byte of length follows."""
+    """Return the size of a value for each first byte.
+
+    0 means that further bytes give the size; a negative entry, that one byte of length follows.
+    """
     sizes = [1] * 256
     sizes[0x80:0xA0] = [0] * 32  # fixmap, fixarray
     sizes[0xA0:0xC0] = range(1, 33)  # fixstr
@@ -177,8 +179,8 @@ _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, a handshake
 
 
 def foreign_protocol(first: bytes) -> Foreign | None:
-    """The protocol of a peer that does not speak ours, by its first four bytes. As the length of a
-    frame each of these is far above any limit that holds before the login."""
+    """Return the protocol of a peer that does not speak liftlog's, by its first four bytes. Read as
+    the length of a frame, each of these is far above any limit that holds before the login."""
     if first[:2] in _TLS_RECORDS and first[2] <= 4:
         return _TLS
     return _KNOWN.get(first)
@@ -189,11 +191,11 @@ def _allocate(length: int) -> memoryview:
 
 
 class FrameReader:
-    """Cuts a byte stream into maps and bodies. Not thread-safe; does no I/O.
+    """Splits a byte stream into maps and bodies. Not thread-safe; does no I/O.
 
-    `next_event()` returns a dict (a whole map), then, when that map announced a body, a
-    memoryview (the whole body, in memory of its own), or None when more bytes are needed.
-    The map comes before its body has arrived. After an error the reader stays failed.
+    `next_event()` returns a dict (a whole map), then, when that map announced a body, a memoryview
+    (the whole body, in memory of its own), or None when more bytes are needed. The map comes before
+    its body has arrived. After an error the reader stays failed.
     """
 
     __slots__ = (
@@ -241,7 +243,7 @@ class FrameReader:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether part of a frame has arrived."""
+        """True if part of a frame has arrived."""
         return self._body is not None or self._end > self._start
 
     @property
@@ -254,7 +256,7 @@ class FrameReader:
         return self._body_filled
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Where to put the next bytes received; never empty."""
+        """Return the memory for the next bytes to receive; never empty."""
         body = self._body
         if body is not None and self._body_filled < len(body):
             return body[self._body_filled :]
@@ -283,7 +285,8 @@ class FrameReader:
         """
         pending = bytes(self._view[self._start : self._end])
         if len(pending) == len(self._buffer):
-            # Or whole frames that the owner has not taken yet, because it holds its peer back.
+            # Or it holds whole frames that the owner has not taken yet, because it holds its peer
+            # back.
             size, needed = 2 * len(self._buffer), self._needed()
             if len(self._buffer) < needed < size:
                 size = needed
@@ -294,7 +297,7 @@ class FrameReader:
         self._start, self._end = 0, len(pending)
 
     def buffer_updated(self, received: int) -> None:
-        """`received` bytes were written to the beginning of the last `get_buffer()`."""
+        """Note that `received` bytes were written to the beginning of the last `get_buffer()`."""
         body = self._body
         if body is not None and self._body_filled < len(body):
             self._body_filled += received
@@ -302,7 +305,8 @@ class FrameReader:
             self._end += received
 
     def next_event(self) -> dict[str, Any] | memoryview | None:
-        """A map, a body, or None. After LimitExceeded or BadRequest the reader stays failed."""
+        """Return a map, a body, or None. After LimitExceeded or BadRequest the reader stays
+        failed."""
         body = self._body
         if body is not None:
             if self._body_filled < len(body):
@@ -336,7 +340,7 @@ class FrameReader:
         self._start = last
         self._length = -1
         if last == self._end and len(self._buffer) > self._usual_bytes:
-            self.clear()  # one long frame must not hold memory for ever
+            self.clear()  # one long frame must not hold memory forever
         if BODY_LENGTH_KEY in decoded:
             self._expect_body(decoded[BODY_LENGTH_KEY])
         return decoded

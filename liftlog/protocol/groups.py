@@ -12,7 +12,7 @@ from liftlog.protocol.wire import wire as key
 MAX_SLOTS = 1024
 
 UNNAMED = "unnamed-"
-"""How the name of a member begins that has none of its own. Metrics count them together."""
+"""Prefix of the names of members that did not choose one. Metrics count them together."""
 
 PAGE_GROUPS = 1000
 """Most groups in one answer."""
@@ -23,13 +23,13 @@ _NUMBERS = array_of(uint(), MAX_SLOTS)
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo(Described):
-    """A consumer group: `members` have `name`, `slots` (how many they own), `session_ms`,
-    `principal` and `lag`.
+    """A consumer group.
 
-    Of each slot, `owners` has the name of its member, empty while it has none, and `offsets` the
-    next offset to read, 0 for the log start; both are empty in a list of groups. `lag` is the
-    number of offsets between the slot that is farthest behind and the high watermark, None when
-    the stream cannot be read here.
+    `members` have `name`, `slots` (how many they own), `session_ms`, `principal` and `lag`. For
+    each slot, `owners` has the name of its member, empty while it has none, and `offsets` the next
+    offset to read, 0 for the log start; both are empty in a list of groups. `lag` is the number of
+    offsets between the slot that is farthest behind and the high watermark, None when the stream
+    cannot be read here.
     """
 
     group: str = ""
@@ -51,9 +51,12 @@ class GroupInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup(Message):
-    """Become a member; a group that does not exist is created, and begins at `start` (0: at the log
-    start). A join with the same token again is the same one. `joined` is that of the membership
-    that this client had before: a member of the name with another one is not replaced."""
+    """Become a member. Creates the group if it does not exist, to begin at `start` (0: at the log
+    start).
+
+    A repeated join with the same token is the same join. `joined` is that of the client's former
+    membership: it does not replace a member of the name with another one.
+    """
 
     KIND: ClassVar[str] = "groupjoin"
     REPEATABLE: ClassVar[bool] = True
@@ -69,7 +72,7 @@ class JoinGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class BeatGroup(Message):
-    """A sign of life. `owned` are the slots that the member reads, or has not finished yet."""
+    """A heartbeat. `owned` are the slots that the member reads, or has not finished yet."""
 
     KIND: ClassVar[str] = "groupbeat"
     REPEATABLE: ClassVar[bool] = True
@@ -101,7 +104,7 @@ class CommitGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroup(Message):
-    """Others get its slots at once."""
+    """Leave the group. Other members get the slots at once."""
 
     KIND: ClassVar[str] = "groupleave"
     stream: str = key("s", NAME)
@@ -154,7 +157,7 @@ class RemoveGroup(Message):
 
 @dataclass(frozen=True, slots=True)
 class AssignmentAnswer(Message):
-    """Answer to groupjoin and groupbeat: what the member is to own from now on."""
+    """Answer to groupjoin and groupbeat: the slots that the member should own from now on."""
 
     KIND: ClassVar[str] = "assignment"
     joined: int = key("j", uint())

@@ -1,4 +1,4 @@
-"""The handshake: the states of a connection, and how a client proves who it is.
+"""The handshake: the states of a connection, and how a client proves its identity.
 
     client: NEW -hello-> GREETING -challenge-> CHALLENGED -auth-> PROVING -welcome-> READY
     server: NEW <-hello- GREETING -challenge-> CHALLENGED <-auth- PROVING -welcome-> READY
@@ -6,8 +6,8 @@
 From any state a connection can become CLOSED. Two kinds of error are kept apart:
 `LocalProtocolError` is a mistake of the code on this side, all others are the peer's.
 
-A client signs a text with its nkey. The signature cannot be used for another purpose, nor one made
-for another purpose as a login:
+A client signs a text with its nkey. The signature is valid for no other purpose, and a signature
+made for another purpose is not valid as a login:
 
     FF                          UTF-8 never begins so, and a NATS client signs only UTF-8
     "liftlog-auth-v1"
@@ -79,7 +79,7 @@ class Credentials:
 def text_to_sign(
     client_nonce: bytes, server_nonce: bytes, server_id: str, certificate: bytes | None
 ) -> bytes:
-    """`certificate` is the daemon's, in DER; None without TLS."""
+    """Return the text to sign. `certificate` is the daemon's, in DER; None without TLS."""
     fingerprint = b"" if certificate is None else hashlib.sha256(certificate).digest()
     parts = (client_nonce, server_nonce, server_id.encode(), fingerprint)
     return _PURPOSE + b"".join([len(part).to_bytes(2, "little") + part for part in parts])

@@ -1,4 +1,4 @@
-"""Bounds of the protocol: what a peer can make this side hold or wait for."""
+"""Limits of the protocol on the memory and the waiting time that a peer can cause."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ NKEY = "nkey"
 CERTIFICATE = "certificate"
 UNIX = "unix"
 METHODS = (NKEY, TOKEN, CERTIFICATE, UNIX, ANONYMOUS)
-"""How clients authenticate, in the order in which a client tries what it has."""
+"""Ways to authenticate, in the order in which a client tries those that it has credentials for."""
 
 NONCE_BYTES = 16
 
@@ -76,8 +76,11 @@ class Challenge(Message):
 
 @dataclass(frozen=True, slots=True)
 class Auth(Message):
-    """`method` is one of the challenge's; `token` goes with the method of that name, the other two
-    with `nkey` (`proofs.text_to_sign`)."""
+    """The client's proof of its identity.
+
+    `method` is one of the challenge's; `token` goes with the method of that name, the other two
+    with `nkey` (`proofs.text_to_sign`).
+    """
 
     KIND: ClassVar[str] = "auth"
     method: str = key("m", LABEL)
@@ -113,10 +116,9 @@ class Fetch(Message):
     """Asks for whole record batches from one position on.
 
     Exactly one of `start` (an offset, "earliest" or "latest") and `timestamp_ns` is set. With a
-    filter or columns the server encodes new batches for the answer; for `filter_slots`, those of a
-    member of a group with `slot_count` slots, and for `optional_subjects` it does so if that sends
-    much less. A copy whose high
-    watermark is below `at_least` does not answer.
+    filter or columns the server encodes new batches for the answer. For `filter_slots` (the slots
+    of a member of a group with `slot_count` slots) and for `optional_subjects` it does so only if
+    that sends much less. A copy whose high watermark is below `at_least` does not answer.
     """
 
     KIND: ClassVar[str] = "fetch"
@@ -142,7 +144,8 @@ class Fetch(Message):
 
     @property
     def filter_values(self) -> int:
-        """Values of the filters. Each takes memory besides its bytes while the fetch waits."""
+        """Number of values in the filters. Each takes memory besides its bytes while the fetch
+        waits."""
         filters = (
             self.filter_subjects,
             self.filter_keys,
@@ -155,7 +158,7 @@ class Fetch(Message):
 
     @property
     def selects(self) -> bool:
-        """Whether the server has to look into the records."""
+        """True if the server has to look into the records."""
         return not (
             self.filter_subjects is None
             and self.filter_keys is None
@@ -165,12 +168,15 @@ class Fetch(Message):
 
     @property
     def divides(self) -> bool:
-        """Whether this is for a member of a group whose share is so small that the server looks for
-        its records. A member with more is sent all, as they are stored, and chooses itself."""
+        """True if the fetch is for a member of a group with a share so small that the server
+        selects its records.
+
+        A member with a larger share gets all records, as they are stored, and selects its own.
+        """
         if self.filter_slots is None:
             return False
         count = self.slot_count or 0
-        # Slots that are not there are refused by those who look for them.
+        # The code that looks for slots refuses those that do not exist.
         return not 2 * len(self.filter_slots) > count > max(self.filter_slots)
 
 
@@ -214,7 +220,7 @@ class CompactStream(Message):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Message):
-    """Gives up the request whose id this frame has. Has no answer of its own."""
+    """Cancels the request whose id this frame has. Has no answer of its own."""
 
     KIND: ClassVar[str] = "cancel"
 
@@ -224,8 +230,8 @@ class Cancel(Message):
 
 @dataclass(frozen=True, slots=True)
 class Pong(Message):
-    """Answer to ping. For another node, with the wall clock in nanoseconds, and whether the daemon
-    doubts it."""
+    """Answer to ping. For another node it contains the wall clock in nanoseconds, and whether the
+    daemon doubts that clock."""
 
     KIND: ClassVar[str] = "pong"
     time_ns: int | None = key("t", uint(), default=None)
@@ -238,8 +244,8 @@ class FetchHeader(Message):
 
     `offset` is the requested position as an offset. The first batch begins at `first_offset`, and
     may begin with records below `offset`, which a reader drops. The next fetch asks for
-    `next_offset`. `record_count` is an upper bound. A node that answers for its own copy tells
-    below which offset it has forgotten deletions.
+    `next_offset`. `record_count` is an upper bound. A node that answers from its own copy reports
+    the offset below which it has removed tombstones.
     """
 
     KIND: ClassVar[str] = "data"
@@ -375,7 +381,7 @@ _RESERVED = frozenset({"self", "message", "hint"})
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Only what msgpack carries, and not much of it."""
+    """Return `value` reduced to types that msgpack can carry, with limits on size and depth."""
     if value is None or isinstance(value, bool | int | float):
         return value if not isinstance(value, int) or -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, str):

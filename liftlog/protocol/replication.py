@@ -1,7 +1,7 @@
 """Requests between the nodes of a cluster, and their answers. Registered in `messages.py`.
 
-A follower has one `replicate` outstanding per stream; the offset that it asks for is its promise
-that everything below is on its disk.
+A follower has one open `replicate` per stream. The offset in it promises that everything below is
+on the follower's disk.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ PEER_MAX_IN_FLIGHT = 65_536
 """Requests that a node may have in flight: one per stream that it follows."""
 
 MAX_REPLICAS = 16
-"""Of one stream."""
+"""Most replicas of one stream."""
 
 MAX_DIGEST_BYTES = 512 * 1024
-"""The digests in one `handover`."""
+"""Most bytes of digests in one `handover`."""
 
 MAX_ASKED_RECORDS = 64
-"""Of which a node tells in one answer what it has seen."""
+"""Most records whose state a node reports in one answer."""
 
 MAX_STREAMS = 100_000
-"""That one answer names."""
+"""Most streams that one answer names."""
 
 MAX_PARKED_MS = 30_000
 """A `replicate` that finds nothing new is answered after this time at the latest."""
@@ -35,7 +35,7 @@ MAX_ASKED = 1000
 """Streams in one `ends` or `resign`."""
 
 MAX_RECORD_BYTES = 64 * 1024
-"""Of the record of a stream, as JSON."""
+"""Longest record of a stream, as JSON."""
 
 _MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the bound on frames is lower
 
@@ -45,7 +45,7 @@ _MAX_FORWARDED_BYTES = 64 * 1024 * 1024  # the bound on frames is lower
 
 @dataclass(frozen=True, slots=True)
 class Peer(Message):
-    """First request of a node to another one: who it is, in which of its starts."""
+    """First request of a node to another one: its name and its start number."""
 
     KIND: ClassVar[str] = "peer"
     node: str = key("n", NAME)
@@ -56,15 +56,15 @@ class Peer(Message):
 
 @dataclass(frozen=True, slots=True)
 class Replicate(Message):
-    """Asks for the batches from `offset` on, and confirms that all below is durable on the node
-    that asks.
+    """Asks for the batches from `offset` on, and confirms that everything below is durable on the
+    asking node.
 
-    `last_epoch` is the leader epoch of its last batch, 0 when its log is empty. `side_version` is
-    the version of the side state that it has stored. `corrupt`: the last answer held bytes that
-    fail their checksum. `record` has the version and the checksum of the stream's record that the
-    node knows, and will know after a start; `leader_record` the version that the leader has told
-    last, or 0, and the checksum of that in the history which the node knows, or 0. `full`: the last
-    answer was not stored, since the disk is full.
+    `last_epoch` is the leader epoch of its last batch, 0 if its log is empty. `side_version` is the
+    version of the side state that it has stored. `corrupt`: the last answer held bytes that fail
+    their checksum. `record` has the version and the checksum of the stream's record that the node
+    has durably. `leader_record` has the version that the leader sent last, or 0, and the checksum
+    of that version in the node's history of the record, or 0. `full`: the last answer was not
+    stored, since the disk is full.
     """
 
     KIND: ClassVar[str] = "replicate"
@@ -83,7 +83,7 @@ class Replicate(Message):
 
 @dataclass(frozen=True, slots=True)
 class Suspect(Message):
-    """Asks a node whether it, too, takes `node` for dead."""
+    """Asks a node whether it considers `node` dead, too."""
 
     KIND: ClassVar[str] = "suspect"
     REPEATABLE: ClassVar[bool] = True
@@ -94,8 +94,8 @@ class Suspect(Message):
 class Forward(Message):
     """A client's request that the leader of its stream is to answer; the answer is the leader's.
 
-    The node that sends it has judged it by its ACL. `request` is the map of the client's frame,
-    still encoded: so it may be as deep and have as many values as any. `principal` is the client's.
+    The sending node has applied its ACL. `request` is the map of the client's frame, still encoded,
+    so it may be as deep and have as many values as any. `principal` is the client's.
     """
 
     KIND: ClassVar[str] = "forward"
@@ -105,12 +105,13 @@ class Forward(Message):
 
 @dataclass(frozen=True, slots=True)
 class HandOver(Message):
-    """From the leader `node` of a stream to a node that is to lead next: what that one does now.
+    """The next step of a handover, sent by `node`, the leader of a stream, to the node that will
+    lead next.
 
-    `step`: "prepare" (learn the message ids), "subscribe", "tell" or "drop". `token` tells this
-    handover from all others. With "tell" come the end of what the leader has stored, and
-    `digests`, of eight bytes each, of what it has received since "subscribe"; `more` of them
-    follow in another request.
+    `step`: "prepare" (read the message ids), "subscribe", "tell" or "drop". `token` distinguishes
+    this handover from all others. "tell" comes with the end of the records that the leader has
+    stored, and with `digests`, of eight bytes each, of the messages that it has received since
+    "subscribe"; `more`: further digests follow in another request.
     """
 
     KIND: ClassVar[str] = "handover"
@@ -127,8 +128,8 @@ class HandOver(Message):
 
 @dataclass(frozen=True, slots=True)
 class LookAgain(Message):
-    """The record of a stream has changed: the node that is asked answers when it does what
-    `version` of it says."""
+    """Tells a node that the record of a stream has changed. The node answers when it acts by
+    `version` of the record."""
 
     KIND: ClassVar[str] = "look"
     REPEATABLE: ClassVar[bool] = True
@@ -138,9 +139,11 @@ class LookAgain(Message):
 
 @dataclass(frozen=True, slots=True)
 class ElectLeader(Message):
-    """Has `node` lead a stream; without it the first of the stream's replicas. `lost`: no node can
-    lead it any more, since the complete copies of these are gone for good; `node` leads although
-    its copy may lack acked records."""
+    """Makes `node` the leader of a stream; without it the first of the stream's replicas.
+
+    `lost` names nodes whose complete copies are permanently lost, so that no other node can lead
+    the stream any more. Then `node` leads although its copy may lack acked records.
+    """
 
     KIND: ClassVar[str] = "elect"
     REPEATABLE: ClassVar[bool] = True
@@ -152,7 +155,9 @@ class ElectLeader(Message):
 @dataclass(frozen=True, slots=True)
 class Resign(Message):
     """A leader that cannot serve these streams asks a replica in sync to take them over.
-    `detached`: it gets no messages, so nothing is lost if none is acked for a while."""
+
+    `detached`: the leader gets no messages, so nothing is lost if none is acked for a while.
+    """
 
     KIND: ClassVar[str] = "resign"
     REPEATABLE: ClassVar[bool] = True
@@ -162,7 +167,7 @@ class Resign(Message):
 
 @dataclass(frozen=True, slots=True)
 class Ends(Message):
-    """Asks the leader of some streams where they end; it leaves out those that it does not lead."""
+    """Asks the leader of some streams for their ends; it omits streams that it does not lead."""
 
     KIND: ClassVar[str] = "ends"
     REPEATABLE: ClassVar[bool] = True
@@ -179,8 +184,11 @@ class DescribeCluster(Message):
 
 @dataclass(frozen=True, slots=True)
 class MoveStream(Message):
-    """Asks for a stream to be moved to the nodes `replicas`, the preferred leader first. Without
-    any, a move under way ends with the replicas from before it. Answered when it has begun."""
+    """Asks for a stream to be moved to the nodes `replicas`, the preferred leader first.
+
+    Without any, cancels a pending move and returns to the replicas from before. Answered when the
+    move has begun.
+    """
 
     KIND: ClassVar[str] = "move"
     REPEATABLE: ClassVar[bool] = True
@@ -190,8 +198,8 @@ class MoveStream(Message):
 
 @dataclass(frozen=True, slots=True)
 class DrainNode(Message):
-    """Asks for all replicas of `node` to be moved to other nodes, and no new ones to be placed
-    there; with `ends`, for no more of that. Answered when it has begun."""
+    """Asks to move all replicas of `node` to other nodes, and to place no new ones there; `ends`
+    stops this. Answered when the move has begun."""
 
     KIND: ClassVar[str] = "drain"
     REPEATABLE: ClassVar[bool] = True
@@ -201,8 +209,8 @@ class DrainNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class ForgetNode(Message):
-    """Asks for a node to be removed from the cluster: it is down, has no replicas, and will not
-    come back."""
+    """Asks to remove a node from the cluster: it is down, has no replicas, and will not come
+    back."""
 
     KIND: ClassVar[str] = "forgetnode"
     node: str = key("n", NAME)
@@ -210,8 +218,8 @@ class ForgetNode(Message):
 
 @dataclass(frozen=True, slots=True)
 class Copies(Message):
-    """Asks a node what it has seen of the records of these streams, after the metadata store was
-    set back; without any, for the names of all."""
+    """Asks a node which records of these streams it has seen, after the metadata store was set
+    back; without any, for the names of all streams."""
 
     KIND: ClassVar[str] = "copies"
     REPEATABLE: ClassVar[bool] = True
@@ -220,8 +228,8 @@ class Copies(Message):
 
 @dataclass(frozen=True, slots=True)
 class RestoreMetadata(Message):
-    """Asks for the newest records that the nodes have seen to be stored again, where the metadata
-    store has older ones or none; with `dry_run`, only what that would be."""
+    """Asks to store the newest records that the nodes have seen again, where the metadata store has
+    older ones or none. With `dry_run`, only reports which ones."""
 
     KIND: ClassVar[str] = "restore"
     REPEATABLE: ClassVar[bool] = True
@@ -230,8 +238,12 @@ class RestoreMetadata(Message):
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode(Described):
-    """A node of the cluster. `live`: it has renewed its session in time. `replicas` are those of
-    streams that it has, or is still to give away; of `leads` it is the first replica."""
+    """A node of the cluster.
+
+    `live`: it has renewed its session in time. `replicas` is the number of streams of which it has
+    a replica, or still has to give one away; `leads` is the number of those of which it is the
+    first replica.
+    """
 
     node: str = ""
     live: bool = False
@@ -242,18 +254,21 @@ class ClusterNode(Described):
     replicas: int = 0
     leads: int = 0
     stopping: bool = False
-    """Whether it has begun to stop: it gives its streams away, and is given none."""
+    """True if it has begun to stop: it gives its streams away, and gets no new ones."""
     silent_seconds: float = 0.0
-    """For how long the node that answers has heard nothing of it; 0.0 while it hears it."""
+    """Seconds since the answering node last received anything from it; 0.0 while it does."""
     clock_ahead_seconds: float = 0.0
-    """Its clock minus that of the node that answers; 0.0 if they differ by a few seconds at most,
-    or if it is not known."""
+    """Its clock minus that of the answering node; 0.0 if they differ by a few seconds at most, or
+    if the difference is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStream(Described):
-    """A stream of the cluster, as far as the node that answers knows it. `leader` is None while no
-    node leads. The offsets are those of that node's own copy, None where it has none."""
+    """A stream of the cluster, as far as the answering node knows it.
+
+    `leader` is None while no node leads. The offsets are those of that node's own copy, None where
+    it has none.
+    """
 
     name: str = ""
     leader: str | None = None
@@ -266,45 +281,48 @@ class ClusterStream(Described):
     high_watermark: int | None = None
     log_end_offset: int | None = None
     is_set_back: bool = False
-    """Whether the metadata store has forgotten what is told here."""
+    """True if the metadata store has lost the state that is described here."""
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether a replica is not in sync, or no node leads. Replicas that a move brings or takes
-        are not missed."""
+        """True if a replica is not in sync, or no node leads. Replicas that a move adds or removes
+        do not count."""
         moved = {*self.adding, *self.removing}
         return self.leader is None or not {*self.replicas} - moved <= {*self.isr}
 
     @property
     def has_whole_copy(self) -> bool:
-        """Whether a replica is known that has all that was acked; if not, none takes the
-        lead by an election."""
+        """True if some replica is known to have everything that was acked; if not, no election can
+        bring a leader."""
         return bool(self.isr or self.eligible)
 
     @property
     def is_moving(self) -> bool:
-        """Whether it is being moved to other nodes."""
+        """True if it is being moved to other nodes."""
         return bool(self.adding or self.removing)
 
     @property
     def target(self) -> list[str]:
-        """Its replicas, once that is complete."""
+        """Its replicas after the pending move."""
         return [node for node in self.replicas if node not in self.removing]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo(Described):
-    """The cluster as one of its nodes sees it. `cluster_id` is empty for a daemon that belongs to
-    no cluster; it then has neither nodes nor streams."""
+    """The cluster as one of its nodes sees it.
+
+    `cluster_id` is empty for a daemon that belongs to no cluster; it then has neither nodes nor
+    streams.
+    """
 
     cluster_id: str = ""
     nodes: list[dict[str, Any]] = field(default_factory=list)
     streams: list[dict[str, Any]] = field(default_factory=list)
     is_store_lost: bool = False
-    """Whether the metadata store is out of that node's reach for so long that its session has
-    ended: what it tells may be old, and nothing can change."""
+    """True if that node has been unable to reach the metadata store for so long that its session
+    has ended: its answers may be old, and nothing can change."""
     node: str = ""
-    """The node that answers, whose offsets these are; empty from an older one."""
+    """The answering node, whose offsets these are; empty from an older version."""
 
     @property
     def members(self) -> list[ClusterNode]:
@@ -320,7 +338,7 @@ class ClusterInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer(Message):
-    """Answer to peer: who answers."""
+    """Answer to peer: name and start of the answering node."""
 
     KIND: ClassVar[str] = "node"
     node: str = key("n", NAME)
@@ -332,13 +350,13 @@ class PeerAnswer(Message):
 class Replica(Message):
     """Answer to replicate; `body_length` bytes of whole record batches follow the frame.
 
-    The first three fields repeat the request's: an answer that fits no more is dropped. With
-    `diverging` (an epoch, and the offset at which it ends on the leader) the follower cuts its log
-    and asks again; with `gap` it skips offsets. `first_stored` is the first offset that the leader
-    still has; below `tombstones_removed_below` it has forgotten deletions. `side_state` comes when
-    the follower has told another version than the leader's. `record` is the leader's record of the
-    stream as JSON, when acks wait for the follower to know it; `record_version` and
-    `record_checksum` tell which one that leader knows.
+    The first three fields repeat the request's: an answer to an outdated request is dropped. With
+    `diverging` (an epoch, and the offset at which it ends on the leader) the follower truncates its
+    log and asks again; with `gap` it skips offsets. `first_stored` is the first offset that the
+    leader still has; below `tombstones_removed_below` it has removed tombstones. `side_state` is
+    sent if the follower has named another version than the leader's. `record` is the leader's
+    record of the stream as JSON, sent if acks wait until the follower has it; `record_version` and
+    `record_checksum` identify the leader's version.
     """
 
     KIND: ClassVar[str] = "replica"
@@ -362,8 +380,11 @@ class Replica(Message):
 
 @dataclass(frozen=True, slots=True)
 class SuspectAnswer(Message):
-    """Answer to suspect: whether the node does, for how long it has not heard the other one, and
-    where its copies of the streams end that the other one leads: last epoch and log end, by name.
+    """Answer to suspect.
+
+    Says whether the node suspects the other one, for how long it has received nothing from it, and
+    where its own copies of the streams end that the other one leads: last epoch and log end, by
+    name.
     """
 
     KIND: ClassVar[str] = "opinion"
@@ -392,8 +413,8 @@ class CopiesAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class RestoreAnswer(Message):
-    """Answer to restore: what was, or would be, stored again, and the nodes that did not say what
-    they have seen."""
+    """Answer to restore: the records that were, or would be, stored again, and the nodes that did
+    not report theirs."""
 
     KIND: ClassVar[str] = "restored"
     streams: list[dict[str, Any]] = key("d", array_of(MAP, MAX_STREAMS))
@@ -402,8 +423,8 @@ class RestoreAnswer(Message):
 
 @dataclass(frozen=True, slots=True)
 class ResignAnswer(Message):
-    """Answer to resign: by name, the records of the streams that the one who answers leads now, as
-    the metadata store has them. The one that has asked may not reach it."""
+    """Answer to resign: by name, the records of the streams that the answering node leads now, as
+    the metadata store has them. The asking node may be unable to reach the store."""
 
     KIND: ClassVar[str] = "deposed"
     streams: dict[str, Any] = key("d", MAP, default_factory=dict)

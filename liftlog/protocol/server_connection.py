@@ -36,14 +36,14 @@ from liftlog.protocol.messages import (
 from liftlog.protocol.wire import ID_KEY, KIND_KEY, MAX_UINT, Message
 
 REQUEST_OVERHEAD_BYTES = 1024
-"""About how much memory an unanswered request takes besides the bytes of its frame."""
+"""Approximate memory of an unanswered request, in addition to the bytes of its frame."""
 
 _FILTER_VALUE_BYTES = 64
-"""The same for each value of a filter."""
+"""Approximate memory of each value of a filter."""
 
 
 class InFlight:
-    """Unanswered requests of several connections together, and the memory that they take."""
+    """Counts the unanswered requests of several connections, and the memory that they take."""
 
     __slots__ = ("count", "max_bytes", "maximum", "size_bytes")
 
@@ -83,14 +83,14 @@ class ServerConnection:
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
-        self._open: dict[int, int] = {}  # by id, the memory that each takes
+        self._open: dict[int, int] = {}  # memory of each, by id
         self._kept: tuple[dict[str, Any], int] | None = None  # no room yet; bytes of its frame
         self._max_held_bytes = max_held_bytes
         self.held_bytes = 0
-        """Memory that unanswered requests take, and one that is arriving."""
+        """Memory of unanswered requests, and of one that is arriving."""
         self._grown_bytes = 0  # of these, in the buffer of the request that is arriving
         self.shared = InFlight(limits.max_in_flight)
-        """Shared with the other connections of the same principal, once it is known."""
+        """Shared with the other connections of the same principal, once the principal is known."""
         self._auth_id = 0
         self._nonces = (b"", b"")  # the client's, ours
         self._server_id = ""
@@ -102,7 +102,7 @@ class ServerConnection:
 
     @property
     def saturated(self) -> bool:
-        """Whether a request waits for room, so that `next_event` returns None."""
+        """True if a request waits for room, so that `next_event` returns None."""
         return self._kept is not None and self._is_full
 
     @property
@@ -168,8 +168,8 @@ class ServerConnection:
         return encode_frame(answer.to_map(self._auth_id))
 
     def allow_in_flight(self, count: int) -> None:
-        """From now on `count` requests may wait for their answers, of this connection and of all
-        those of its principal together."""
+        """Allow `count` unanswered requests from now on, of this connection and of all those of its
+        principal together."""
         self.limits = replace(self.limits, max_in_flight=count)
         self.shared.maximum = max(self.shared.maximum, count)
 
@@ -197,7 +197,8 @@ class ServerConnection:
         self.shared.size_bytes += more
 
     def _count_buffer(self) -> None:
-        """Raises LimitExceeded when the principal has to take answers before it sends more."""
+        """Count the buffer of the arriving request. Raises LimitExceeded if the principal has to
+        take answers before it sends more."""
         grown_bytes = self._frames.grown_bytes
         more = grown_bytes - self._grown_bytes
         self._grown_bytes = grown_bytes
@@ -270,7 +271,7 @@ class ServerConnection:
         cost = REQUEST_OVERHEAD_BYTES + frame_bytes
         if type(message) is Fetch and (message.selects or message.optional_subjects):
             cost += _FILTER_VALUE_BYTES * message.filter_values
-        more = cost - self._grown_bytes  # the request takes the place of the buffer
+        more = cost - self._grown_bytes  # the request is counted in the place of the buffer
         if self.held_bytes + more > self._max_held_bytes and len(self._open) > 1:
             return LimitExceeded(
                 f"the unanswered requests of this connection would take more than "

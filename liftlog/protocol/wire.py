@@ -37,8 +37,8 @@ class WireType:
     accepts: Check
     max_uint: int = -1
     max_chars: int = -1
-    """What `accepts` says of integers, from 0 to `max_uint`, and of text of up to `max_chars`. Most
-    fields are such, so no call checks them."""
+    """Limits that `accepts` applies: integers from 0 to `max_uint`, text of up to `max_chars`. Most
+    fields are such, and need no call to be checked."""
 
 
 def uint(maximum: int = MAX_UINT) -> WireType:
@@ -121,12 +121,12 @@ class Message:
 
     KIND: ClassVar[str] = ""
     REPEATABLE: ClassVar[bool] = False
-    """For a request: doing it twice has the same effect as doing it once, so it may be repeated
-    when the connection was lost before the answer came."""
+    """For a request: True if doing it twice has the same effect as doing it once, so that it may be
+    repeated when the connection was lost before the answer came."""
 
     @property
     def is_repeatable(self) -> bool:
-        """The same, where it depends on the request's fields."""
+        """As `REPEATABLE`, for requests where this depends on the fields."""
         return self.REPEATABLE
 
     def to_map(self, request_id: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class ListenAddress(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach it."""
         if self.path is not None or self.host == "localhost":
             return True
         try:

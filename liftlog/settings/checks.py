@@ -1,4 +1,4 @@
-"""Checks across fields: what is wrong (findings), and what is allowed but risky (cautions).
+"""Checks across fields: errors (findings), and settings that are allowed but risky (cautions).
 
 They see only settings whose fields are valid, and never raise.
 """
@@ -76,7 +76,7 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
         and stream.compaction is not None
         and not (is_bucket and stream.retention.max_messages is None)
     ):
-        # A key's new value would be refused although it makes another one superfluous.
+        # A new value of a key would be refused although it makes another one superfluous.
         yield Finding(
             (*at, "retention", "discard"),
             "'new': expected old with compaction, except for max_bytes with "
@@ -88,7 +88,8 @@ def check_stream(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
 
 
 def check_history(stream: StreamSettings, at: KeyPath = ()) -> Iterator[Finding]:
-    """Not for a stream that exists: it must open, with a warning."""
+    """Check the history of a bucket. Not used for a stream that exists: it must open, with a
+    warning."""
     own = stream.jetstream
     history = None if own is None else own.max_msgs_per_subject
     compaction = stream.compaction
@@ -118,8 +119,11 @@ def _check_replicas(stream: StreamSettings, at: KeyPath) -> Iterator[Finding]:
 
 
 def check_installed(stream: StreamSettings) -> Iterator[Finding]:
-    """What a stream needs on this machine. A missing package does not make a configuration file
-    invalid, nor a stream that exists: the other streams must start without it."""
+    """Check that this machine has the packages that a stream needs.
+
+    A missing package does not make a configuration file invalid, nor a stream that exists: the
+    other streams must start without it.
+    """
     package = _CODEC_PACKAGES.get(stream.compression)
     if package is not None and importlib.util.find_spec(package) is None:
         yield Finding(
@@ -220,7 +224,7 @@ def _check_cluster(settings: Settings) -> Iterator[Finding]:
 def _check_nats(settings: Settings) -> Iterator[Finding]:
     nats = settings.nats
     if nats.embedded and nats.servers != NatsSettings().servers:
-        # Who names servers expects to be connected to them.
+        # A user who names servers expects a connection to them.
         yield Finding(
             ("nats", "servers"),
             "has no effect with nats.embedded: true, which starts a nats-server on 127.0.0.1:4222 "
@@ -260,7 +264,7 @@ def _check_pull_tls(settings: Settings) -> Iterator[Finding]:
     if not secured:
         for key in ("cert", "key", "client_ca"):
             if getattr(tls, key) is not None:
-                # Who sets this expects encrypted connections.
+                # A user who sets this expects encrypted connections.
                 yield Finding(
                     ("pull", "tls", key),
                     "has no effect without an address tls://HOST:PORT in pull.listen",
@@ -295,7 +299,8 @@ def _check_listening(settings: Settings) -> Iterator[Finding]:
 
 
 class Caution(NamedTuple):
-    """Something allowed but hardly intended. Not a finding: an operator may want it so."""
+    """A setting that is allowed but hardly intended. Not a finding, because an operator may want
+    it."""
 
     setting: str
     problem: str
@@ -306,7 +311,7 @@ class Caution(NamedTuple):
 
 
 def cautions(settings: Settings, policy: Policy | None) -> Iterator[Caution]:
-    """`policy` is that of the ACL file."""
+    """Return the cautions. `policy` is that of the ACL file."""
     if policy is not None:
         yield from _unencrypted(settings, policy)
     elif settings.nats.jetstream_api:
@@ -329,7 +334,7 @@ def cautions(settings: Settings, policy: Policy | None) -> Iterator[Caution]:
 
 
 def _unencrypted(settings: Settings, policy: Policy) -> Iterator[Caution]:
-    """Listening beyond this machine without TLS."""
+    """Yield a caution for each address beyond this machine without TLS."""
     what = "tokens and records" if policy.accepts_tokens else "records"
     for index, url in enumerate(settings.pull.listen):
         address = parse_listen(url)

@@ -1,4 +1,4 @@
-"""Findings: what is wrong with a configuration, in words for the person who wrote it."""
+"""Findings: the errors of a configuration, in words for the person who wrote it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def message_of(findings: Iterable[Finding], subject: str) -> str:
 
 
 def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) -> Iterator[Finding]:
-    """The errors of pydantic, in our words."""
+    """Translate the errors of pydantic into liftlog's words."""
     for item in error.errors(include_url=False, include_context=True):
         path: KeyPath = tuple(item["loc"])
         kind = item["type"]
@@ -75,7 +75,7 @@ def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) ->
             yield Finding(path, "required, but missing", is_missing=True)
         else:
             section = kind in ("model_type", "model_attributes_type", "dict_type")
-            # Text in the place of a section may be anything, a secret too: do not show it.
+            # Text in the place of a section may be anything, even a secret: do not show it.
             shown = "text" if section and isinstance(value, str) else show(path, value)
             yield Finding(path, f"{shown}: {_accepted(item)}")
 

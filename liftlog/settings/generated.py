@@ -1,11 +1,11 @@
-"""Made from the models of the settings: a configuration file to start from, and a JSON schema.
+"""Generates a configuration file to start from, and a JSON schema, from the models of the settings.
 
 The file has every setting, commented out, with its meaning and default. Lines that begin with `# `
 are prose; `#key: value` is a setting with its default, commented out.
 
 The schema is for editors and other checkers. It checks less than `liftlog config check`: to the
-schema, subjects and addresses are just text, and it does not relate settings to each other. What it
-refuses, the daemon refuses too.
+schema, subjects and addresses are just text, and it does not relate settings to each other. The
+daemon refuses everything that the schema refuses.
 """
 
 from __future__ import annotations

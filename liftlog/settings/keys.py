@@ -1,4 +1,4 @@
-"""The base of all setting models, and key paths: what the models have at a path, what differs."""
+"""The base of all setting models, key paths, and the differences between two configurations."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def summary_of(model: type[BaseModel]) -> str:
 
 
 def is_text_field(model: type[BaseModel], path: KeyPath) -> bool:
-    """Whether the value at `path` is text, so that `012` there is not a number. It may be a list of
-    texts, too, if `is_texts_field`."""
+    """Return True if the value at `path` is text, so that `012` there is not a number. If
+    `is_texts_field`, it may also be a list of texts."""
     if is_texts_field(model, path):
         return True
     return any(
@@ -83,7 +83,7 @@ def is_text_field(model: type[BaseModel], path: KeyPath) -> bool:
 
 
 def is_texts_field(model: type[BaseModel], path: KeyPath) -> bool:
-    """Whether the value at `path` is one text or a list of texts."""
+    """Return True if the value at `path` is one text or a list of texts."""
     return any(get_origin(kind) is tuple for kind in _field(model, path) or ())
 
 

@@ -1,5 +1,8 @@
-"""From the sources (file < environment < --set) to checked settings, or to an error that lists
-everything that is wrong; and the ACL file, read within bounds and checked."""
+"""Loads settings from their sources (file < environment < --set) and checks them.
+
+The result is a set of valid settings, or one error that lists everything that is wrong. Also reads
+and checks the ACL file, within limits.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class Sources:
         return ""
 
     def origin_of_setting(self, path: KeyPath) -> str:
-        """Where the setting at `path` was set; empty if it was not."""
+        """Return the origin of the setting at `path`; empty if it was not set."""
         there: Any = self.tree
         for part in path:
             if not isinstance(there, dict) or part not in there:
@@ -120,8 +123,8 @@ class Sources:
             self._put(path, value, f"--set {key.strip()}")
 
     def _path_of(self, words: list[str]) -> tuple[str, ...]:
-        """Environment variables are upper case; the keys and stream names that they mean may not
-        be."""
+        """Return the path of an environment variable. Its name is upper case; the keys and stream
+        names that it means may not be."""
         path: list[str] = []
         for word in words:
             there: Any = self.tree
@@ -188,7 +191,7 @@ def load_settings(
 def load_with_sources(
     path: Path | None, environ: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> tuple[Settings, Sources]:
-    """Like `load_settings`; the sources tell where each value comes from."""
+    """As `load_settings`; the sources have the origin of each value."""
     sources = Sources(Settings)
     if path is not None:
         sources.add_file(path)

@@ -1,8 +1,9 @@
-"""The settings of a stream as manifests and records store them, for older versions to read.
+"""The settings of a stream as manifests and records store them, so that older versions can read
+them.
 
-A version refuses a stream with a setting that it does not know, since it cannot do what was asked.
-So a setting that was added later is left out if its value means what older versions do anyway. Then
-they open the stream.
+A version refuses a stream with a setting that it does not know, since it cannot apply it. So a
+setting that was added later is left out if its value means what older versions do anyway. Then they
+can open the stream.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ADDED_LATER: dict[str, Any] = {
     "retention.discard": "old",
     "jetstream": None,
 }
-"""Settings that the first versions do not know, with the value that means what these do."""
+"""Settings that the first versions lack, with the value that stands for the behaviour of those."""
 
 
 def stored_form(settings: StreamSettings) -> dict[str, Any]:

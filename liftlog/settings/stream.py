@@ -213,7 +213,8 @@ class SubjectSequencesSettings(SettingsModel):
 
 
 class JetStreamSettings(SettingsModel):
-    """What JetStream's clients say of a stream over `$JS.API`, and the log itself does not use."""
+    """Fields of a JetStream configuration that clients set over `$JS.API`, and that the log itself
+    does not use."""
 
     description: Annotated[str, Strict(), AfterValidator(_short_text)] = Field(
         default="", description="Text for people, at most 4 KiB."

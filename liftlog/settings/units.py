@@ -36,7 +36,7 @@ _DURATION = re.compile(rf"(?:{_NUMBER}(?:ns|us|ms|s|m|h|d|w))+")
 _SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]*)")
 DURATION_PATTERN = rf"^\s*((?:{_NUMBER}(?:ns|us|µs|ms|s|m|h|d|w))+|{_NUMBER})\s*$"
 SIZE_PATTERN = rf"^\s*{_NUMBER} ?([KkMmGgTt][Ii]?)?[Bb]?\s*$"
-"""For the JSON schema. What does not match is refused here too."""
+"""For the JSON schema. The parser refuses text that does not match, too."""
 
 # Nanoseconds since 1970 plus this still fit 64 bits.
 MAX_DURATION_SECONDS = 100 * 365.25 * 86_400
@@ -48,7 +48,7 @@ SIZE_HELP = "a size such as 4096, 64KiB, 8MiB, 1GB"
 
 
 def parse_duration(value: object) -> float:
-    """Seconds. Raises ValueError that says what is expected."""
+    """Parse a duration into seconds. Raises ValueError that says what is expected."""
     seconds: float
     if isinstance(value, bool):
         raise ValueError(f"expected {DURATION_HELP}")
@@ -87,7 +87,7 @@ def format_duration(seconds: float) -> str | float:
 
 
 def parse_size(value: object) -> int:
-    """Bytes. Raises ValueError that says what is expected."""
+    """Parse a size into bytes. Raises ValueError that says what is expected."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError(f"expected {SIZE_HELP}")
     if isinstance(value, int):
@@ -109,7 +109,7 @@ def parse_size(value: object) -> int:
 
 
 def format_size(size_bytes: int) -> str | int:
-    """With the largest binary unit that divides it; a plain number if none does."""
+    """Format with the largest binary unit that divides the size; a plain number if none does."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         in_bytes = _BYTES_PER_UNIT[unit.lower()]
         if size_bytes and size_bytes % in_bytes == 0:

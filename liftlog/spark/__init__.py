@@ -1,14 +1,14 @@
 """The Spark data source: `spark.read.format("liftlog")` and `spark.readStream.format("liftlog")`.
 
-    options, columns       what a job asks for, checked before anything is read
-    transport              where batches come from: a daemon (`daemon_transport`) or segment files
-                           (`file_transport`); what a read does about records that are gone
-    leases                 how a read is protected from compaction and retention
+    options, columns       the options of a read, checked before anything is read
+    transport              the source of batches: a daemon (`daemon_transport`) or segment files
+                           (`file_transport`); the handling of records that are gone
+    leases                 protection of a read from compaction and retention
     decoder, newest        batches of the log -> Arrow batches with Spark's columns; only the newest
                            record of each key
     scan                   combines these: plans a read, divides its offsets among tasks, reads one
                            range
-    source, batch, streaming   what Spark calls: the only modules here that import pyspark
+    source, batch, streaming   the classes that Spark calls: only these modules import pyspark
     export/                streams as tables: `liftlog export`
     jars/                  the same data source in Java, compiled from `spark-connector/`: Spark
                            prefers it where it is on the class path (`jar()`)
@@ -26,7 +26,7 @@ from liftlog.errors import MissingDependency
 
 
 def jar() -> str:
-    """The path of the connector in Java: for Spark's setting `spark.jars`.
+    """Return the path of the connector in Java, for Spark's setting `spark.jars`.
 
     Raises MissingDependency if this installation contains none.
     """

@@ -43,13 +43,14 @@ from liftlog.spark.transport import (
 logger = logging.getLogger("liftlog.spark")
 
 PLANNING_SECONDS = 10.0
-"""How long the first planning tries to connect: the address may be wrong."""
+"""Time limit for the first connection during planning, because the address may be wrong."""
 
 READING_SECONDS = RECONNECT_FOR_SECONDS
-"""How long a task, and planning that was once connected, waits for a daemon that went away."""
+"""Time for which a task, and planning that was once connected, waits for a daemon that went
+away."""
 
 _LEARN_EVERY_SECONDS = 60.0
-"""How often a running query asks for the nodes of the cluster."""
+"""Interval at which a running query asks for the nodes of the cluster."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -290,5 +291,6 @@ def read_token(path: str | None) -> str | None:
 
 
 def _sendable(key: bytes | None) -> bytes | None:
-    """No record has a longer key, and a daemon refuses one; Spark finds that none matches."""
+    """Return the key to send, None if it is longer than any record's: a daemon refuses such a key,
+    and Spark finds that no record matches."""
     return key if key is None or len(key) <= MAX_KEY_BYTES else None

@@ -1,4 +1,4 @@
-"""Batches of the log in, Arrow batches with Spark's columns out. Does not import Spark."""
+"""Decodes batches of the log into Arrow batches with Spark's columns. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from liftlog.spark.columns import (
 from liftlog.spark.newest import HeldRecords, Places, newest_of_each, split_flags
 
 MOST_BYTES = 16 * 1024 * 1024
-"""The most bytes of the log that are decoded together. It bounds the memory of a task, whatever
+"""Most bytes of the log that are decoded together. Limits the memory of a task, whatever
 `rowsPerBatch` is."""
 
 _RUN_ROWS = 40_000
 _RUN_BYTES = 8 * 1024 * 1024
-"""How many rows, or bytes, are decoded in one turn: each turn has a fixed cost, and a large one no
+"""Rows, or bytes, that are decoded in one turn: each turn has a fixed cost, and a large one no
 longer fits into the caches. The batches passed on are slices of a turn."""
 
 
@@ -67,7 +67,7 @@ class RowDecoder:
             self._reaches = lru_cache(maxsize=10_000)(lambda name: matches(subject, name))
 
     def rows(self, batches: Iterable[Batches]) -> Iterator[pa.RecordBatch]:
-        """Batches of 1 to `rows_per_batch` rows. Raises CorruptBatch."""
+        """Yield batches of 1 to `rows_per_batch` rows. Raises CorruptBatch."""
         if self._reaches is None and not self._compact:
             for run in self._runs(batches):
                 made = self._finished(rows_of(run, self._stored))
@@ -134,14 +134,14 @@ class RowDecoder:
             yield run
 
     def _has_none(self, batch: Batches) -> bool:
-        """Whether the batch has no wanted subject. Small batches are not checked: checking each of
-        them costs more than decoding them together."""
+        """Return True if the batch has no wanted subject. Small batches are not checked: checking
+        each of them costs more than decoding them together."""
         if self._reaches is None or not isinstance(batch, RecordBatch):
             return False
         return not any(map(self._reaches, subject_names(batch)))
 
     def _cut(self, made: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Equal slices of at most `rows_per_batch` rows."""
+        """Yield equal slices of at most `rows_per_batch` rows."""
         pieces = -(-made.num_rows // self._rows_per_batch)
         borders = [made.num_rows * i // max(pieces, 1) for i in range(pieces + 1)]
         for first, end in pairwise(borders):
@@ -182,7 +182,7 @@ def _concat(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def headers_of(blocks: pa.Array) -> pa.Array:
-    """NATS header blocks -> lists of name and value, in order, equal names included.
+    """Parse NATS header blocks into lists of name and value, in order, equal names included.
 
     A record without headers has an empty list. Invalid UTF-8 in names becomes U+FFFD; values are
     bytes, unchanged except that surrounding blanks are removed.

@@ -86,7 +86,7 @@ class FileTransport:
         return self.state().end_offset
 
     def check_history(self, offset: int, leader_epoch: int) -> None:
-        """Nothing to do: the identity is the lineage, which changes when the end is lost."""
+        """Do nothing: the identity is the lineage, which changes when the end is lost."""
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
         """Files cannot be protected. Raises InvalidArgument if there are records, but none that can
@@ -258,7 +258,7 @@ def _batches(
     end_offset: int,
     losses: Losses,
 ) -> Iterator[RecordBatch]:
-    """The batches of a segment in [first_offset, end_offset); reports what is missing.
+    """Yield the batches of a segment in [first_offset, end_offset), and report missing records.
 
     Batches tile the offsets without gaps, so every gap is a loss: damaged bytes, or records that
     were lost before they were written.

@@ -35,8 +35,8 @@ logger = logging.getLogger("liftlog.spark.export")
 HOLDER = "spark"
 
 REPORT_SECONDS = 5.0
-"""How often a task renews its lease. When a stream has no lease left, the daemon ends those that no
-reader has renewed for three times that."""
+"""Interval at which a task renews its lease. When a stream has no lease left, the daemon ends those
+that no reader has renewed for three times this long."""
 
 
 class TaskLease:
@@ -86,8 +86,11 @@ class TaskLease:
         self._is_read = True
 
     def end(self, *, stopped: bool) -> None:
-        """Renew no more. `stopped` reports that this part needs no more records, if it was not read
-        to its end: the daemon may then end a lease that no other part uses. Raises LiftlogError."""
+        """Stop renewing. Raises LiftlogError.
+
+        `stopped` reports that this part needs no more records although it was not read to its end:
+        the daemon may then end a lease that no other part uses.
+        """
         if self._thread is not None:
             self._thread.end()
         if not stopped or self._is_read or self._is_gone or self._part is None:
@@ -155,7 +158,7 @@ class RenewedLease:
         self.gone: LeaseGone | None = None
 
     def confirm(self, client: SyncClient) -> None:
-        """Returns if the lease has lived without a break. Raises LeaseGone."""
+        """Return if the lease has lived without a break. Raises LeaseGone."""
         if self.gone is not None:
             raise self.gone
         try:
@@ -167,7 +170,8 @@ class RenewedLease:
         self._thread.start()
 
     def end(self) -> None:
-        """Renew no more. Returns when the lease is released; without that it does not wait."""
+        """Stop renewing. Returns when the lease is released, or at once if it is not to be
+        released."""
         self._stop.set()
         if self._releases:
             self._thread.join()

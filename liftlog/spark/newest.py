@@ -1,8 +1,8 @@
-"""Only the newest record of each key in a range: the option `compact`. Does not import Spark.
+"""Selects the newest record of each key in a range: the option `compact`. Does not import Spark.
 
-All keys of the range are decoded first. The records stay as they are stored until it is known which
-of them are wanted, and only those are decoded. So a task needs memory for the part of the log that
-it reads and for its keys, however large the stream is.
+All keys of the range are decoded first. The records stay encoded until the wanted ones are known,
+and only those are decoded. So a task needs memory for the part of the log that it reads and for its
+keys, however large the stream is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_KEY_BYTES = 2**30
 
 
 def newest_of_each(keys: Sequence[pa.Array], offsets: Offsets | None = None) -> Flags:
-    """Whether each record is the one with the largest offset of its key.
+    """Return for each record whether it has the largest offset of its key.
 
     Without `offsets` the records are in the order of their offsets. Keys are compared byte by byte.
     All records without a key are wanted.

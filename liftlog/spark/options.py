@@ -58,7 +58,8 @@ COMPACT_PARTITION_BYTES = 256 * 1024 * 1024
 its part in memory."""
 
 DEFAULT_LEASE_SECONDS = 60
-"""Short: a plan that is never carried out, or only in part, holds its lease as long as that."""
+"""Short, because a plan that is never carried out, or only in part, holds its lease as long as
+that."""
 MAX_LEASE_SECONDS = 3600
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,12 +67,13 @@ _ISO = re.compile(
     r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])?)?"
 )
-"""Of a time; the jar has the same one, and no library between the two languages."""
+"""Pattern of a time. The jar has the same one, because the two languages share no library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """How the conditions of a query narrow a read, within the limits of its options."""
+    """The narrower limits of a read that follow from the conditions of a query, within its
+    options."""
 
     first_offset: int = 0
     end_offset: int | None = None
@@ -81,7 +83,7 @@ class Narrowing:
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """What a job asks for. `path` is set if it reads files; otherwise it reads from `server`."""
+    """The options of a read. `path` is set if it reads files; otherwise it reads from `server`."""
 
     stream: str
     server: str
@@ -196,7 +198,7 @@ def _stream(values: Mapping[str, str], path: str | None) -> str:
 
 
 def _addresses(given: str | None) -> str:
-    """Those of a daemon, or of the nodes of a cluster with commas between them."""
+    """Return the addresses of a daemon, or of the nodes of a cluster, separated by commas."""
     if given is None:
         return DEFAULT_ADDRESS
     return ",".join([_address(one.strip()) for one in given.split(",")])

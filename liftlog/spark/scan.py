@@ -1,4 +1,4 @@
-"""One read from beginning to end: which ranges, and the rows of each. Does not import Spark."""
+"""One read from beginning to end: its ranges, and the rows of each. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _narrow(transport: Transport, narrowing: Narrowing, first: int, end: int) ->
 
 
 def first_offset(transport: Transport, state: StreamState, options: ScanOptions) -> int:
-    """Where the read begins, between the log start and the end. Raises LiftlogError."""
+    """Return where the read begins, between the log start and the end. Raises LiftlogError."""
     start = _resolve(transport, state, options.start)
     if start > state.end_offset:
         raise InvalidArgument(
@@ -158,7 +158,8 @@ def _offset_at(transport: Transport, when: datetime) -> int:
 def split(
     state: StreamState, first_offset: int, end_offset: int, target_bytes: int
 ) -> list[ScanRange]:
-    """[first_offset, end_offset) in ranges of about equal size, none much above `target_bytes`.
+    """Split [first_offset, end_offset) into ranges of about equal size, none much above
+    `target_bytes`.
 
     No range is empty; an empty interval gives no range.
     """
@@ -179,13 +180,14 @@ def split(
 
 
 def step_of(target_bytes: int) -> int:
-    """How finely to measure a stream that is divided into parts of `target_bytes`."""
+    """Return the step with which to measure a stream that is divided into parts of
+    `target_bytes`."""
     return max(1, target_bytes // _STEPS_PER_PART)
 
 
 def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_bytes: int) -> int:
-    """The offset about `most_bytes` after `first_offset`; at least one record further, and at most
-    `end_offset`."""
+    """Return the offset about `most_bytes` after `first_offset`; at least one record further, and
+    at most `end_offset`."""
     parts = _clip(state.extents, first_offset, end_offset)
     if sum(part.size_bytes for part in parts) <= most_bytes:
         return end_offset
@@ -193,7 +195,8 @@ def limit_bytes(state: StreamState, first_offset: int, end_offset: int, most_byt
 
 
 def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list[Extent]:
-    """The part of each extent that is in the range; records of an extent count as equally large."""
+    """Return the part of each extent that is in the range; records of an extent count as equally
+    large."""
     found = []
     for extent in extents:
         first = max(extent.first_offset, first_offset)
@@ -205,7 +208,7 @@ def _clip(extents: Iterable[Extent], first_offset: int, end_offset: int) -> list
 
 
 def _offset_after(parts: Sequence[Extent], size_bytes: int) -> int:
-    """The offset that has about `size_bytes` before it."""
+    """Return the offset that has about `size_bytes` before it."""
     left = size_bytes
     for part in parts:
         if left < part.size_bytes:

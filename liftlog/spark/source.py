@@ -1,4 +1,4 @@
-"""The data source: what Spark calls.
+"""The data source: the class that Spark calls.
 
 Spark pickles these classes by their names: every host of a cluster needs liftlog installed.
 """

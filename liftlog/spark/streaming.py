@@ -32,9 +32,9 @@ from liftlog.spark.transport import Losses, StreamState, Transport
 
 OFFSET, IDENTITY, EPOCH = "offset", "incarnation", "epoch"
 FROM = "from"
-"""In the end of a micro-batch: the offset where it begins."""
+"""Key in the end of a micro-batch: the offset where that micro-batch begins."""
 INITIAL = "initial"
-"""In a position that no micro-batch has reached yet."""
+"""Key in a position that no micro-batch has reached yet."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -106,7 +106,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _check(self, state: StreamState, position: dict[str, Any]) -> int:
-        """The offset of a stored position. Raises LiftlogError if it belongs to another history."""
+        """Return the offset of a stored position. Raises LiftlogError if it belongs to another
+        history."""
         try:
             offset, identity = int(position[OFFSET]), str(position[IDENTITY])
         except (KeyError, TypeError, ValueError):

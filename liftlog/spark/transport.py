@@ -1,4 +1,4 @@
-"""Where batches come from, and what a read does about records that it cannot get.
+"""The source of the batches of a read, and the handling of records that it cannot get.
 
 The caller that opens a transport closes it; several transports can read one stream at the same
 time. The option `failOnDataLoss` decides about lost records.
@@ -41,14 +41,18 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class CompactionMark:
-    """The limits within which compaction does not change what a read finds: it has considered no
-    record from `end_offset` on, and has removed no tombstones since the read was planned."""
+    """The limits within which compaction does not change the result of a read.
+
+    Compaction has considered no record from `end_offset` on, and has removed no tombstones since
+    the read was planned.
+    """
 
     end_offset: int
     tombstones_removed_below: int
 
     def still_holds(self, compaction: Mapping[str, Any]) -> bool:
-        """`compaction` is that part of the stream's description."""
+        """Return True if the mark still holds; `compaction` is that part of the stream's
+        description."""
         removed_below = compaction.get("tombstones_removed_below", 0)
         counted_below = compaction.get("cleaned_below", 0)
         return bool(
@@ -58,7 +62,7 @@ class CompactionMark:
 
 @dataclass(frozen=True, slots=True)
 class ScanRange:
-    """What one task reads: [first_offset, end_offset) of the stream for which it was planned."""
+    """The range of one task: [first_offset, end_offset) of the stream for which it was planned."""
 
     stream: str
     identity: str
@@ -74,10 +78,10 @@ class ScanRange:
     mark: CompactionMark | None = None
     """For a compacted stream that is read from a daemon."""
     cleaned_below: int | None = None
-    """For a stream without compaction: how far it was compacted before compaction was switched off,
-    if it ever was."""
+    """For a stream without compaction: the end of the last compaction before it was switched off,
+    if there was any."""
     servers: tuple[str, ...] = ()
-    """Any of these nodes can be asked; empty: those of the options."""
+    """Any of these nodes can be asked; if empty, those of the options."""
 
 
 OnLoss: TypeAlias = Callable[[int, int, str], None]
@@ -102,7 +106,7 @@ class Losses:
         self._on_loss = on_loss
 
     def removed(self, first_offset: int, next_offset: int) -> None:
-        """Raises OffsetOutOfRange."""
+        """Handle records that retention removed. Raises OffsetOutOfRange."""
         if self._fail:
             raise OffsetOutOfRange(
                 f"retention has removed the records [{first_offset}, {next_offset}) of "
@@ -113,7 +117,7 @@ class Losses:
         self._skip("removed", first_offset, next_offset, "removed by retention before it was read")
 
     def damaged(self, error: CorruptRange) -> None:
-        """Raises CorruptRange."""
+        """Handle damaged records. Raises CorruptRange."""
         if self._fail:
             raise CorruptRange(
                 error.message,
@@ -136,12 +140,13 @@ class Losses:
 
 
 class Transport(Protocol):
-    """What plans and reads a stream. Methods raise LiftlogError."""
+    """Plans and reads one stream. Methods raise LiftlogError."""
 
     def state(self) -> StreamState: ...
 
     def offset_at(self, timestamp_ns: int) -> int:
-        """The offset of the first record stamped at or after that time; without one, the end."""
+        """Return the offset of the first record stamped at or after that time; without one, the
+        end."""
         ...
 
     def check_history(self, offset: int, leader_epoch: int) -> None:
@@ -149,24 +154,27 @@ class Transport(Protocol):
         ...
 
     def hold(self, state: StreamState, first_offset: int | None) -> StreamState:
-        """Make sure that a read from `first_offset` on sees one state of the stream, although it is
-        read in parts. None: from the first record that retention leaves. Returns the state to plan
-        with. Raises OffsetOutOfRange if retention has removed that offset meanwhile."""
+        """Ensure that a read from `first_offset` on sees one state of the stream, although it is
+        read in parts.
+
+        None stands for the first record that retention leaves. Returns the state to plan with.
+        Raises OffsetOutOfRange if retention has removed that offset meanwhile.
+        """
         ...
 
     def measure(
         self, state: StreamState, first_offset: int, end_offset: int, step_bytes: int
     ) -> StreamState:
-        """The same state, with `extents` of about `step_bytes` each for [first_offset, end_offset),
-        so that it can be divided by size."""
+        """Return the same state, with `extents` of about `step_bytes` each for [first_offset,
+        end_offset), so that it can be divided by size."""
         ...
 
     def held(self, planned: list[ScanRange]) -> list[ScanRange]:
-        """The ranges, with what their tasks need to know of that protection."""
+        """Return the ranges with the data that their tasks need about that protection."""
         ...
 
     def batches(self, wanted: ScanRange, losses: Losses) -> Iterator[Batches]:
-        """Checked batches with exactly the records of that range, single or several together.
+        """Yield checked batches with exactly the records of that range, single or several together.
 
         Raises StaleIncarnation if the stream was deleted and created again. For records that are
         damaged, lost or removed since, `losses` decides: CorruptRange, OffsetOutOfRange, or
@@ -195,6 +203,6 @@ def compacted_meanwhile(stream: str, hint: str = "read again") -> SegmentsChange
 
 
 def is_compacted(settings: Mapping[str, Any] | None) -> bool:
-    """Whether these settings of a stream let compaction remove records."""
+    """Return True if these settings of a stream let compaction remove records."""
     compaction = (settings or {}).get("compaction")
     return isinstance(compaction, Mapping) and compaction.get("enabled", True) is not False

@@ -1,17 +1,17 @@
-"""What one stream does with a batch of messages. Pure: events in, effects out.
+"""Processes the batches of messages of one stream. Pure: events go in, effects come out.
 
 run         messages as they come from NATS
-sequencer   judges, numbers and groups them; then words acks or nacks
-tail        what is judged and not committed, and what is stored here and waits for other replicas
-judging     what of a message is judged by itself, one at a time or for a whole run, by column;
+sequencer   judges, numbers and groups them; then forms acks or nacks
+tail        messages that are judged and not committed, and those that wait for other replicas
+judging     checks that need only the message itself, one at a time or for a whole run, by column;
             header_columns has the keys and ids of headers, opened the fields of envelopes
-control, enveloped, liftbridge   what headers and envelopes ask for
+control, enveloped, liftbridge   requests in headers and envelopes
 dedupe      message ids seen within the window; marks, which stand for text of publishers
 subject_sequences   the last offset of each subject
-room        how much more is stored, where a limit refuses messages
-group       what one write and one fsync make durable, and who is to be told
-acks, destinations, refusals     what is answered, and where that may go
-config      what of a stream's settings matters here
+room        the space that is left in a stream that refuses messages at a limit
+group       messages that one write and one fsync make durable, and the answers that wait for it
+acks, destinations, refusals     the content of answers, and the subjects that they may go to
+config      the settings of a stream that matter here
 """
 
 from liftlog.stream.acks import AckFormat

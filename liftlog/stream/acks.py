@@ -1,4 +1,4 @@
-"""Acks: what they say and the bytes of the NATS `PUB` commands that carry them."""
+"""The content of acks, and the NATS `PUB` commands that carry them."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ class Sent(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a message in our envelope wants of its answer, where others hold copies."""
+    """An answer requested by a message in liftlog's envelope, for a stream with other replicas."""
 
     correlation_id: str | None
     policy: AckPolicy
 
 
 Echo = str | Asked | Ack | None
-"""What an answer repeats of its message: nothing, a correlation id, the same with the ack policy,
-or all that Liftbridge's Ack repeats."""
+"""The fields of its message that an answer repeats: none, a correlation id, the same with the ack
+policy, or all fields that Liftbridge's Ack repeats."""
 
 
 class AckFormat:
-    """The ack of one stream. `durability` is named in it when it is weaker than fsync, and the
-    policy "leader", if that is the `policy` of messages that name none. Answers to `Asked` name
-    epoch and policy."""
+    """The format of one stream's acks.
+
+    An ack names `durability` if it is weaker than fsync, and the policy "leader" if that is the
+    `policy` of messages that name none. Answers to `Asked` name epoch and policy.
+    """
 
     def __init__(
         self, stream: str, durability: str, *, policy: AckPolicy = "all", epoch: int = 0
@@ -76,7 +78,7 @@ class AckFormat:
     def body(
         self, offset: int, *, duplicate: bool = False, correlation_id: str | None = None
     ) -> bytes:
-        """The JSON of one ack."""
+        """Return the JSON of one ack."""
         tail = self._duplicate_tail if duplicate else self._tail
         if correlation_id is not None:
             tail = b'%b,"correlation_id":%b}' % (tail[:-1], json_text(correlation_id).encode())
@@ -85,7 +87,7 @@ class AckFormat:
     def mixed(
         self, replies: Sequence[bytes], offsets: Sequence[int], is_new: Sequence[bool]
     ) -> bytes:
-        """`PUB` commands in the order given: acks of what is at these offsets, as new or as a
+        """Return `PUB` commands in the given order: acks for these offsets, each as new or as a
         duplicate."""
         lowest, highest = min(offsets), max(offsets)
         digits = len(str(highest))
@@ -112,7 +114,8 @@ class AckFormat:
         return woven([replies, heads, numbers, ends])
 
     def repeating(self, answers: Sequence[tuple[bytes, str, int]]) -> bytes:
-        """`PUB` commands for acks that repeat a correlation id: (reply, id, offset) of each."""
+        """Return `PUB` commands for acks that repeat a correlation id: (reply, id, offset) of
+        each."""
         before = self._tail[:-1] + b',"correlation_id":'
         form = b"PUB %%b %%d\r\n%b%%d%b%%b}\r\n" % (self._head, before)
         fixed = len(self._head) + len(before) + 1
@@ -126,7 +129,8 @@ class AckFormat:
     def asked(
         self, answers: Iterable[tuple[bytes, Asked, int]], *, duplicate: bool = False
     ) -> bytes:
-        """`PUB` commands for acks of messages in our envelope: (reply, wish, offset) of each."""
+        """Return `PUB` commands for acks of messages in liftlog's envelope: (reply, wish, offset)
+        of each."""
         head, tails = self._head, self._asked_tails
         commands = []
         for reply, (correlation_id, policy), offset in answers:
@@ -137,7 +141,7 @@ class AckFormat:
         return publish_commands(commands)
 
     def commands(self, replies: Sequence[bytes], first_offset: int) -> bytes:
-        """`PUB` commands that ack consecutive offsets; b"" in `replies` means no ack.
+        """Return `PUB` commands that ack consecutive offsets; b"" in `replies` means no ack.
 
         One format string serves all offsets with the same number of digits.
         """
@@ -165,7 +169,7 @@ class AckFormat:
         return b"".join(parts)
 
     def _weave(self, replies: Sequence[bytes], start: int, digits: int) -> bytes:
-        """The same for many acks and none left out."""
+        """As `commands`, for many acks with none left out."""
         end = start + len(replies)
         head = b" %d\r\n%b" % (len(self._head) + digits + len(self._tail), self._head)
         if digits <= _LAST_DIGITS:
@@ -191,8 +195,8 @@ def _numbers(numbers: Sequence[int]) -> list[bytes]:
 
 
 def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
-    """Many `PUB` commands from columns that are laid side by side and joined: first the subjects,
-    last what ends in `NEXT`."""
+    """Return many `PUB` commands from columns that are laid side by side and joined. The first
+    column holds the subjects, the last one ends in `NEXT`."""
     width, count = len(columns), len(columns[0])
     pieces = [_COMMAND] * (1 + width * count)
     for at, column in enumerate(columns, 1):
@@ -202,8 +206,10 @@ def woven(columns: Sequence[Sequence[bytes]]) -> bytes:
 
 
 def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]:
-    """`PUB` commands without those whose body is larger, and how many were left out. A server ends
-    the connection of a client that sends one."""
+    """Return the `PUB` commands without those whose body is too large, and how many were left out.
+
+    A server closes the connection of a client that sends a larger body.
+    """
     if _size_of_digits(len(str(max_payload_bytes))).search(commands) is None:
         return commands, 0  # no size has as many digits as the limit
     kept = []
@@ -218,12 +224,13 @@ def within_payload(commands: bytes, max_payload_bytes: int) -> tuple[bytes, int]
 
 @lru_cache(maxsize=16)
 def _size_of_digits(count: int) -> re.Pattern[bytes]:
-    """Matches what may be a size of at least so many digits; there may be such text in a body."""
+    """Return a pattern for text that may be a size of at least `count` digits; a body may contain
+    such text too."""
     return re.compile(rb" \d{%d,}\r\n" % count)
 
 
 def published(commands: bytes) -> Iterator[Sent]:
-    """What `PUB` and `HPUB` commands send, and where."""
+    """Return the messages that `PUB` and `HPUB` commands send."""
     for start, body, end in _borders(commands):
         command, subject, *words = commands[start:body].split()
         headers_end = body + int(words[-2]) if command == b"HPUB" else body
@@ -233,7 +240,8 @@ def published(commands: bytes) -> Iterator[Sent]:
 
 
 def _borders(commands: bytes) -> Iterator[tuple[int, int, int]]:
-    """For each command: where it starts, where its body does, and where the next one does."""
+    """Yield for each command where it starts, where its body starts, and where the next command
+    starts."""
     start = 0
     while start < len(commands):
         line_end = commands.index(b"\r\n", start)
@@ -244,7 +252,7 @@ def _borders(commands: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def publish_commands(answers: Iterable[Answer]) -> bytes:
-    """`PUB` commands for answers that are already worded."""
+    """Return `PUB` commands for answers with a complete body."""
     return b"".join(
         [b"PUB %b %d\r\n%b\r\n" % (subject, len(body), body) for subject, body in answers]
     )

@@ -1,4 +1,4 @@
-"""What of a stream's settings decides about messages."""
+"""The settings of a stream that affect how its messages are judged."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from envelope import AckPolicy
 
 @dataclass(frozen=True, slots=True)
 class SequencerConfig:
-    """Sizes in bytes. `subjects` are only told to publishers that speak Liftbridge's envelope.
+    """Settings of one sequencer; sizes are in bytes.
 
-    With `is_replicated` others hold copies: acks under the policy `leader` leave when a message is
-    durable here, those under `all` when it is committed, and answers to our envelope name the
-    policy and `leader_epoch`. `ack_policy` is that of messages that name none.
+    `subjects` are only reported to publishers that use Liftbridge's envelope. With `is_replicated`
+    other nodes hold copies: acks under the policy `leader` leave when a message is durable here,
+    those under `all` when it is committed, and answers to liftlog's envelope name the policy and
+    `leader_epoch`. `ack_policy` applies to messages that name none.
 
-    With `is_bucket` the newest record of a subject stands for those before it, as in a key-value
-    bucket of JetStream: a record without a key has its subject for one, and a message may roll up
-    its subject. With `one_per_subject` a message whose subject has a record is refused."""
+    With `is_bucket` the newest record of a subject replaces those before it, as in a key-value
+    bucket of JetStream: a record without a key has its subject as key, and a message may roll up
+    its subject. With `one_per_subject` a message whose subject has a record is refused.
+    """
 
     stream: str
     acks: str = "on"

@@ -1,4 +1,4 @@
-"""What the headers of a message ask of the stream: see the names in `records.message_headers`."""
+"""Parses requests of a message's headers: see the names in `records.message_headers`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEY = message_headers.KEY.encode()
 _TOMBSTONE = message_headers.TOMBSTONE.encode()
 
 MAX_MESSAGE_ID_BYTES = 255
-"""As in an envelope. JetStream has no bound of its own; but an id is kept and repeated."""
+"""As in an envelope. JetStream has no limit of its own, but liftlog stores and repeats the id."""
 
 _BOOLEANS = {b"true": True, b"false": False}
 _UNSUPPORTED = re.compile(
@@ -41,12 +41,15 @@ _UNSUPPORTED = re.compile(
 
 
 class Control(NamedTuple):
-    """What the headers of one message ask for. `expected_last_sequence` and
-    `expected_subject_sequence` are -1 when the header is there but is not a number: no sequence can
-    meet it. `expected_subject` is the subject that the second one is about, b"" for the message's
-    own; `names_subject_sequence` says that either header is there, be it empty. `refusal` is set
-    when they ask for something that we do not do. `judges_id` is false for an id that is only
-    remembered, as a rebuild of the dedupe state from the log would remember it."""
+    """Requests in the headers of one message.
+
+    `expected_last_sequence` and `expected_subject_sequence` are -1 if the header is there but is
+    not a number: no sequence can match it. `expected_subject` is the subject that the second one
+    refers to, b"" for the message's own; `names_subject_sequence` is true if either header is
+    there, even if it is empty. `refusal` is set if the headers request something that liftlog does
+    not support. `judges_id` is false for an id that is only remembered, as a rebuild of the dedupe
+    state from the log would remember it.
+    """
 
     message_id: bytes = b""
     expected_stream: bytes = b""
@@ -60,7 +63,8 @@ class Control(NamedTuple):
     expected_subject: bytes = b""
     names_subject_sequence: bool = False
     rollup: bytes = b""
-    """What the message is to replace: `sub`, the records of its subject, or `all` of the stream."""
+    """The records that the message replaces: `sub`, those of its subject, or `all` of the
+    stream."""
 
 
 NO_CONTROL = Control()
@@ -73,10 +77,10 @@ def may_control(block: bytes) -> bool:
 
 
 def parse_control(block: bytes, *, own_only: bool = False) -> Control:
-    """The first header of each name counts, as in nats-server.
+    """Parse the headers of a message. The first header of each name counts, as in nats-server.
 
     With `own_only` the headers of JetStream are meant for another receiver and have no effect here.
-    Searches for each name instead of walking through the lines, whose number a publisher chooses.
+    Searches for each name instead of walking through the lines, whose number the publisher chooses.
     """
     key: bytes | None = None
     tombstone: bool | None = False

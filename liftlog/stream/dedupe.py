@@ -1,7 +1,7 @@
-"""Message ids seen within the window. In memory; rebuilt from the log.
+"""Message ids seen within the window, kept in memory and rebuilt from the log.
 
-While the daemon runs, ids age by a clock that does not step with the wall clock. After a start,
-those found in the log have the age that their record stamps say.
+While the daemon runs, ids age by a clock that does not step with the wall clock. After a start, ids
+read from the log have the age given by their record stamps.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from liftlog.stream.control import MESSAGE_ID
 from liftlog.stream.header_columns import header_columns
 
 KEPT_BYTES = 47
-"""An id of at most so many bytes is its own mark: as an object it takes 80 bytes of memory where a
-hash takes 64, and needs no time."""
+"""Ids up to this length are stored as they are: as an object such an id takes 80 bytes of memory,
+where a hash takes 64, and it saves the time to hash."""
 _MARK_BYTES = 16
 
 
 class Marks:
-    """What is remembered of text that publishers choose: 16 bytes, however long it is.
+    """A fixed-size substitute for text that publishers choose: 16 bytes for text of any length.
 
-    A hash with a secret key: publishers, who do not know the key, cannot search for two texts with
-    one mark. By chance, among a million texts, the next one meets a mark with a probability of
-    3e-33.
+    A mark is a hash with a secret key. Publishers, who do not have the key, cannot search for two
+    texts with one mark. Among a million texts, the next one collides by chance with a probability
+    of 3e-33.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
@@ -44,22 +44,23 @@ class Marks:
 
 
 class AddedRun(NamedTuple):
-    """What `DedupeWindow.add_run` found."""
+    """The result of `DedupeWindow.add_run`."""
 
     new: Sequence[bytes]
-    """The marks that it did not know."""
+    """The marks that were not in the window."""
     is_new: Sequence[bool]
     """One entry per mark; empty when all are new."""
     offsets: Sequence[int]
-    """Where each one is stored, duplicates at the offset of their original."""
+    """The offset of each message; duplicates have the offset of their original."""
 
 
 class DedupeWindow:
     """Remembers which offset each id got, for `window_ns` and at most `max_ids` of them.
 
-    What is kept of an id is its mark, itself or a keyed hash, so that long ids cost no more.
+    It stores the mark of an id: the id itself or a keyed hash, so that long ids need no more
+    memory.
 
-    Ids are added speculatively when a message is judged; `forget_newest` takes them back when
+    Ids are added speculatively when a message is judged; `forget_newest` removes them again if
     their group could not be committed.
     """
 
@@ -71,10 +72,10 @@ class DedupeWindow:
         self._offsets: dict[bytes, int] = {}
         self._order: deque[bytes] = deque()
         self._stamps: deque[tuple[int, int]] = deque()
-        """(timestamp_ns, how many consecutive marks of `_order` bear it)."""
+        """(timestamp_ns, number of consecutive marks of `_order` with that stamp)."""
 
     def mark(self, message_id: bytes) -> bytes:
-        """What is remembered of an id; the other methods take marks."""
+        """Return the mark of an id; the other methods take marks."""
         return message_id if len(message_id) <= KEPT_BYTES else self._marks.of(message_id)
 
     def marks(self, message_ids: Sequence[bytes]) -> Sequence[bytes]:
@@ -84,8 +85,8 @@ class DedupeWindow:
         return list(map(self.mark, message_ids))
 
     def resize(self, window_ns: int, max_ids: int) -> None:
-        """Other limits from now on. Ids that a smaller window had let go do not come back, so a
-        larger one is full only after it has passed once."""
+        """Apply other limits from now on. Ids that a smaller window has dropped do not come back,
+        so a larger window is complete only after its length has passed once."""
         self.window_ns = window_ns
         self.max_ids = max_ids
         self._drop_oldest(len(self._order) - max_ids if window_ns else len(self._order))
@@ -94,18 +95,20 @@ class DedupeWindow:
         return len(self._offsets)
 
     def lookup(self, mark: bytes) -> int | None:
-        """The offset of the original, or None."""
+        """Return the offset of the original, or None."""
         return self._offsets.get(mark)
 
     def may_evict(self, marks: Sequence[bytes]) -> bool:
-        """Whether adding these marks, if all are new, lets one of them go, or one that it finds."""
+        """Return True if adding these marks, if all are new, would evict one of them, or one that
+        it finds."""
         excess = len(self._order) + len(marks) - self.max_ids
         if excess <= 0:
             return False
         return excess > len(self._order) or not {*islice(self._order, excess)}.isdisjoint(marks)
 
     def add(self, mark: bytes, offset: int, timestamp_ns: int) -> bool:
-        """Remember an id; False when it is remembered already: the original keeps its place."""
+        """Remember an id. Returns False if it is remembered already: then the original keeps its
+        place."""
         if mark in self._offsets:
             return False
         self._offsets[mark] = offset
@@ -115,11 +118,11 @@ class DedupeWindow:
 
     def add_run(self, marks: Sequence[bytes], offsets: list[int], timestamp_ns: int) -> AddedRun:
         """Remember the ids of a run, each at the offset that its message has if no other message of
-        the run is a duplicate. Call it only if not `may_evict`."""
+        the run is a duplicate. Call it only if `may_evict` returns False."""
         if not marks:
             return AddedRun(marks, [], offsets)
         table = self._offsets
-        # One look at the table for each: it returns what was there, and else puts it there.
+        # One lookup in the table for each: it returns the entry, or adds it.
         found = list(map(table.setdefault, marks, offsets))
         if found == offsets:
             self._order += marks
@@ -148,7 +151,7 @@ class DedupeWindow:
             self._drop_oldest(excess)
 
     def expire(self, now_ns: int) -> None:
-        """Forget what is older than the window."""
+        """Forget ids that are older than the window."""
         limit = now_ns - self.window_ns
         while self._stamps and self._stamps[0][0] < limit:
             self._drop_oldest(self._stamps[0][1])
@@ -164,7 +167,7 @@ class DedupeWindow:
             count -= bearers
 
     def forget_newest(self, marks: Iterable[bytes]) -> None:
-        """Take back ids that were added last; `marks` in the order of their adding."""
+        """Remove the ids that were added last; `marks` in the order in which they were added."""
         for mark in reversed(list(marks)):
             if self._order and self._order[-1] == mark:
                 del self._offsets[self._order.pop()]
@@ -175,10 +178,10 @@ class DedupeWindow:
     # --- rebuilding ---
 
     def add_stored(self, found: StoredIds) -> None:
-        """Learn the ids of stored records, in the order of the log.
+        """Add the ids of stored records, in the order of the log.
 
-        Each id is judged at its own stamp, as when it came: an id may have been used again after
-        its window, and then the later record is the original.
+        Each id is judged at its own stamp, as it was on arrival: an id may have been used again
+        after its window, and then the later record is the original.
         """
         marks, at = self.marks(found.ids), 0
         for stamp, run in groupby(found.stamps_ns):
@@ -199,12 +202,12 @@ class DedupeWindow:
             self.add(mark, offset, timestamp_ns)
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether `expire` would forget something."""
+        """Return True if `expire` would forget an id."""
         return bool(self._stamps) and self._stamps[0][0] < now_ns - self.window_ns
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it: `key` of the hash and `remembered` as [timestamp_ns,
-        mark, offset]; key and marks in hexadecimal digits."""
+        """Return the whole state as JSON values: `key` of the hash, and `remembered` as
+        [timestamp_ns, mark, offset]; key and marks in hexadecimal digits."""
         stamps = chain.from_iterable(repeat(stamp, count) for stamp, count in self._stamps)
         offsets = self._offsets
         pairs = zip(stamps, self._order, strict=True)
@@ -212,10 +215,13 @@ class DedupeWindow:
         return {"key": self._marks.key.hex(), "remembered": marks}
 
     def restore(self, content: Mapping[str, Any]) -> None:
-        """Fill an empty window with a snapshot. Older versions, which kept the ids themselves, have
-        `ids` in it, as Latin-1 text; versions between, which hashed short ids as well, have `marks`
-        and are not understood. Neither finds its field in ours, so they read the log instead.
-        Raises KeyError, TypeError, ValueError."""
+        """Fill an empty window with a snapshot.
+
+        Snapshots of the first versions hold the ids themselves, as Latin-1 text in the field `ids`;
+        these are read. Those of later versions, which hashed short ids as well, hold `marks` and
+        are not supported. Neither of these versions finds its field in a snapshot of this one, so
+        it reads the log instead. Raises KeyError, TypeError, ValueError.
+        """
         if "remembered" in content:
             self._marks = Marks(bytes.fromhex(content["key"]))
             entries = [
@@ -240,8 +246,11 @@ class StoredIds(NamedTuple):
 
 
 class StoredHeaders:
-    """Header blocks of stored records. Those of many batches together, since to look for ids costs
-    as much per call as for some dozens of blocks."""
+    """Header blocks of stored records.
+
+    Collects the blocks of many batches, because a search for ids costs as much per call as for some
+    dozens of blocks.
+    """
 
     def __init__(self) -> None:
         self._offsets: list[int] = []
@@ -249,9 +258,12 @@ class StoredHeaders:
         self._blocks: list[bytes] = []
 
     def add(self, batch: RecordBatch, ahead_ns: int = 0, latest_ns: int | None = None) -> None:
-        """The stamps of the batch are of a clock that is `ahead_ns` behind the one that counts.
-        None is later than `latest_ns`: a record that is there was not stored in the future. Raises
-        CorruptBatch; nothing of the batch is added then."""
+        """Add the header blocks of a batch.
+
+        The stamps of the batch come from a clock that is `ahead_ns` behind the reference clock.
+        They are limited to `latest_ns`, since no stored record can be from the future. Raises
+        CorruptBatch, and adds nothing of the batch then.
+        """
         blocks = batch.headers()
         if not any(blocks):
             return

@@ -1,11 +1,11 @@
-"""Decides to which of the subjects that clients name the daemon may publish.
+"""Decides whether the daemon may publish to a subject that a client names.
 
-A publisher names the subject of its ack, a client of JetStream's API those of its answers and of
-its deliveries. The daemon publishes there with its own rights, so such a subject must reach nothing
-but that client: not JetStream's API ($JS...), not the system ($SYS...), not our own subjects, and
-not a subject that a stream records (an ack would be recorded and acked for ever). One exception: a
-stream with `acks: off` may record inboxes, perhaps as part of `>`, and others still get their acks
-there.
+A publisher names the subject of its ack, and a client of JetStream's API names those of its answers
+and of its deliveries. The daemon publishes there with its own rights, so such a subject must reach
+only that client: not JetStream's API ($JS...), not the system ($SYS...), not liftlog's own
+subjects, and not a subject that a stream records (an ack would be recorded and acked forever). One
+exception: a stream with `acks: off` may record inboxes, perhaps as part of `>`, and other streams
+still send their acks there.
 
 The daemon chooses the content of acks and answers. A publisher has chosen the content of a record,
 so a record goes to inboxes, and elsewhere only by permission.
@@ -28,9 +28,9 @@ _INBOX_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_
 _CACHED = 10_000
 _OF_CLIENTS = re.compile(r"_INBOX[._]|_R_\.")
 """Inboxes: the usual ones, those of clients with a prefix of their own (`_INBOX_name.`), and those
-by which nats-server passes answers on to another account."""
+with which nats-server passes answers on to another account."""
 _OVER_GATEWAY = re.compile(rb"_GR_\.[^.]*\.[^.]*\.")
-"""Put before a reply subject by the servers of a super-cluster, and taken off again."""
+"""Prefix that the servers of a super-cluster add to a reply subject, and remove again."""
 
 Destination = NewType("Destination", bytes)
 """A subject to which the daemon may publish now. Only this module makes one; the decision holds
@@ -47,7 +47,7 @@ class Why(Enum):
 
 
 def own_subject(subject: bytes) -> Destination:
-    """A subject that no client has chosen."""
+    """Return a subject that no client has chosen."""
     return Destination(subject)
 
 
@@ -56,7 +56,7 @@ def is_inbox(subject: str) -> bool:
 
 
 class Destinations:
-    """Decides per subject, and for whole runs of ordinary inboxes in a few C calls."""
+    """Decides for single subjects, and for whole runs of ordinary inboxes in a few C calls."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Destinations:
         chosen: Iterable[str] = (">",),
     ) -> None:
         """`attached` are the subjects of streams that ack, `witnesses` those of streams with `acks:
-        off`. One of the patterns `chosen` by the operator must match."""
+        off`. A subject must match one of the patterns `chosen` by the operator."""
         self._chosen = tuple(chosen)
         attached = tuple(attached)
         self._attached = _by_token(attached)
@@ -78,13 +78,13 @@ class Destinations:
     # --- acks and answers ---
 
     def allows(self, subject: bytes) -> bool:
-        """True if `why_not` has no reason. For messages that are judged one by one."""
+        """Return True if `why_not` has no reason. For messages that are judged one by one."""
         if self._inbox_is_ordinary and _INBOX.fullmatch(subject) is not None:
             return len(subject) <= MAX_LENGTH
         return self.why_not(subject) is None
 
     def for_answer(self, subject: bytes) -> Destination | None:
-        """None if no ack and no answer may go there."""
+        """Return the destination of an ack or an answer; None if none may go there."""
         return Destination(subject) if self.why_not(subject) is None else None
 
     def why_not(self, subject: bytes) -> Why | None:
@@ -112,8 +112,10 @@ class Destinations:
     # --- records ---
 
     def for_records(self, subject: bytes, granted: Sequence[str] | None) -> Destination | Why:
-        """Judge a subject to which a client wants records sent. `granted` are the subjects that it
-        may name in addition to inboxes; None: any."""
+        """Judge a subject to which a client wants records sent.
+
+        `granted` are the subjects that it may name in addition to inboxes; None allows any.
+        """
         found = self.why_not(subject)
         if found is not None:
             return found
@@ -130,8 +132,9 @@ class Destinations:
         the client goes away.
 
         Not even a stream with `acks: off` may record them: a stream that reads itself, or two that
-        read each other, would grow for ever. Only one on `>` may, since its own records are never
-        pushed."""
+        read each other, would grow forever. Only one on `>` may, since its own records are never
+        pushed.
+        """
         found = self.for_records(subject, granted)
         if isinstance(found, Why):
             return found
@@ -150,7 +153,8 @@ class Destinations:
         return not given or self.all_allowed(given)
 
     def all_allowed(self, subjects: Sequence[bytes]) -> bool:
-        """True only if every one may be acked to; False means: ask one by one."""
+        """Return True only if acks may go to every subject. False means that each needs a check of
+        its own."""
         if not self._inbox_is_ordinary:
             return False
         if len(subjects) == 1:
@@ -167,8 +171,8 @@ class Destinations:
 
 
 def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """By the first token. There may be hundreds of patterns for each of a thousand streams, and
-    each message may have another reply subject."""
+    """Group the patterns by their first token: there may be hundreds of patterns for each of a
+    thousand streams, and each message may have another reply subject."""
     found: dict[str, list[str]] = {}
     for pattern in patterns:
         found.setdefault(pattern.partition(".")[0], []).append(pattern)
@@ -176,7 +180,7 @@ def _by_token(patterns: Iterable[str]) -> Mapping[str, Sequence[str]]:
 
 
 def _behind_gateway(subject: bytes) -> bytes:
-    """The subject without the prefix that gateways put before it."""
+    """Return the subject without the prefix that gateways add."""
     return _OVER_GATEWAY.sub(b"", subject, count=1) if subject.startswith(b"_GR_.") else subject
 
 

@@ -1,8 +1,8 @@
-"""What an envelope means for the message that it came in: its fields win over the headers.
+"""Applies an envelope to the message that it came in: its fields override the headers.
 
-What later reads need is written into the stored header block under documented names, so that
-the log alone tells the message id (for dedupe) and the correlation id. An envelope's own headers
-become headers of the message and mean what they would mean there.
+Fields that later reads need are written into the stored header block under documented names, so
+that the log alone provides the message id (for dedupe) and the correlation id. The headers of an
+envelope become headers of the message, with the meaning that they have there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from liftlog.stream.liftbridge import open_liftbridge
 from liftlog.stream.refusals import RefusalReason
 
 Opened = tuple[Envelope, Echo, RefusalReason | None]
-"""The fields, what an answer repeats, and why the message cannot be stored, if so. A plain tuple:
-one is built per message."""
+"""The fields, the part that an answer repeats, and the reason if the message cannot be stored. A
+plain tuple, because one is built per message."""
 
 
 _ONLY_MESSAGE_ID = build_block([(MESSAGE_ID, b"%b")])
@@ -31,27 +31,28 @@ _BOTH_IDS = build_block([(MESSAGE_ID, b"%b"), (CORRELATION_ID, b"%b")])
 def open_envelope(
     config: SequencerConfig, subject: bytes, payload: bytes, stamp: int, *, too_large: bool = False
 ) -> Opened | None:
-    """None for a plain message."""
+    """Open the envelope of a message; None for a plain message."""
     if payload.startswith(envelope.COOKIE):
         if too_large or not config.recognise_envelopes:
             return None
         opened = envelope.decode(payload)
         return None if opened is None else (opened, echo_of(config, opened), None)
     if config.recognise_liftbridge and payload.startswith(envelope.liftbridge.COOKIE):
-        # One that is too large as well: its publisher listens nowhere but on its ack inbox.
+        # Also one that is too large: its publisher listens only on its ack inbox.
         return open_liftbridge(config, subject, payload, stamp)
     return None
 
 
 def echo_of(config: SequencerConfig, opened: Envelope) -> Echo:
-    """What the answer to a message in our envelope repeats."""
+    """Return the fields that the answer to a message in liftlog's envelope repeats."""
     if config.is_replicated:
         return Asked(opened.correlation_id, opened.ack_policy or config.ack_policy)
     return opened.correlation_id
 
 
 def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
-    """Where the answer to an enveloped message goes, before it is checked; b"" for nowhere."""
+    """Return the subject for the answer to an enveloped message, before it is checked; b"" for no
+    answer."""
     if opened.ack_policy == "none":
         return b""
     if opened.ack_subject is not None:
@@ -60,7 +61,8 @@ def reply_of(opened: Envelope, reply: bytes, acks: str) -> bytes:
 
 
 def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
-    """The header block to store when an envelope brings one of these or both, and nothing else."""
+    """Return the header block to store if an envelope has one of these fields or both, and nothing
+    else."""
     if not message_id:
         return _ONLY_CORRELATION_ID % (correlation_id or "").encode()
     if not correlation_id:
@@ -71,7 +73,7 @@ def own_block(message_id: str | None, correlation_id: str | None) -> bytes:
 def own_blocks(
     message_ids: Sequence[bytes] | None, correlation_ids: Sequence[bytes] | None
 ) -> list[bytes]:
-    """As `own_block`, for many that bring the same; one column at least is given."""
+    """As `own_block`, for many messages with the same fields; at least one column is given."""
     if message_ids is None:
         return list(map(_ONLY_CORRELATION_ID.__mod__, correlation_ids or ()))
     if correlation_ids is None:
@@ -80,7 +82,7 @@ def own_blocks(
 
 
 def merge_headers(opened: Envelope, block: bytes) -> bytes:
-    """The header block to store; verbatim when the envelope adds nothing to it."""
+    """Return the header block to store; unchanged if the envelope adds nothing to it."""
     fields: list[tuple[bytes, bytes]] = []
     if opened.message_id:
         fields.append((MESSAGE_ID, opened.message_id.encode()))
@@ -101,7 +103,8 @@ def _without(
 
 
 def with_envelope(control: Control, opened: Envelope) -> Control:
-    """`control` as read from the merged headers, with the envelope's fields over it."""
+    """Return `control`, read from the merged headers, with the envelope's fields in place of its
+    own."""
     if opened.key is not None:
         control = control._replace(key=opened.key)
     if opened.message_id:

@@ -1,4 +1,5 @@
-"""A commit group: what one write and one fsync make durable, and who is to be told."""
+"""A commit group: the records that one write and one fsync make durable, and the answers that
+wait."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ class CommitGroup:
     """Records in offset order as columns, and the answers that wait for them.
 
     `keys` and `headers` stay None until one record has some. `ack_replies` has one entry per
-    record, b"" for no ack. `answers` are worded already, as commands: duplicates, refusals, acks
-    with a correlation id; so are `early_answers`, which leave as soon as the group is durable here.
-    `timed_acks` (reply, ack, offset) will bear the time of the commit. If the group fails,
-    `waiting_replies` are nacked in the place of all these, and so are `waiting`, with what the nack
-    has to repeat. `subject_notes` is None if the stream does not keep the last offset of each
-    subject.
+    record, b"" for no ack. `answers` are complete commands: duplicates, refusals, acks with a
+    correlation id; so are `early_answers`, which leave as soon as the group is durable here.
+    `timed_acks` (reply, ack, offset) get the time of the commit. If the group fails,
+    `waiting_replies` are nacked in the place of all these, and so are `waiting`, with the fields
+    that the nack has to repeat. `subject_notes` is None if the stream does not store the last
+    offset of each subject.
     """
 
     __slots__ = (
@@ -85,7 +86,7 @@ class CommitGroup:
 
     @property
     def memory_bytes(self) -> int:
-        """About what the group holds in memory until it is committed."""
+        """Approximate memory that the group takes until it is committed."""
         return self.size_bytes + MESSAGE_OVERHEAD_BYTES * self.received
 
     @property
@@ -93,20 +94,20 @@ class CommitGroup:
         return self.stamps[-1][0] if self.stamps else 0
 
     def add_stamp(self, timestamp_ns: int, count: int) -> None:
-        """`count` more records bear this stamp."""
+        """Note that `count` more records have this stamp."""
         if self.stamps and self.stamps[-1][0] == timestamp_ns:
             count += self.stamps.pop()[1]
         self.stamps.append((timestamp_ns, count))
 
     def pad_headers(self) -> list[bytes]:
-        """The header column, filled up to the present length; made when first needed."""
+        """Return the header column, filled up to the present length and created on first use."""
         if self.headers is None:
             self.headers = []
         self.headers += [b""] * (len(self.values) - len(self.headers))
         return self.headers
 
     def key_by_subject(self) -> None:
-        """Let the subject be the key of each record without one."""
+        """Use the subject as the key of each record without one."""
         pairs = zip(self.pad_keys(), self.subjects, strict=True)
         self.keys = [subject if key is None else key for key, subject in pairs]
 
@@ -119,7 +120,7 @@ class CommitGroup:
     def encode(
         self, *, leader_epoch: int, commit_group: int, max_records: int, max_bytes: int
     ) -> list[EncodedBatch]:
-        """The records as batches within these limits, in the order of their offsets."""
+        """Return the records as batches within these limits, in the order of their offsets."""
         count = len(self.values)
         if count == 1 and self.headers is None and self.keys is None and not self.has_tombstones:
             (stamp, _), value = self.stamps[0], self.values[0]
@@ -151,7 +152,7 @@ class CommitGroup:
             lo, hi = bounds.pop()
             encoded = self._encode_range(lo, hi, leader_epoch, commit_group)
             if len(encoded.data) > max_bytes and hi - lo > 1:
-                # Long or escaped subjects, which are not counted before they are encoded.
+                # Long or escaped subjects, whose size is only known after they are encoded.
                 middle = (lo + hi) // 2
                 bounds += [(middle, hi), (lo, middle)]
             else:
@@ -178,7 +179,8 @@ class CommitGroup:
         return EncodedBatch(data, base + lo, base + hi, hi - lo, first, largest)
 
     def _split(self, max_records: int, max_bytes: int) -> list[tuple[int, int]]:
-        """Where to cut so that no batch passes the limits, unless a single record does."""
+        """Return where to split so that no batch exceeds the limits, unless a single record
+        does."""
         columns = [
             column for column in (self.values, self.headers, self.keys) if column is not None
         ]
@@ -202,7 +204,7 @@ def _lengths(column: Sequence[bytes | None]) -> Iterable[int]:
 
 
 class HeldGroup(NamedTuple):
-    """What is left of a group that is durable here and waits to be committed."""
+    """The rest of a group that is durable here and waits to be committed."""
 
     next_offset: int
     answers: bytes
@@ -210,12 +212,12 @@ class HeldGroup(NamedTuple):
     received: int
     records: int
     memory_bytes: int
-    """What it held in memory before."""
+    """Memory that it took before."""
 
 
 class Released(NamedTuple):
-    """Groups that were held and are committed, and the NATS commands that answer everyone who
-    waited for them."""
+    """Held groups that are now committed, and the NATS commands with all answers that waited for
+    them."""
 
     answers: bytes
     groups: list[HeldGroup]

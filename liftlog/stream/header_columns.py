@@ -1,11 +1,11 @@
 """Keys and message ids of a whole run, taken from its header blocks as columns.
 
-Blocks of one length that differ only in the values of their headers are cut at the same places.
+Blocks of one length that differ only in the values of their headers are sliced at the same places.
 All others are joined, each closed by a NUL, and one `split` returns a row of groups for each. A
 block that the expression does not describe in full is *odd*: its message is judged by itself, by
 `control.parse_control`. Blocks are described if they hold, in any order, at most one `Liftlog-Key`
-or one on each side of the id, at most one `Nats-Msg-Id`, and a few headers that ask nothing of the
-stream. Whatever `parse_control` would have to refuse, or compare with something, is odd.
+or one on each side of the id, at most one `Nats-Msg-Id`, and a few headers without a meaning for
+the stream. Blocks that `parse_control` might refuse, or has to compare with something, are odd.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from liftlog.stream.control import MAX_MESSAGE_ID_BYTES
 
 MAX_BLOCK_BYTES = 4096
 MAX_FOREIGN_LINES = 24
-"""In a row. Publishers choose how many lines they send, and each costs a step of the expression."""
+"""In a row. Publishers choose how many lines they send, and each costs one step of the
+expression."""
 
 _CRLF = b"\r\n"
 _BREAK = re.compile(rb"[\r\n\0]")
 _ODD = b"\n"  # no header block, so the expression finds it odd
-# Names are case-sensitive, as in nats-server: any other line asks nothing of the stream. An atomic
-# group keeps every input from making the expression go back over lines. A possessive repeat of a
-# group would do the same, but Python 3.11.0 to 3.11.4 compile it wrongly (CPython gh-100061).
+# Names are case-sensitive, as in nats-server: any other line has no meaning for the stream. An
+# atomic group prevents every input from making the expression backtrack over lines. A possessive
+# repeat of a group would do the same, but Python 3.11.0 to 3.11.4 compile it wrongly (CPython
+# gh-100061).
 _FOREIGN = rb"(?>(?:(?!Nats-|Liftlog-)[^\r\n\0]++\r\n){0,%d})" % MAX_FOREIGN_LINES
 _VALUE = rb":[ \t]*+([^\r\n\0]{1,%d}+)(?<![ \t])\r\n"
 _KEY = re.escape(message_headers.KEY.encode()) + _VALUE % MAX_BLOCK_BYTES
@@ -47,11 +49,12 @@ class HeaderColumns(NamedTuple):
     keys: Sequence[bytes | None] | None
     message_ids: Sequence[bytes | None] | None
     odd: list[int]
-    """Rows whose blocks have to be looked at one by one, in ascending order."""
+    """Rows whose blocks must be parsed one by one, in ascending order."""
 
 
 def header_columns(blocks: Sequence[bytes]) -> HeaderColumns:
-    """What `parse_control` would find in each block. Of odd rows the columns say nothing."""
+    """Return the values that `parse_control` would find in each block. Entries of odd rows have no
+    meaning."""
     count = len(blocks)
     parts: list[tuple[Sequence[int], HeaderColumns]] = []
     for rows in rows_by_length(blocks, range(count)):
@@ -79,7 +82,8 @@ _Column = Sequence[bytes | None] | None
 
 
 def _gathered(count: int, columns: Sequence[tuple[Sequence[int], _Column]]) -> _Column:
-    """The columns of parts as one; the last part knows the rows that are odd in another."""
+    """Return the columns of all parts as one. The last part covers the rows that are odd in another
+    part."""
     if all(column is None for _, column in columns):
         return None
     whole: list[bytes | None] = [None] * count
@@ -90,8 +94,10 @@ def _gathered(count: int, columns: Sequence[tuple[Sequence[int], _Column]]) -> _
 
 
 def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
-    """The columns of equally long blocks that are like one of them except for their values. The
-    others are odd here. None if few are alike."""
+    """Return the columns of equally long blocks that match one of them except for their values.
+
+    The other blocks are odd here. Returns None if few of them match.
+    """
     example = blocks[len(blocks) // 2]
     match = _ROW.fullmatch(example + b"\0")
     if not example or len(example) > MAX_BLOCK_BYTES or match is None or match[_GROUPS] is None:
@@ -117,8 +123,8 @@ def _alike(blocks: Sequence[bytes]) -> HeaderColumns | None:
 
 
 def _values(block: bytes, groups: Mapping[int, int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Where the values of the headers lie; and for each the number of its group, if it begins where
-    one does, or 0."""
+    """Return the positions of the header values; and for each the number of its group if the value
+    begins where a group does, else 0."""
     spans, found = [], []
     pos = len(PREAMBLE) + len(_CRLF)
     while (end := block.index(_CRLF, pos)) > pos:

@@ -1,8 +1,8 @@
-"""What of a message is judged by itself, without knowing of any other: for all messages of a run at
-once, as columns, or one at a time.
+"""Judges messages by themselves, without regard to any other: a whole run at once, as columns, or
+one message at a time.
 
-What no column can say makes a row *odd*: its message is judged alone, between the rows before and
-those after it.
+A row that the columns cannot describe is *odd*: its message is judged alone, between the rows
+before and those after it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WILDCARDS = frozenset({b"*", b">"})
 
 
 def is_plain(config: SequencerConfig, run: MessageRun) -> bool:
-    """Nothing in the run needs a look of its own."""
+    """Return True if no message of the run needs a check of its own."""
     if run.size_bytes > config.max_message_bytes and (
         max(map(len, run.payloads)) > config.max_message_bytes
     ):
@@ -58,12 +58,13 @@ def is_plain(config: SequencerConfig, run: MessageRun) -> bool:
 
 
 def has_fast_batch(replies: Sequence[bytes]) -> bool:
-    """Whether one of these replies belongs to a fast batch."""
+    """Return True if one of these replies belongs to a fast batch."""
     return any(reply.endswith(FAST_BATCH_SUFFIX) for reply in replies)
 
 
 def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | None:
-    """Before anything is looked for in the block. `enveloped`: it is to be merged with others."""
+    """Return why a header block is refused, before anything is searched in it. `enveloped`: the
+    headers of an envelope will be merged with it."""
     if len(block) > MAX_HEADER_BYTES:
         return HEADERS_TOO_LARGE
     if enveloped and block.count(b"\r\n") > MAX_MERGED_LINES:
@@ -74,7 +75,8 @@ def why_headers_refused(block: bytes, *, enveloped: bool) -> RefusalReason | Non
 def why_subject_refused(
     subjects: SubjectSequences | None, control: Control, subject: bytes
 ) -> RefusalReason | None:
-    """What the message expects of a subject, its own or the one that it names."""
+    """Return why the message's expectation about a subject, its own or the one that it names, is
+    not met."""
     if subjects is None:
         return SUBJECT_SEQUENCES_ARE_OFF
     expected, named = control.expected_subject_sequence, control.expected_subject
@@ -89,7 +91,7 @@ def why_subject_refused(
 
 
 def why_subject_full(subjects: SubjectSequences | None, subject: bytes) -> RefusalReason | None:
-    """Where a subject has one record at most."""
+    """Return why a stream with at most one record per subject refuses this subject."""
     last = None if subjects is None else subjects.last_offset(subject)
     if last is None:
         return LAST_SEQUENCE_UNKNOWN
@@ -97,14 +99,14 @@ def why_subject_full(subjects: SubjectSequences | None, subject: bytes) -> Refus
 
 
 def are_new_subjects(subjects: SubjectSequences | None, run: MessageRun) -> bool:
-    """Whether each message of a run is the first of its subject."""
+    """Return True if each message of a run is the first of its subject."""
     if subjects is None or len(set(run.subjects)) < len(run.subjects):
         return False
     return set(map(subjects.last_offset, run.subjects)) <= {0}
 
 
 def control_of(config: SequencerConfig, block: bytes) -> Control:
-    """What the header block of one message asks for."""
+    """Parse the requests in the header block of one message."""
     if block and may_control(block):
         return parse_control(block, own_only=config.acks != "on")
     return NO_CONTROL
@@ -113,8 +115,8 @@ def control_of(config: SequencerConfig, block: bytes) -> Control:
 def why_refused(
     config: SequencerConfig, control: Control, value: bytes | None, *, too_large: bool
 ) -> RefusalReason | None:
-    """The expected stream comes first, as in nats-server: a message for another stream is not ours
-    to judge."""
+    """Return why a message is refused. The expected stream is checked first, as in nats-server:
+    this stream must not judge a message for another one."""
     if control.expected_stream and control.expected_stream != config.stream.encode():
         return WRONG_STREAM
     if too_large:
@@ -129,8 +131,11 @@ def why_refused(
 
 
 class Columns(NamedTuple):
-    """One entry per message, or None for a column without any. `replies` are where answers go, not
-    checked yet, b"" for nowhere; `echoes` is what answers repeat."""
+    """One entry per message, or None for a column without any.
+
+    `replies` are the subjects of the answers, not checked yet, b"" for none; `echoes` are the
+    fields that answers repeat.
+    """
 
     subjects: Sequence[bytes]
     replies: Sequence[bytes]
@@ -141,18 +146,18 @@ class Columns(NamedTuple):
     echoes: Sequence[Echo] | None = None
 
     def part(self, start: int, stop: int) -> Columns:
-        """The rows from `start` to before `stop`."""
+        """Return the rows from `start` to before `stop`."""
         if start == 0 and stop == len(self.values):
             return self
         return Columns._make([column and column[start:stop] for column in self])
 
     def only(self, chosen: Sequence[bool]) -> Columns:
-        """The rows that `chosen` selects."""
+        """Return the rows that `chosen` selects."""
         return Columns._make([column and list(compress(column, chosen)) for column in self])
 
 
 def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Columns, list[int]]:
-    """The columns of a run, and its odd rows in ascending order."""
+    """Return the columns of a run, and its odd rows in ascending order."""
     count = len(run)
     blocks = run.headers
     odd = _too_large(config, run)
@@ -179,7 +184,8 @@ def columns_of(config: SequencerConfig, run: MessageRun, stamp: int) -> tuple[Co
 
 
 def _are_foreign(blocks: Sequence[bytes]) -> bool:
-    """Whether no block holds a name that may ask something of the stream, and none is long."""
+    """Return True if no block has a name with a possible meaning for the stream, and none is
+    long."""
     if not blocks or may_control(blocks[0]) or may_control(b"".join(blocks)):
         return False
     return len(max(blocks, key=len)) <= MAX_BLOCK_BYTES

@@ -1,7 +1,7 @@
-"""Messages in Liftbridge's envelope: what they mean for a stream, and how they are answered.
+"""Messages in Liftbridge's envelope, and their answers.
 
-The answer is Liftbridge's Ack, on the ack inbox that the message names. It bears the time of the
-commit, so it is worded when the commit is known, not before.
+The answer is Liftbridge's Ack, sent to the ack inbox that the message names. It contains the time
+of the commit, so it is built after the commit, not before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from liftlog.stream.refusals import BAD_ENVELOPE, RefusalReason, refusal_body
 POLICIES: dict[int, AckPolicy] = {liftbridge.LEADER: "leader", liftbridge.ALL: "all"}
 ANY_OFFSET = (0, -1)
 _new = tuple.__new__
-# The third is ENCRYPTION, which never happens here.
+# The third one, ENCRYPTION, never happens here.
 _ERRORS = {
     "too_large": liftbridge.TOO_LARGE,
     "wrong_last_sequence": liftbridge.INCORRECT_OFFSET,
@@ -34,7 +34,7 @@ def open_liftbridge(
     found = liftbridge.decode_publish(payload)
     if found is None:
         return None
-    # One that no header can carry is not repeated in an answer either: its length has no bound.
+    # An id that no header can carry is not repeated in an answer either: its length has no limit.
     (offset, key, value, _, _, _, _, _, headers, ack_inbox, correlation_id, ack_policy) = found
     bad_id = bool(correlation_id and wrong_id(correlation_id))
     if bad_id:
@@ -53,8 +53,8 @@ def open_liftbridge(
             correlation_id or None,
             POLICIES.get(ack_policy, "none"),
             None,  # the message id
-            # Liftbridge names the offset that the record is to get. -1 says any; 0 does so too,
-            # since it cannot be told from an absent one.
+            # Liftbridge names the offset that the record is to get. -1 stands for any; 0 does too,
+            # since it looks the same as an absent field.
             None if offset in ANY_OFFSET else offset - 1,
         ),
     )
@@ -69,7 +69,8 @@ def ack_to(
     ack_policy: int,
     stamp: int,
 ) -> Ack:
-    """What an ack repeats of its message; without the offset and the time of the commit."""
+    """Return the fields of its message that an ack repeats, without the offset and the time of the
+    commit."""
     return _new(
         Ack,
         (config.stream, _recorded_by(config, subject), subject, 0, ack_inbox, correlation_id,
@@ -78,7 +79,7 @@ def ack_to(
 
 
 def _recorded_by(config: SequencerConfig, subject: str) -> str:
-    """The subject of the stream that this one matches: Liftbridge's streams have one."""
+    """Return the subject of the stream that `subject` matches: Liftbridge's streams have one."""
     patterns = config.subjects
     if len(patterns) == 1:
         return patterns[0]
@@ -93,7 +94,7 @@ def acks_to(
     ack_policy: int,
     stamp: int,
 ) -> list[Ack]:
-    """As `ack_to`, for many with one policy."""
+    """As `ack_to`, for many messages with one policy."""
     stream, error = config.stream, liftbridge.OK
     recorded_by = {name: _recorded_by(config, name) for name in set(subjects)}
     columns = zip(subjects, ack_inboxes, correlation_ids, strict=True)
@@ -118,11 +119,11 @@ def acks_to(
 
 
 def nack_body(stream: str, refusal: RefusalReason, echo: Echo) -> bytes | None:
-    """A nack in the form that the publisher understands; None: it is told nothing.
+    """Return a nack in the form that the publisher understands; None if it gets no answer.
 
-    Liftbridge sends an Ack with an error in three cases only, and is silent in all others. Its Go
-    client does not even look at the error, and takes every Ack for "stored". So a publisher whose
-    message may be stored later, or elsewhere, must run into its timeout and repeat it.
+    Liftbridge sends an Ack with an error in three cases only, and nothing in all others. Its Go
+    client ignores the error, and takes every Ack for "stored". So a publisher whose message may be
+    stored later, or elsewhere, must run into its timeout and send the message again.
     """
     if isinstance(echo, Ack):
         error = _ERRORS.get(refusal.reason)
@@ -131,9 +132,10 @@ def nack_body(stream: str, refusal: RefusalReason, echo: Echo) -> bytes | None:
 
 
 def ack_commands(acks: Sequence[tuple[bytes, Ack, int]], now_ns: int) -> bytes:
-    """`PUB` commands for acks of what is committed now; the last of each is the offset."""
+    """Return `PUB` commands for acks of messages that are committed now; the last field of each is
+    the offset."""
     replies, echoes, offsets = zip(*acks, strict=True)
-    # Those of one run were received at one time, and are otherwise alike.
+    # The acks of one run share the time of reception, and usually everything else.
     received = [ack.reception_timestamp for ack in echoes]
     commands, start = [], 0
     while start < len(acks):

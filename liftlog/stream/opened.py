@@ -1,7 +1,7 @@
 """The fields of envelopes as columns of a run.
 
-Envelopes that are alike are opened together; the others of the run are opened one by one, which
-comes to the same.
+Envelopes with the same layout are opened together; the others of the run are opened one by one,
+with the same result.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _T = TypeVar("_T")
 
 
 class EnvelopeFields:
-    """What the messages of a run say by themselves, `open` puts the fields of envelopes over it.
+    """The fields of the messages of a run; `open` overrides them with the fields of their
+    envelopes.
 
-    `odd` are the rows of envelopes that bring headers to merge, or that expect something.
+    `odd` are the rows of envelopes with headers to merge, or with an expectation.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class EnvelopeFields:
         self._echoes: list[Echo] = [None] * count
 
     def columns(self) -> dict[str, Any]:
-        """As fields of `Columns`."""
+        """Return the fields as arguments of `Columns`."""
         return {
             "replies": self._replies,
             "values": self._values,
@@ -84,7 +85,7 @@ class EnvelopeFields:
     def _open_alike(
         self, rows: Sequence[int], payloads: Sequence[bytes], stamp: int
     ) -> Sequence[int]:
-        """Open those of these rows that are alike; returns which."""
+        """Open those of these rows that share one layout; returns which."""
         config = self._config
         chosen = payloads if len(rows) == len(payloads) else [payloads[row] for row in rows]
         ours = envelope.alike.ours(chosen) if config.recognise_envelopes else None
@@ -227,7 +228,7 @@ def _has_some(column: Sequence[object]) -> bool:
 
 
 def _texts(column: Sequence[bytes]) -> list[str]:
-    """The texts of a column of ASCII words."""
+    """Return the texts of a column of ASCII words."""
     return b" ".join(column).decode("ascii").split(" ")
 
 

@@ -1,7 +1,7 @@
-"""Why a message is not stored, in the codes that JetStream uses.
+"""Reasons why a message is not stored, with the codes that JetStream uses.
 
-Source: nats-server's server/errors.json (2.15). Clients switch on `err_code`, so a refusal uses
-the code whose meaning is closest even where JetStream itself has the feature and we do not.
+Source: nats-server's server/errors.json (2.15). Clients switch on `err_code`, so a refusal uses the
+code whose meaning is closest, even where JetStream itself has the feature and liftlog does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RefusalReason(NamedTuple):
 
 
 MAX_SHOWN_BYTES = 255
-"""The most that an answer or a log line repeats of what a publisher sent."""
+"""Longest part of a publisher's text that an answer or a log line repeats."""
 
 TOO_LARGE = RefusalReason("too_large", 400, 10054, "message size exceeds maximum allowed")
 WRONG_STREAM = RefusalReason("wrong_stream", 400, 10060, "expected stream does not match")
@@ -66,7 +66,8 @@ _BATCHES = RefusalReason("unsupported_header", 400, 10174, "atomic publish is di
 
 ROLLUP = RefusalReason("unsupported_header", 500, 10111, "rollup not permitted")
 SUBJECT_SEQUENCES_ARE_OFF = RefusalReason(
-    # 10003 and not a code of wrong sequences: who gets one of those reads again and repeats.
+    # 10003 and not a code of wrong sequences: a client that gets one of those reads again and
+    # repeats.
     "unsupported_header",
     400,
     10003,
@@ -110,12 +111,12 @@ def wrong_last_sequence(last: int) -> RefusalReason:
 
 
 def wrong_last_message_id(last: bytes) -> RefusalReason:
-    """`last` may be long: older versions stored ids of any length."""
+    """Return the refusal; `last` may be long, because older versions stored ids of any length."""
     return RefusalReason("wrong_last_msg_id", 400, 10070, f"wrong last msg ID: {shown(last)}")
 
 
 def shown(raw: bytes) -> str:
-    """What a publisher sent, as text of bounded length."""
+    """Return bytes from a publisher as text of limited length."""
     text = raw[:MAX_SHOWN_BYTES].decode("utf-8", "replace")
     return text if len(raw) <= MAX_SHOWN_BYTES else text + "..."
 
@@ -125,7 +126,7 @@ def to_json(document: dict[str, Any]) -> bytes:
 
 
 def refusal_body(stream: str, refusal: RefusalReason, correlation_id: str | None = None) -> bytes:
-    """The JSON of a nack, in the shape of a JetStream publish error."""
+    """Return the JSON of a nack, in the shape of a JetStream publish error."""
     document: dict[str, Any] = {
         "error": {
             "code": refusal.code,

@@ -1,7 +1,8 @@
-"""How much more a stream takes that refuses new messages at a limit, instead of deleting old ones.
+"""The space that is left in a stream that refuses new messages at a limit, instead of deleting old
+ones.
 
-What was judged and is not written yet counts, so each message of a group is decided on as if the
-messages had come one by one.
+Messages that are judged and not written yet count too, so each message of a group is judged as if
+the messages had come one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from liftlog.stream.refusals import FULL_OF_BYTES, FULL_OF_MESSAGES, RefusalReas
 
 
 class Stored(NamedTuple):
-    """What the log holds at this moment."""
+    """The content of the log at this moment."""
 
     log_start: int
     log_end: int
@@ -22,7 +23,8 @@ class Stored(NamedTuple):
 
 
 class Room:
-    """`look` before `why_full`, without an await in between."""
+    """Checks the limits of one stream. Call `look` before `why_full`, without an await in
+    between."""
 
     def __init__(
         self, max_messages: int | None, max_bytes: int | None, stored: Callable[[], Stored]
@@ -34,7 +36,8 @@ class Room:
         self._left_bytes = 0
 
     def look(self, unwritten: Iterable[CommitGroup]) -> None:
-        """`unwritten` are the groups before the open one; some may be in the log by now."""
+        """Read the state of the log. `unwritten` are the groups before the open one; some may be in
+        the log by now."""
         start, end, size_bytes = self._stored()
         if self._max_messages is not None:
             self._end = start + self._max_messages
@@ -43,7 +46,8 @@ class Room:
             self._left_bytes = self._max_bytes - size_bytes - waiting
 
     def why_full(self, next_offset: int, size_bytes: int) -> RefusalReason | None:
-        """With `size_bytes` in the open group, the one at `next_offset` included."""
+        """Return why the stream is full. The open group has `size_bytes`, the message at
+        `next_offset` included."""
         if self._max_messages is not None and next_offset >= self._end:
             return FULL_OF_MESSAGES
         if self._max_bytes is not None and size_bytes > self._left_bytes:

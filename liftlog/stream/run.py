@@ -1,12 +1,12 @@
-"""Messages as they come from NATS: columns, because everything after is done by column."""
+"""Messages as they come from NATS: as columns, because all later steps work by column."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 MESSAGE_OVERHEAD_BYTES = 256
-"""What a message costs in memory beside its payload and headers: subjects, objects, its answer.
-Without it a flood of empty messages would weigh nothing."""
+"""Memory of a message beside its payload and headers: subjects, objects, its answer. Without this
+part, a flood of empty messages would count as zero bytes."""
 
 
 class MessageRun:
@@ -45,7 +45,7 @@ class MessageRun:
         if headers is not None:
             self.size_bytes += sum(map(len, headers))
         self.memory_bytes = self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(payloads)
-        """About what the run costs until it is committed."""
+        """Approximate memory that the run takes until it is committed."""
 
     def __len__(self) -> int:
         return len(self.payloads)

@@ -1,7 +1,7 @@
-"""What one stream does with messages: judge, number, group; then acks or nacks.
+"""The sequencer of one stream: it judges, numbers and groups messages; then it forms acks or nacks.
 
-Pure: runs of messages and the outcome of commits go in, groups to write and bytes to send come
-out. Judging runs ahead of the disk on the speculative tail of `Tail`.
+Pure: runs of messages and the outcome of commits go in, groups to write and bytes to send come out.
+Judging runs ahead of the disk on the speculative tail of `Tail`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _COLUMNS_FROM_ROWS = 4
 
 
 class Sequencer(Tail):
-    """Not thread-safe: lives on the event loop."""
+    """Judges and numbers the messages of one stream. Not thread-safe: lives on the event loop."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Sequencer(Tail):
         last_message_id: bytes = b"",
         commit_clock: Callable[[], int] | None = None,
     ) -> None:
-        """`commit_clock` tells the time of a commit (ns since 1970), for the acks that name it;
-        without one they name the time of the newest record."""
+        """`commit_clock` gives the time of a commit (ns since 1970), for the acks that contain it;
+        without one they contain the time of the newest record."""
         super().__init__(
             config,
             dedupe,
@@ -75,15 +75,16 @@ class Sequencer(Tail):
             commit_clock=commit_clock,
         )
         self.sibling_streams: Mapping[bytes, Sequence[str]] = {}
-        """Subjects of streams that get messages of their own, by name; this one may be there."""
+        """Subjects of other streams that get messages of their own, by stream name; may include
+        this one."""
         self.columns_from_rows = _COLUMNS_FROM_ROWS
-        """Shorter runs are judged one message at a time, which comes to the same."""
+        """Runs with fewer messages are judged one message at a time, with the same result."""
         self.too_few_copies: RefusalReason | None = None
-        """If set, messages that want an ack of all copies are refused with it."""
+        """If set, messages that want an ack of all copies are refused for this reason."""
 
     def configure(self, config: SequencerConfig, window_ns: int, max_ids: int) -> None:
-        """Judge by these settings from the next message on; what was judged stays judged. Call it
-        while no group is out whose answers are not worded."""
+        """Judge by these settings from the next message on; earlier verdicts stay. Call it while no
+        group is out whose answers are not formed."""
         self.config = config
         self._word_acks()
         self.dedupe.resize(window_ns, max_ids)
@@ -93,7 +94,7 @@ class Sequencer(Tail):
     def judge(
         self, run: MessageRun, now_ns: int, steady_clock: Callable[[], int] | None = None
     ) -> None:
-        """Number what is to be stored, word what is to be answered. Order is kept.
+        """Number the messages to store, and form the answers to the others. Order is kept.
 
         `now_ns` is for stamps. `steady_clock` (ns) is for the age of message ids: it does not step
         with the wall clock; without it they age by the stamps.
@@ -123,8 +124,8 @@ class Sequencer(Tail):
         values: Sequence[bytes | None],
         now_ns: int,
     ) -> int:
-        """Number records that the daemon itself writes: nothing is judged, no one is acked.
-        Returns the offset after them."""
+        """Number records that the daemon itself writes: they are not judged, and no one gets an
+        ack. Returns the offset after them."""
         group = self._group_with_room()
         before, count = group.size_bytes, len(values)
         group.received += count
@@ -143,7 +144,8 @@ class Sequencer(Tail):
         return self.next_offset
 
     def _take_all(self, group: CommitGroup, run: MessageRun, stamp: int) -> bool:
-        """Store a run of plain messages; False, and nothing done, when a reply needs a look."""
+        """Store a run of plain messages. Returns False, without a change, if a reply needs a check
+        of its own."""
         count = len(run.payloads)
         replies: Sequence[bytes] = [NO_REPLY] * count
         wants_acks = self.config.acks == "on" and any(run.replies)
@@ -167,7 +169,7 @@ class Sequencer(Tail):
         return True
 
     def _judge_columns(self, group: CommitGroup, run: MessageRun, stamp: int) -> None:
-        """As `_judge_rows` of the whole run, with the rows between odd ones as columns."""
+        """As `_judge_rows` for the whole run, with the rows between odd ones as columns."""
         columns, odd = columns_of(self.config, run, stamp)
         at = 0
         for row in odd:
@@ -196,7 +198,7 @@ class Sequencer(Tail):
         stop: int,
         stamp: int,
     ) -> None:
-        """Store rows that ask for nothing but to be stored, once for each id."""
+        """Store rows that only need to be stored, once for each id."""
         part = columns.part(start, stop)
         if not self.dedupe.window_ns or part.message_ids is None:
             self._store_columns(group, self._with_checked_replies(part), stamp)
@@ -209,7 +211,7 @@ class Sequencer(Tail):
             rows = list(compress(rows, ids))
         marks = self.dedupe.marks(named)
         if self.dedupe.may_evict(marks):
-            # What is a duplicate depends on what is let go between two rows.
+            # Evictions between two rows decide which of them are duplicates.
             self._judge_rows(group, run, start, stop, stamp)
             return
         numbers = range(self.next_offset, self.next_offset + len(ids))
@@ -225,8 +227,10 @@ class Sequencer(Tail):
     def _take_some(
         self, group: CommitGroup, part: Columns, rows: Sequence[int], added: AddedRun, stamp: int
     ) -> None:
-        """Store the rows of `part` that are not duplicates, and answer the others. `rows` are those
-        with an id, in the order of `added`."""
+        """Store the rows of `part` that are not duplicates, and answer the others.
+
+        `rows` are those with an id, in the order of `added`.
+        """
         count, is_new, offsets = len(part.values), added.is_new, added.offsets
         if len(rows) < count:
             is_new, offsets = self._among_all(count, rows, added)
@@ -252,7 +256,8 @@ class Sequencer(Tail):
     def _among_all(
         self, count: int, rows: Sequence[int], added: AddedRun
     ) -> tuple[list[bool], list[int]]:
-        """What `added` says of `rows`, for all of the `count` rows: the others are new."""
+        """Expand `added`, which describes `rows`, to all of the `count` rows: the others are
+        new."""
         is_new = [True] * count
         for row, new in zip(rows, added.is_new, strict=True):
             is_new[row] = new
@@ -300,7 +305,7 @@ class Sequencer(Tail):
             control = with_envelope(control, opened)
             reply = reply_of(opened, reply, self.config.acks)
         if control is not NO_CONTROL and self._is_for_another(control, subject):
-            # It will answer; this one only counts.
+            # The other stream will answer; this one only counts the message.
             self._refuse(group, NO_REPLY, WRONG_STREAM, is_early=True)
             return
         reply = self._checked(reply)
@@ -352,7 +357,7 @@ class Sequencer(Tail):
         return True
 
     def _is_for_another(self, control: Control, subject: bytes) -> bool:
-        """Whether the message names another stream that records this subject too."""
+        """Return True if the message names another stream that records this subject too."""
         wanted = control.expected_stream
         patterns = self.sibling_streams.get(wanted)
         if patterns is None or wanted == self.config.stream.encode():
@@ -368,10 +373,10 @@ class Sequencer(Tail):
         mark: bytes,
         echo: Echo,
     ) -> bool:
-        """True when the message is answered without being stored. `mark` is that of its id.
+        """Return True if the message is answered without being stored. `mark` is that of its id.
 
         Dedupe comes before the preconditions, as in a cluster of nats-server: a message that is
-        published again meets conditions that it has made untrue itself.
+        published again may fail preconditions that its first copy has changed.
         """
         if mark and control.judges_id:
             original = self.dedupe.lookup(mark)
@@ -400,7 +405,7 @@ class Sequencer(Tail):
     # --- refusing what is not judged ---
 
     def refuse_run(self, run: MessageRun, refusal: RefusalReason) -> bytes:
-        """Nack a whole run without judging it: the stream cannot take anything now."""
+        """Nack a whole run without judging it, because the stream can store nothing now."""
         self.refused[refusal.reason] += len(run)
         if self.config.acks == "off":
             return b""
@@ -424,13 +429,13 @@ class Sequencer(Tail):
     def _nack(
         self, refusal: RefusalReason, subject: bytes, reply: bytes, block: bytes, payload: bytes
     ) -> list[Answer]:
-        """The answer to one message that is refused unjudged: none or one."""
+        """Return the answer to one message that is refused without being judged, or nothing."""
         found = open_envelope(self.config, subject, payload, self.last_timestamp_ns)
         echo: Echo = None
         if found is not None:
             opened, echo, _ = found
             if why_headers_refused(block, enveloped=True) is None:
-                block = merge_headers(opened, block)  # they may name the stream that is meant
+                block = merge_headers(opened, block)  # they may name the intended stream
             reply = reply_of(opened, reply, self.config.acks)
         elif self.config.acks != "on":
             return []

@@ -1,9 +1,9 @@
-"""The last offset of each subject, for publishers that state what they expect it to be.
+"""The last offset of each subject, for publishers that state which one they expect.
 
-As JetStream judges it: the offset of the newest record of that subject that is still there, 0
-without one. In memory, of bounded size, made from the log by a scan.
+Defined as in JetStream: the offset of the newest record of the subject that still exists, 0 without
+one. The table is in memory, has a limited size, and is built from the log by a scan.
 
-Where a tombstone deletes its subject, the subject has no record after it. The tables note that as a
+If a tombstone deletes its subject, the subject has no record after it. The tables note that as a
 negative number: minus the offset of the tombstone.
 """
 
@@ -21,11 +21,13 @@ def _offset_in(item: tuple[bytes, int]) -> int:
 
 
 PARTIAL = b"$liftlog.below."
-"""Keys of tombstones begin so that delete a part of what a subject has: the last record stays."""
+"""Prefix of the keys of tombstones that delete only some records of a subject: the last record
+stays."""
 
 
 def deletes_subject(key: bytes | None, value: bytes | None) -> bool:
-    """Whether a record is a tombstone of its whole subject, where tombstones delete."""
+    """Return True if a record is a tombstone of its whole subject, in a stream where tombstones
+    delete."""
     return value is None and not (key is not None and key.startswith(PARTIAL))
 
 
@@ -40,13 +42,13 @@ class Notes(dict[bytes, int]):
 
 
 class SubjectSequences:
-    """Knows at most `max_subjects` subjects: those that were written to last.
+    """The last offset of at most `max_subjects` subjects: those that were written to last.
 
-    Of a subject that it had to let go, or that no scan has found yet, it says that it does not
-    know. Never does it say a wrong number.
+    For a subject that it has dropped, or that no scan has found yet, it answers "unknown", and
+    never a wrong number.
 
-    What is judged is pending until its group is committed, or durable and held; when a group fails,
-    what is pending from it on is undone.
+    Judged records are pending until their group is committed, or durable and held; when a group
+    fails, its pending records and those after it are undone.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class SubjectSequences:
         log_start_offset: Callable[[], int],
         tombstones_delete: bool = False,
     ) -> None:
-        """Every record from offset `known_from` on will be noted; older ones are for a scan. With
-        `tombstones_delete` a tombstone deletes what its subject has."""
+        """Every record from offset `known_from` on will be noted; older ones are for a scan.
+
+        With `tombstones_delete` a tombstone deletes the records of its subject.
+        """
         self.max_subjects = max_subjects
         self.tombstones_delete = tombstones_delete
         self.expired_below = 0
@@ -70,10 +74,10 @@ class SubjectSequences:
         # A subject that is not in the table has no record at or above this offset.
         self._unknown_below = known_from
         self.needs_scan = not self.is_complete
-        """Whether a scan would make it know more."""
+        """True if a scan would find more subjects."""
         self._committed: dict[bytes, int] = {}  # in the order of their offsets
         self._pending: dict[bytes, int] = {}
-        self._deleted = 0  # so many of `_committed` are negative
+        self._deleted = 0  # number of negative entries in `_committed`
 
     def __len__(self) -> int:
         return len(self._committed)
@@ -84,18 +88,20 @@ class SubjectSequences:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no subject is unknown."""
+        """True if every subject is known."""
         return self._unknown_below <= self._start
 
     def expire(self, below: int) -> bool:
-        """Records below this offset count as deleted from now on; those above it do not, even if
-        they did. Returns whether a scan has to find some of them again."""
+        """Count records below this offset as deleted from now on, and those above it as existing,
+        even if they counted as deleted before. Returns True if a scan has to find some of them
+        again."""
         is_less = below < self.expired_below
         self.expired_below = below
         return is_less and not self.is_complete
 
     def last_offset(self, subject: bytes) -> int | None:
-        """Of the newest record that is still there, 0 without one; None when it is not known."""
+        """Return the offset of the newest record that still exists, 0 without one; None if it is
+        not known."""
         mark = self.marks.of(subject)
         offset = self._pending.get(mark) or self._committed.get(mark)
         start = self._start
@@ -104,14 +110,14 @@ class SubjectSequences:
         return 0 if self._unknown_below <= start else None
 
     def count(self) -> int | None:
-        """How many subjects have a committed record that is still there; None when that is not
+        """Return how many subjects have a committed record that still exists; None if that is not
         known."""
         if not self.is_complete:
             return None
         table, start = self._committed, self._start
         while table and abs(next(iter(table.values()))) < start:
             removed = self._remove(next(iter(table)))
-            # It may count again if less is expired one day.
+            # It may count again if a later call expires less.
             self._unknown_below = max(self._unknown_below, removed + 1)
         return len(table) - self._deleted
 
@@ -121,7 +127,7 @@ class SubjectSequences:
         return abs(offset)
 
     def last_committed(self, subject: bytes) -> int | None:
-        """As `last_offset`, without what is pending."""
+        """As `last_offset`, without pending records."""
         offset = self._committed.get(self.marks.of(subject))
         start = self._start
         if offset is not None:
@@ -129,7 +135,8 @@ class SubjectSequences:
         return 0 if self._unknown_below <= start else None
 
     def resize(self, max_subjects: int) -> None:
-        """Another bound from now on. What a smaller one had let go needs a scan."""
+        """Apply another size limit from now on. Subjects that a smaller one has dropped need a
+        scan."""
         self.needs_scan |= max_subjects > self.max_subjects and not self.is_complete
         self.max_subjects = max_subjects
         self._let_go()
@@ -137,8 +144,10 @@ class SubjectSequences:
     # --- what is stored ---
 
     def note(self, notes: Notes, subject: bytes, offset: int) -> None:
-        """A record is about to be stored; `notes` are those of its group. `offset` is negative for
-        a tombstone that deletes its subject."""
+        """Note a record that is about to be stored; `notes` are those of its group.
+
+        `offset` is negative for a tombstone that deletes its subject.
+        """
         mark = self.marks.of(subject)
         notes.pop(mark, None)  # so that they stay in the order of their offsets
         notes[mark] = self._pending[mark] = offset
@@ -150,8 +159,8 @@ class SubjectSequences:
             self.note(notes, subject, offset)
 
     def committed(self, notes: Notes) -> None:
-        """The records of the oldest group that is out are durable. Notes for another table, which
-        had the place of this one before, are left alone."""
+        """Note that the records of the oldest group that is out are durable. Notes for an earlier
+        table, which this one has replaced, are ignored."""
         if notes.table is not self:
             return
         table, pending = self._committed, self._pending
@@ -164,8 +173,8 @@ class SubjectSequences:
         self._let_go()
 
     def undone(self, next_offset: int, kept: Iterable[Notes | None] = ()) -> None:
-        """Of what is pending, only `kept` may be stored: notes of groups in their order. Offsets
-        continue at `next_offset`."""
+        """Undo the pending records, except those in `kept`, which may be stored: notes of groups in
+        their order. Offsets continue at `next_offset`."""
         self._pending.clear()
         for notes in kept:
             if notes is not None and notes.table is self:
@@ -179,8 +188,8 @@ class SubjectSequences:
             self._unknown_below = max(self._unknown_below, self._remove(mark) + 1)
 
     def lost_from(self, offset: int, next_offset: int) -> None:
-        """Committed records from `offset` on are lost; offsets continue at `next_offset`. A scan
-        has to find what is left."""
+        """Note that committed records from `offset` on are lost; offsets continue at `next_offset`.
+        A scan has to find the rest."""
         table = self._committed
         while table and abs(next(reversed(table.values()))) >= offset:
             self._remove(next(reversed(table)))
@@ -193,8 +202,8 @@ class SubjectSequences:
         return SubjectScan(self.marks, self.max_subjects, self.tombstones_delete)
 
     def adopt(self, scan: SubjectScan) -> bool:
-        """Believe a scan of all committed records below `scan.end`, and keep what was
-        committed since. False, and nothing is changed, when it did not reach far enough."""
+        """Adopt a scan of all committed records below `scan.end`, and keep the records that were
+        committed since. Returns False, without a change, if the scan did not reach far enough."""
         if scan.end < self.known_from:
             return False
         found, mine = scan.last, self._committed
@@ -204,7 +213,7 @@ class SubjectSequences:
             found[mark] = offset
         self._committed = found
         self._deleted = sum(offset < 0 for offset in found.values())
-        # What was let go at or above its end the scan cannot know of.
+        # The scan does not cover subjects that were dropped at or above its end.
         own = self._unknown_below if self._unknown_below > scan.end else 0
         self._unknown_below = max(scan.unknown_below, own)
         self.needs_scan = False
@@ -214,9 +223,11 @@ class SubjectSequences:
     # --- snapshots ---
 
     def snapshot(self, end: int) -> dict[str, Any]:
-        """What is committed below offset `end`, as JSON can hold it: `key` of the hash, `last` as
-        [mark, offset] in the order of the offsets, `unknown_below`; key and marks in hexadecimal
-        digits."""
+        """Return the committed state below offset `end` as JSON values.
+
+        These are `key` of the hash, `last` as [mark, offset] in the order of the offsets, and
+        `unknown_below`; key and marks in hexadecimal digits.
+        """
         table = self._committed.items()
         last = [[mark.hex(), offset] for mark, offset in table if abs(offset) < end]
         return {"key": self.marks.key.hex(), "last": last, "unknown_below": self._unknown_below}
@@ -237,20 +248,20 @@ class SubjectSequences:
 
 
 class SubjectScan:
-    """What a walk through the log has found so far. Made in a thread, adopted on the event loop."""
+    """Result so far of a walk through the log. Made in a thread, adopted on the event loop."""
 
     def __init__(self, marks: Marks, max_subjects: int, tombstones_delete: bool) -> None:
         self.tombstones_delete = tombstones_delete
         self.last: dict[bytes, int] = {}
         self.unknown_below = 0
         self.end = 0
-        """All committed records below it were seen."""
+        """All committed records below were seen."""
         self._marks = marks
         self._max_subjects = max_subjects
 
     def add(self, subjects: Sequence[bytes], offsets: Sequence[int]) -> None:
-        """Records that follow all that were added before; the offset of a tombstone that deletes
-        its subject is negative."""
+        """Add records that follow all earlier ones. The offset of a tombstone that deletes its
+        subject is negative."""
         last = self.last
         for subject, offset in last_of_each(subjects, offsets):
             mark = self._marks.of(subject)
@@ -261,13 +272,14 @@ class SubjectScan:
             self.unknown_below = abs(last.pop(mark)) + 1
 
     def lost_below(self, offset: int) -> None:
-        """Records could not be read, and any subject may be among them."""
+        """Note that records below `offset` could not be read: any subject may be among them."""
         self.last.clear()
         self.unknown_below = offset
 
 
 def last_of_each(subjects: Sequence[bytes], offsets: Sequence[int]) -> Iterable[tuple[bytes, int]]:
-    """Each subject once with its last offset, in the order of these, whatever their signs."""
+    """Return each subject once with its last offset, in the order of these, whatever their
+    signs."""
     if len(subjects) > 1 and subjects.count(subjects[0]) == len(subjects):
         return [(subjects[-1], offsets[-1])]
     last: Mapping[bytes, int] = dict(zip(subjects, offsets, strict=True))

@@ -1,15 +1,15 @@
-"""The speculative tail of a stream: what is judged, but not committed yet.
+"""The speculative tail of a stream: records that are judged, but not committed yet.
 
 Records are appended to a group, one at a time or as columns, together with the answers that wait
 for the group. Both ways keep the same account: offsets, stamps, ids, last offsets of subjects.
 
 A group is judged, then *out* (being written), then committed. Several may be out; they are
-committed in order. When one fails, everything judged from it on is taken back, since it may have
-been answered on the strength of the failed group: duplicates of its messages, and expected
-sequences that count on its offsets. What was judged before it stays.
+committed in order. If one fails, everything judged after it began is undone, since answers may rest
+on the failed group: duplicates of its messages, and expected sequences that count on its offsets.
+Records that were judged before it stay.
 
-A group that is durable here and waits for others to hold it too is *held*: no failure takes it back
-any more, and only its answers stay in memory.
+A group that is durable here and waits for other replicas is *held*: no failure undoes it any more,
+and only its answers stay in memory.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class Tail:
         self.dedupe = dedupe
         self.destinations = destinations
         self.subjects: SubjectSequences | None = None
-        """The last offset of each subject, if it is kept; may come and go between two runs."""
+        """The last offset of each subject, if the stream stores it; may appear or vanish between
+        two runs."""
         self.room: Room | None = None
-        """If there is a limit at which messages are refused."""
+        """Set if the stream has a limit at which messages are refused."""
         self._word_acks()
         self.next_offset = next_offset
         self.last_timestamp_ns = last_timestamp_ns
@@ -68,9 +69,9 @@ class Tail:
         self.duplicates = 0
         self.acks_suppressed = 0
         self.pending_bytes = 0
-        """The size of all messages without an answer yet: judged, out, held."""
+        """Total size of the messages without an answer yet: judged, out, held."""
         self.held_bytes = 0
-        """The size of those whose group is held; 0 if none is. Little of it is in memory."""
+        """Total size of the messages whose group is held. Little of it is in memory."""
         self._ids_seen_ns = 0
         self._commit_clock = commit_clock
         self._open = self._new_group()
@@ -79,7 +80,7 @@ class Tail:
         self._held: deque[HeldGroup] = deque()
 
     def _word_acks(self) -> None:
-        """As the configuration says."""
+        """Build the ack formats from the configuration."""
         config = self.config
         self._acks_early = config.is_replicated and config.ack_policy == "leader"
         self.format = AckFormat(
@@ -90,11 +91,12 @@ class Tail:
         )
 
     def _stamp(self, now_ns: int) -> int:
-        """max(previous, now), unless the previous one lies more than a minute ahead: then the
-        clock was wrong before, and following it would pin the log to that time.
+        """Return the stamp: max(previous, now), unless the previous one lies more than a minute
+        ahead. Then the clock was wrong before, and following it would pin the log to that time.
 
-        In whole microseconds: that is what a batch holds relative to its oldest stamp, so batches
-        can be put together later and no stamp changes."""
+        Stamps are whole microseconds, because a batch stores them so relative to its oldest stamp:
+        batches can be merged later without a change of any stamp.
+        """
         now_ns -= now_ns % 1000
         previous = self.last_timestamp_ns
         if previous > now_ns + _CLOCK_TOLERANCE_NS:
@@ -121,24 +123,26 @@ class Tail:
 
     @property
     def pending_messages(self) -> int:
-        """Messages judged since the last group was taken, answers to refusals included."""
+        """Number of messages judged since the last group was taken, answers to refusals
+        included."""
         if not self._full:
             return self._open.received
         return self._open.received + sum(group.received for group in self._full)
 
     @property
     def held_messages(self) -> int:
-        """Messages whose group is held."""
+        """Number of messages whose group is held."""
         return sum(held.received for held in self._held)
 
     @property
     def unanswered_messages(self) -> int:
-        """Messages that are judged, out or held."""
+        """Number of messages that are judged, out or held."""
         out = sum(group.received for group in self._out)
         return self.held_messages + out + self.pending_messages
 
     def _look_for_room(self, run: MessageRun) -> bool:
-        """Whether the stream has room for a whole run, whatever is stored of it."""
+        """Return True if the stream has room for a whole run, whichever of its messages are
+        stored."""
         if self.room is None:
             return True
         self.room.look(chain(self._out, self._full))
@@ -147,7 +151,7 @@ class Tail:
 
     @property
     def untaken_offset(self) -> int:
-        """Where the records begin that no group has taken, or would."""
+        """First offset of the records that no group has taken yet."""
         return self._full[0].base_offset if self._full else self._open.base_offset
 
     @property
@@ -157,12 +161,12 @@ class Tail:
 
     @property
     def is_holding(self) -> bool:
-        """Whether a group is held; then those after it have to be held too."""
+        """True if a group is held; then later groups have to be held too."""
         return bool(self._held)
 
     def take_group(self) -> CommitGroup | None:
-        """The next group to write, None when nothing waits. It is out until it is committed, held,
-        or has failed."""
+        """Return the next group to write, None if nothing waits. It is out until it is committed,
+        held, or has failed."""
         if self._full:
             group = self._full.popleft()
         else:
@@ -176,7 +180,8 @@ class Tail:
         return group
 
     def prepare_answers(self, group: CommitGroup) -> None:
-        """Word what `committed` will return, while the disk is busy. Nothing leaves by this."""
+        """Form the answers that `committed` will return, while the disk is busy. This sends
+        nothing."""
         answers = b""
         if group.has_acks:
             answers = self.format.commands(group.ack_replies, group.base_offset)
@@ -188,8 +193,8 @@ class Tail:
         group.prepared_answers = answers
 
     def committed(self, group: CommitGroup) -> bytes:
-        """The oldest group that is out is committed, and none is held: the NATS commands that
-        answer everyone who waited for it."""
+        """Note that the oldest group that is out is committed, and none is held. Returns the NATS
+        commands with all answers that waited for it."""
         answers = self._settle(group)
         if group.early_answers:
             answers = b"".join(group.early_answers) + answers
@@ -199,8 +204,8 @@ class Tail:
         return answers
 
     def _settle(self, group: CommitGroup) -> bytes:
-        """The oldest group that is out is out no longer, and no failure takes it back any more.
-        Returns its answers, except early ones and timed acks."""
+        """Remove the oldest group that is out from the list: no failure undoes it any more. Returns
+        its answers, except early ones and timed acks."""
         oldest = self._out.popleft()
         assert oldest is group, "groups are committed in the order in which they were taken"
         if self.subjects is not None and group.subject_notes is not None:
@@ -213,8 +218,8 @@ class Tail:
         return self.last_timestamp_ns if self._commit_clock is None else self._commit_clock()
 
     def hold(self, group: CommitGroup) -> bytes:
-        """The oldest group that is out is durable here. Returns the acks under the policy `leader`,
-        and keeps the other answers until `release`."""
+        """Note that the oldest group that is out is durable here. Returns the acks under the policy
+        `leader`, and keeps the other answers until `release`."""
         answers = self._settle(group)
         early, timed_acks = group.early_answers, group.timed_acks
         if timed_acks and self.config.is_replicated:
@@ -236,8 +241,8 @@ class Tail:
         return b"".join(early)
 
     def release(self, high_watermark: int) -> Released | None:
-        """Everything below `high_watermark` is committed: what answers the groups that were held
-        up to there; None when there are none."""
+        """Note that everything below `high_watermark` is committed. Returns the answers of the
+        groups that were held up to there; None if there are none."""
         held = self._held
         if not held or held[0].next_offset > high_watermark:
             return None
@@ -256,8 +261,8 @@ class Tail:
     def failed(
         self, group: CommitGroup | None, refusal: RefusalReason, next_offset: int | None = None
     ) -> bytes:
-        """`group`, which is out, could not be committed: everything judged from it on is undone.
-        With None it is what no group has taken yet.
+        """Undo everything judged from `group` on, which is out and could not be committed. None
+        stands for the records that no group has taken yet.
 
         Returns the nacks. `next_offset` overrides where numbering continues.
         """
@@ -287,8 +292,11 @@ class Tail:
         return publish_commands(nacks)
 
     def step_down(self, refusal: RefusalReason) -> bytes:
-        """Nothing more is committed here. What was only judged is undone; returns the nacks. What
-        is out or held gets no answer: others may hold it too, and may commit it."""
+        """Stop committing here. Undoes records that were only judged, and returns their nacks.
+
+        Messages that are out or held get no answer: other nodes may hold them too, and may commit
+        them.
+        """
         nacks = self.failed(None, refusal)
         self._out.clear()
         self._held.clear()
@@ -365,7 +373,7 @@ class Tail:
         keys: Sequence[bytes | None] | None,
         values: Sequence[bytes | None],
     ) -> None:
-        """Of the records that are about to be stored."""
+        """Note the subjects of the records that are about to be stored."""
         table, first = self.subjects, self.next_offset
         assert table is not None
         notes = notes_of(group, table)
@@ -380,7 +388,7 @@ class Tail:
                 table.note(notes, subject, -offset)
 
     def _checked(self, reply: bytes) -> bytes:
-        """The reply subject, or b"" when no ack may be sent there."""
+        """Return the reply subject, or b"" if no ack may be sent there."""
         if not reply or self.destinations.allows(reply):
             return reply
         self.acks_suppressed += 1
@@ -398,7 +406,7 @@ class Tail:
         replies: Sequence[bytes],
         first_offset: int,
     ) -> Sequence[bytes]:
-        """Ack the rows that want something repeated; returns the replies without theirs."""
+        """Ack the rows whose answers repeat something; returns the replies without theirs."""
         kinds = {*map(type, echoes)}
         if kinds == {type(None)}:
             return replies
@@ -439,7 +447,7 @@ class Tail:
         *,
         duplicate: bool = False,
     ) -> None:
-        """An ack that is not of the common form."""
+        """Add an ack that is not of the common form."""
         if isinstance(echo, Ack):
             group.timed_acks.append((reply, echo, offset))
             return
@@ -453,7 +461,7 @@ class Tail:
         group.waiting.append((reply, echo))
 
     def _wants_early(self, echo: Echo) -> bool:
-        """Whether the answer may leave as soon as the group is durable here."""
+        """Return True if the answer may leave as soon as the group is durable here."""
         if isinstance(echo, Asked):
             return echo.policy == "leader"
         if isinstance(echo, Ack):
@@ -469,7 +477,8 @@ class Tail:
         *,
         is_early: bool,
     ) -> None:
-        """`is_early`: what was judged before, and may not be committed, is not the reason."""
+        """Refuse a message. `is_early`: the reason does not depend on earlier records that may yet
+        fail to commit."""
         self.refused[refusal.reason] += 1
         if reply:
             body = nack_body(self.config.stream, refusal, echo)
