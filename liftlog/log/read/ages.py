@@ -16,8 +16,8 @@ from liftlog.records.header import parse_header
 def newest_times_of(
     environment: LogEnvironment, segments: Sequence[Segment], now_ns: int
 ) -> list[int]:
-    """The time of the newest record of each of the `segments` of a log; see `newest_times`. May
-    read a few headers if stamps are not credible."""
+    """Return the time of the newest record of each of the `segments` of a log; see `newest_times`.
+    May read a few headers if timestamps are not credible."""
     monotonic_ns = environment.clock.monotonic_ns()
     known = [
         Witness(
@@ -50,7 +50,7 @@ def seconds_ahead(stamp_ns: int, now_ns: int) -> float:
 
 
 def span(seconds: float) -> str:
-    """A length of time in words, in its largest unit."""
+    """Return a duration in words, in its largest unit."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")
@@ -58,7 +58,7 @@ def span(seconds: float) -> str:
 
 
 def first_stamp_ns(environment: LogEnvironment, segment: Segment) -> int:
-    """The stamp of its first batch; 0 where that cannot be read."""
+    """Return the timestamp of the first batch of a segment; 0 if it cannot be read."""
     try:
         pooled = environment.pool.acquire(segment.path)
         try:

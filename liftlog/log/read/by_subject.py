@@ -1,9 +1,9 @@
-"""Records on few subjects of a sealed segment, found by its subject index: the runs of these
-subjects are read, and then their values, each where it lies in the segment.
+"""Reads records on few subjects of a sealed segment by its subject index: reads the runs of these
+subjects, and then their values from their places in the segment.
 
-A run with its values is a record batch with its own checksum. This way reports no damage: where
-anything is not as the index says, it gives up, and the other ways (`partial`, `LogSlice`) examine
-the segment and report what is wrong.
+A run with its values is a record batch with its own checksum. This way of reading reports no
+damage: if anything does not match the index, it stops, and the other ways (`partial`, `LogSlice`)
+examine the segment and report the problem.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from liftlog.records.header import BatchHeader, parse_header
 from liftlog.records.layout import find_layout
 
 _MOST_NEIGHBOURS = 4
-"""Of values to a stretch, on average: without them more records would be too many."""
+"""Number of values that one read of neighbours is assumed to cover, on average."""
 
 _MOST_SUBJECTS = 16
-"""Looked for at once. Of each, up to two runs are read in vain."""
+"""Maximum number of subjects in one read. For each, up to two runs are read in vain."""
 
 
 class SubjectRuns(NamedTuple):
-    """All records on the subjects between the offset that was asked for and `next_offset`, in
-    batches, by their first offset. Those of several subjects overlap."""
+    """All records on the subjects from the requested offset to `next_offset`, in batches that are
+    sorted by first offset. Batches of different subjects overlap."""
 
     batches: list[RecordBatch]
     next_offset: int
@@ -49,8 +49,7 @@ class SubjectRuns(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A batch in which zeros are where the values belong, and where these begin and end in the
-    segment."""
+    """A batch with zeros in place of its values, and the places of the values in the segment."""
 
     raw: bytearray
     header: BatchHeader
@@ -60,7 +59,7 @@ class _Run(NamedTuple):
 
 
 class _Unusable(Exception):
-    """The records are to be read in another way."""
+    """Raised to have the records read in another way."""
 
 
 def index_at(state: LogState, offset: int) -> SubjectIndex | None:
@@ -103,7 +102,7 @@ def read_by_subject(
         try:
             runs = _read_heads(state, segment, few)
             if any(run.header.next_offset > piece.next_offset for run in runs):
-                return None  # not all of it is committed
+                return None  # partly uncommitted
             if values:
                 _read_values(piece, runs, span_bytes)
             batches = [decode_batch(run.raw, 0, verify=values) for run in runs]
@@ -120,9 +119,9 @@ def _choose(
     end: int,
     max_bytes: int,
 ) -> tuple[NDArray[np.int64], int]:
-    """The numbers of the runs with records from `first` on, by their first offsets, as many as have
-    `max_bytes`, or of each subject one; and up to where they have all records, `end` at most.
-    Offsets count from the base."""
+    """Choose runs with records from `first` on, in order of their first offsets: about `max_bytes`
+    of them, or one for each subject. Returns their numbers and the offset, at most `end`, up to
+    which they have all records. Offsets are relative to the base."""
     some = [
         number
         for begin, stop in borders
@@ -142,7 +141,7 @@ def _choose(
 
 
 def _are_inside(runs: NDArray[np.void], first: int, end: int) -> bool:
-    """Whether most of what these runs reach over lies in [first, end): else too much is read in
+    """True if most of the offsets of these runs lie in [first, end): else too much would be read in
     vain."""
     begins, ends = runs["first"].astype(np.int64), runs["last"].astype(np.int64) + 1
     inside = np.minimum(ends, end) - np.maximum(begins, first)
@@ -150,7 +149,7 @@ def _are_inside(runs: NDArray[np.void], first: int, end: int) -> bool:
 
 
 def _are_many(runs: NDArray[np.void], span_bytes: float) -> bool:
-    """Whether these are too many records to be read one by one, even as neighbours."""
+    """True if there are too many records to read one by one, even as neighbours."""
     least = int(runs["records"].sum()) / _MOST_NEIGHBOURS
     return least * SPARSE_VALUE_BYTES > span_bytes
 
@@ -170,7 +169,7 @@ def _read_heads(state: LogState, segment: Segment, runs: NDArray[np.void]) -> li
 
 
 def _run(stored: bytes, entry: tuple[int, ...], base_offset: int) -> _Run:
-    """Raises CorruptBatch, UnsupportedFormat, _Unusable."""
+    """Parse a run. Raises CorruptBatch, UnsupportedFormat, _Unusable."""
     first, last, _, _, head_bytes, count, length, check = entry
     if crc32c(stored) != check:
         raise _Unusable
@@ -202,8 +201,8 @@ def _run(stored: bytes, entry: tuple[int, ...], base_offset: int) -> _Run:
 
 
 def _read_values(piece: LogSlice, runs: Sequence[_Run], span_bytes: float) -> None:
-    """Read the values to their places. `span_bytes` is what the segment has there. Raises OSError,
-    _Unusable."""
+    """Read the values into their batches. `span_bytes` is the size of the segment's part that holds
+    them. Raises OSError, _Unusable."""
     stretches = []
     for run in runs:
         # Neighbours in the segment are read together.

@@ -1,13 +1,13 @@
-"""How much lies between offsets: bytes, for readers that share a stream out by size, and records,
+"""Measures the data between offsets: bytes, for readers that divide a stream by size, and records,
 for limits that count them.
 
-A segment may hold large records at one end and small ones at the other, so that its size alone says
-little. Its index says where each offset lies; of a sealed segment only the few entries that are
-asked for are read from the file, since a planner asks about all segments at once.
+A segment may hold large records at one end and small ones at the other, so its size alone is not
+enough. Its index gives the position of each offset. Of a sealed segment only the few entries that
+are needed are read from the file, since a planner measures all segments at once.
 
-Where compaction left holes, only the batch headers tell which offset the n-th record has. A limit
+If compaction left holes, the offset of the n-th record must be found in the batch headers. A limit
 on the number of records needs that for one segment, the one in which the log then starts. Counts
-are remembered at steps, so that the next look reads little.
+are cached in steps, so that the next search reads little.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _LEAST_STEP_BYTES = 64 * 1024
 
 _STEP_BYTES = 64 * 1024
 _REMEMBERED = 2
-"""Segments. The log start lies in one of them, and moves on to the next."""
+"""Number of segments with cached counts: the one with the log start, and the next one."""
 
 
 class Extent(NamedTuple):
-    """The records [first_offset, next_offset) take up about this much."""
+    """The approximate size of the records [first_offset, next_offset)."""
 
     first_offset: int
     next_offset: int
@@ -52,15 +52,15 @@ class Extent(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which records a read wants, and what is to be known of the log to find them."""
+    """The records that a read wants, and the facts about the log that are needed to find them."""
 
     first_offset: int
     probe: Probe
     lineage: str
     damaged: Set[str]
-    """The segment files with quarantined bytes: their sketches do not count."""
+    """The segment files with quarantined bytes; their sketches are not used."""
     seconds: float = 0.2
-    """Processor time for the search; it looks at one segment at least."""
+    """Processor time limit of the search; it examines at least one segment."""
 
 
 def measure(
@@ -71,10 +71,10 @@ def measure(
     readable_end: Callable[[Segment], IndexEntry],
     step_bytes: int,
 ) -> list[Extent]:
-    """Extents that tile the offsets of `segments`, each about `step_bytes` large, or larger where
-    there would be more than MAX_EXTENTS of them. A record is never divided.
+    """Divide the offsets of `segments` into extents of about `step_bytes`, without gaps.
 
-    `active_index` counts for the segment that it belongs to, if that is not sealed. Raises OSError.
+    The extents are larger if there would be more than MAX_EXTENTS of them. A record is never
+    divided. `active_index` is used for its segment, unless that is sealed. Raises OSError.
     """
     ends = [readable_end(segment) for segment in segments]
     total = sum(end.position for end in ends)
@@ -96,10 +96,10 @@ def find_matching(
     step_bytes: int,
     wanted: Wanted,
 ) -> list[Extent]:
-    """As `measure`, but what cannot hold a wanted record has the size 0. Ends early where there
-    would be more than MAX_EXTENTS of them, or where `wanted.seconds` are over.
+    """Measure like `measure`, but extents that cannot hold a wanted record have the size 0.
 
-    Segments with a sketch are judged by it, others count as a whole. Raises OSError.
+    Ends early at MAX_EXTENTS extents, or after `wanted.seconds`. Uses the sketches of segments;
+    segments without one count as a whole. Raises OSError.
     """
     found: list[Extent] = []
     step = max(step_bytes, _LEAST_STEP_BYTES)
@@ -114,14 +114,14 @@ def find_matching(
             with suppress(OSError):  # a sketch is a hint
                 sketch = read_sketch(fs, segment.path, segment.entry(), wanted.lineage)
         if sketch is None or end.position < segment.size_bytes:
-            # Only a sketch may say that nothing is there.
+            # Only a sketch may exclude records.
             cut = _cut(fs, incarnation, segment, end, active_index, step)
             extents = (one._replace(size_bytes=max(one.size_bytes, 1)) for one in cut)
         else:
             extents = _joined(sketch.blocks(wanted.probe), step)
         behind = found[-1].next_offset if found else segment.base_offset
         if behind < segment.base_offset:
-            # What is between two segments was lost or skipped, and a reader has to come across it.
+            # Offsets between two segments were lost or skipped, and readers have to see that.
             extents = chain([Extent(behind, segment.base_offset, 1)], extents)
         for extent in extents:
             if extent.next_offset <= wanted.first_offset:
@@ -142,7 +142,7 @@ def find_matching(
 
 
 def _joined(blocks: Blocks, step: int) -> Iterator[Extent]:
-    """Neighbours of the same kind as one, up to the step: a segment has thousands of blocks."""
+    """Join neighbours of the same kind, up to the step: a segment has thousands of blocks."""
     borders = blocks.borders.tolist()
     sizes = np.where(blocks.may_match, blocks.sizes_bytes, 0)
     reached = [0, *np.cumsum(sizes).tolist()]
@@ -179,7 +179,7 @@ def _places(
     index: SparseIndex,
     step: int,
 ) -> list[IndexEntry]:
-    """Batch boundaries about `step` apart, before `end`; none where the index does not tell."""
+    """Return batch boundaries about `step` apart, before `end`; none where the index has none."""
     wanted = range(step, end.position, step)
     if not wanted:
         return []
@@ -195,8 +195,8 @@ def _places(
 
 
 def _floor(file: File, count: int, base_offset: int, position: int) -> IndexEntry:
-    """The last of the entries at or before `position`. What a damaged file says is of no harm: it
-    makes extents uneven, and `_cut` drops what does not ascend."""
+    """Return the last entry at or before `position`. A damaged file does no harm: it only makes
+    extents uneven, and `_cut` drops entries that do not ascend."""
     low, high = 0, count
     best = IndexEntry(base_offset, 0)
     while low < high:
@@ -210,7 +210,7 @@ def _floor(file: File, count: int, base_offset: int, position: int) -> IndexEntr
 
 
 def _merged(extents: Iterable[Extent], step: int) -> Iterator[Extent]:
-    """Small neighbours as one: a stream may have thousands of small segments."""
+    """Join small neighbours: a stream may have thousands of small segments."""
     held: Extent | None = None
     for extent in extents:
         if held is None:
@@ -228,7 +228,7 @@ def _merged(extents: Iterable[Extent], step: int) -> Iterator[Extent]:
 
 
 class _Counted(NamedTuple):
-    """So many records lie before this batch boundary."""
+    """A batch boundary, and the number of records before it."""
 
     records: int
     offset: int
@@ -246,10 +246,10 @@ class RecordCounts:
     def offset_of(
         self, segment: Segment, number: int, quarantined: Sequence[QuarantinedRange] = ()
     ) -> int:
-        """The offset of record `number` of `segment`, from 0 on; never more than that.
+        """Return the offset of record `number` of `segment`, counted from 0, or a lower one.
 
-        Where records cannot be counted for damage it is less, so that too much is kept rather than
-        too little. Raises StorageError.
+        If damage prevents counting, the result is lower, so that retention keeps too much rather
+        than too little. Raises StorageError.
         """
         with self._lock, storage_errors(f"counting records of {segment.path.name}"):
             steps = self._steps.setdefault(segment.path, [_Counted(0, segment.base_offset, 0)])
@@ -279,7 +279,7 @@ def _find(
         if number < before + header.record_count:
             return _offset_in(file, at, header, number - before)
         before += header.record_count
-    # Damaged batches are not counted; each record up to this one has an offset of its own.
+    # Damaged batches are not counted. Every record before this one has its own offset.
     return segment.base_offset + number
 
 
@@ -288,5 +288,5 @@ def _offset_in(file: File, position: int, header: BatchHeader, number: int) -> i
         try:
             return int(decode_batch(read_zeroed(file, header.length, position)).offsets()[number])
         except (CorruptBatch, UnsupportedFormat):
-            pass  # readers get an error; here a little less precision does no harm
+            pass  # readers get an error; here the result is only less precise
     return header.base_offset + number

@@ -1,9 +1,9 @@
-"""A piece of a sealed segment of which only some parts are read: the heads of its batches, and the
-values that are asked for.
+"""Reads only some parts of a piece of a sealed segment: the heads of its batches, and the values
+that are requested.
 
-What is read is checked by the checksums in the sketch (`parts`). A part that fails its check proves
-nothing about the batch, which the sketch may contradict: then the batch is read whole, and its own
-checksums decide, as they do for who reads everything.
+The checksums in the sketch (`parts`) verify these parts. A part that fails its check does not prove
+that the batch is damaged, since the sketch may be wrong. Then the batch is read whole, and its own
+checksums decide, as for readers that read everything.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from liftlog.records.decode import RecordBatch, decode_batch
 from liftlog.records.format import HEADER_SIZE
 
 _READ_ALONG_BYTES = 16 * 1024
-"""Of a file in memory, reading and checking so much takes about as long as one more read (4 us).
-What lies between two parts and is shorter is read with them, and of a batch single values only if
-it has more than this for each."""
+"""Bytes. Reading and checking this many bytes of a cached file takes about as long as one more read
+(4 us). So a shorter gap between two parts is read with them, and single values of a batch are read
+only if the batch has more than this for each of them."""
 
 
 def read_partially(state: LogState, piece: LogSlice, *, load: bool) -> PartialPiece | None:
@@ -56,11 +56,12 @@ class _Part(NamedTuple):
 
 
 class PartialPiece:
-    """A slice of which the heads of the batches are read. The other bytes are zeros until they are
-    read, too; batches that are better read whole have been."""
+    """A slice with the heads of its batches. The other bytes are zeros until they are read. Batches
+    that are cheaper to read whole are complete from the start."""
 
     def __init__(self, piece: LogSlice, parts: SegmentParts, first: int, end: int) -> None:
-        """`first` and `end` are the numbers of its batches in the segment. Raises OSError."""
+        """Read the heads. `first` and `end` are the numbers of the slice's batches in the segment.
+        Raises OSError."""
         self.raw = memoryview(bytearray(piece.length))
         self._piece, self._parts = piece, parts
         self._heads: dict[int, _Part] = {}
@@ -78,8 +79,8 @@ class PartialPiece:
         self._read(stretches)
 
     def decode(self, position: int) -> RecordBatch:
-        """The batch there, checked as far as it was read. Raises OSError, and CorruptBatch and
-        UnsupportedFormat as `decode_batch` does for the whole batch."""
+        """Return the batch at `position`; the parts that were read are checked. Raises OSError, and
+        CorruptBatch and UnsupportedFormat as `decode_batch` does for the whole batch."""
         part = self._heads.get(position)
         if part is not None:
             head = self.raw[position + HEADER_SIZE : position + part.head_bytes]
@@ -88,14 +89,14 @@ class PartialPiece:
                 if position + batch.header.length == part.end:
                     self._decoded[batch.header.base_offset] = part
                     return batch
-            # From here on the sketch is not trusted.
+            # From here on the sketch is not used.
             self._heads = {}
             self._read([(position, len(self.raw))])
         return decode_batch(self.raw, position)
 
     def read_values(self, batch: RecordBatch, chosen: NDArray[np.intp]) -> None:
-        """Read the values of these records of a batch that `decode` gave; they must ascend, and
-        the columns must have been decoded. Raises CorruptBatch if they are damaged, and OSError."""
+        """Read the values of the records `chosen` (ascending) of a batch from `decode`, whose
+        columns were decoded. Raises CorruptBatch if they are damaged, and OSError."""
         part = self._decoded.get(batch.header.base_offset)
         if part is None or not len(chosen):
             return
@@ -114,7 +115,7 @@ class PartialPiece:
         chosen: NDArray[np.intp],
         checks: NDArray[np.uint32],
     ) -> bool:
-        """Whether the values of these records are good."""
+        """Read the values of these records; return True if they are good."""
         ends = np.frombuffer(
             batch.raw, np.int32, batch.header.record_count + 1, batch._layout.values.ends
         )
@@ -133,7 +134,7 @@ class PartialPiece:
             raise CorruptBatch("the body checksum does not match")
 
     def _read(self, stretches: Sequence[tuple[int, int]]) -> None:
-        """Read [start, stop) of the piece, and what lies between if that is short."""
+        """Read each [start, stop) of the piece, and also short gaps between them."""
         first = end = stretches[0][0]
         for start, stop in stretches:
             if start - end >= _READ_ALONG_BYTES:

@@ -1,4 +1,4 @@
-"""Reading across segments, on one view of the log: no lock is held while files are read."""
+"""Reads across segments, on one view of the log. Holds no lock while it reads files."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _DAMAGE_WINDOW_BYTES = 256 * 1024
 class Gap(NamedTuple):
     """Offsets for which this log has no records, and never will.
 
-    `is_loss` when acked records may have been in it; else they were only skipped, and readers pass
-    over them silently.
+    `is_loss`: acked records may have been in it. Otherwise the offsets were only skipped, and
+    readers skip them silently.
     """
 
     first_offset: int
@@ -39,8 +39,8 @@ OnDamage = Callable[[int, int], object]
 
 
 class _reading(storage_errors):  # noqa: N801  # used as a function
-    """Call `storage_errors`. After an error the files of the log are opened again, since a stale
-    handle stays stale."""
+    """Map errors like `storage_errors`. After an error the files of the log are opened again, since
+    a stale handle stays stale."""
 
     __slots__ = ("_state",)
 
@@ -68,7 +68,7 @@ def read_from(
     *,
     stored: bool = False,
 ) -> LogSlice | None:
-    """See `Log.read`. With `stored`, also what is below the log start."""
+    """See `Log.read`. With `stored`, also reads stored records below the log start."""
     with _reading(state):
         while True:
             view = state.view
@@ -76,7 +76,7 @@ def read_from(
             if stored:
                 start = max(offset, view.segments[0].base_offset)
             else:
-                # It may lie before the first segment: in a loss that retention has reached.
+                # It may lie before the first segment, in a loss that retention has reached.
                 _check_bounds(state, view, offset)
             try:
                 found = read_slice(view, state.environment, start, max_bytes, max_records)
@@ -84,7 +84,7 @@ def read_from(
                     found.on_damage = on_damage
                 return found
             except FileNotFoundError:
-                # It may have been removed between our look at the view and the open.
+                # It may have been removed after we took the view.
                 if view.segments is state.view.segments:
                     raise
 
@@ -96,7 +96,7 @@ def read_replica(
     with _reading(state):
         while True:
             view = state.written_view
-            # With all below a gap deleted, the oldest segment begins past the log start.
+            # If everything below a gap was deleted, the oldest segment begins past the log start.
             start = min(view.segments[0].base_offset, view.manifest.log_start_offset)
             end = view.committed.offset
             if not start <= offset <= end:
@@ -124,7 +124,7 @@ def read_replica(
 
 
 def _gap(ranges: Sequence[QuarantinedRange], offset: int, following: int) -> Gap:
-    """What is known of [offset, following), where no batch lies, or of its beginning."""
+    """Return the gap [offset, following), which holds no batch, or its first part."""
     known = [bad for bad in ranges if bad.next_offset > offset and bad.first_offset < following]
     known.sort(key=lambda bad: (not bad.is_loss, bad.first_offset))
     for bad in known:
@@ -162,7 +162,7 @@ def offset_for_timestamp(state: LogState, timestamp_ns: int) -> int:
 def quarantine_damage(state: LogState, first_offset: int, next_offset: int) -> None:
     """See `Log.quarantine_damage`."""
     with storage_errors(f"examining {state.name}"):
-        # Other replicas read what is not committed yet, and find damage there.
+        # Other replicas also read uncommitted records, and may find damage there.
         view = state.written_view if state.config.replicated else state.view
         for segment in view.segments:
             if segment.next_offset <= first_offset or segment.base_offset >= next_offset:
@@ -172,11 +172,11 @@ def quarantine_damage(state: LogState, first_offset: int, next_offset: int) -> N
                 if found:
                     quarantine(state, segment.path.name, found)
             except (FileNotFoundError, SegmentsChanged):
-                continue  # replaced or removed meanwhile: readers read something else
+                continue  # replaced or removed meanwhile: readers use another file
 
 
 def _all_gone(damaged: Sequence[QuarantinedRange], first_offset: int, end_offset: int) -> bool:
-    """Whether one range covers all from `first_offset` on; then the file may be gone as well."""
+    """True if one range covers all from `first_offset` on; then the file may be missing, too."""
     return any(
         bad.first_offset <= first_offset and bad.next_offset >= end_offset for bad in damaged
     )
@@ -189,14 +189,14 @@ def read_slice(
     max_bytes: int,
     max_records: int | None,
 ) -> LogSlice | None:
-    """The slice that begins with the batch holding `offset`, or what follows it; None at the end.
+    """Return the slice that begins with the batch holding `offset`, or with the next one.
 
-    Raises CorruptRange when what was lost lies in between, and OSError.
+    Returns None at the end. Raises CorruptRange if lost records lie in between, and OSError.
     """
     try:
         found = _next_slice(view, environment, offset, max_bytes, max_records)
     except CorruptRange as damage:
-        # It may have passed losses that are known: they come first, or they would go unreported.
+        # It may have skipped recorded losses: report these first, or nobody would.
         _raise_for_losses(view.manifest.quarantined, offset, damage.first_offset)
         raise
     if view.manifest.quarantined:
@@ -211,7 +211,8 @@ def read_slice(
 
 
 def _raise_for_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> None:
-    """No reader gets past lost records without an error that names them."""
+    """Raise CorruptRange if records were lost in [offset, end): no reader may skip them
+    silently."""
     for bad in sorted(ranges, key=lambda one: one.first_offset):
         if bad.is_loss and bad.next_offset > offset and bad.first_offset < end:
             first = max(bad.first_offset, offset)
@@ -259,10 +260,10 @@ def _next_slice(
 
 
 def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: int) -> int:
-    """The first readable offset stamped at or after `timestamp_ns`; the high watermark if none.
+    """Return the first readable offset stamped at or after `timestamp_ns`; the HW if there is none.
 
-    A stamp ahead of the present time is wrong. If a record behind it has a credible stamp before
-    `timestamp_ns`, the record with the wrong one is older still, and the search continues.
+    A timestamp ahead of the present time is wrong. If a later record has a credible timestamp
+    before `timestamp_ns`, then the record with the wrong one is older, and the search continues.
     """
     latest_ns = environment.clock.now_ns() + TOLERANCE_NS
     start = view.manifest.log_start_offset
@@ -288,7 +289,7 @@ def first_offset_at(view: ReadView, environment: LogEnvironment, timestamp_ns: i
 def _find_time(
     view: ReadView, environment: LogEnvironment, from_ns: int, latest_ns: int, start: int
 ) -> tuple[int, int] | None:
-    """Offset and stamp of the first record from `start` on stamped in [`from_ns`, `latest_ns`]."""
+    """Find the first record from `start` on stamped in [from_ns, latest_ns]: offset, timestamp."""
     for segment in view.segments:
         if segment.base_offset > view.committed.segment_base:
             break
@@ -314,8 +315,8 @@ def _find_time(
 def _start_of_credible(
     view: ReadView, environment: LogEnvironment, offset: int, latest_ns: int
 ) -> int:
-    """The offset from which to look for a credible stamp: segments that are followed by one whose
-    first stamp is wrong as well are passed over, for one header each."""
+    """Return the offset from which to search for a credible timestamp. Skips segments whose
+    successor also begins with a wrong timestamp, at the cost of one header each."""
     segments = view.segments
     at = bisect_right(segments, offset, key=lambda one: one.base_offset) - 1
     while at + 1 < len(segments) and first_stamp_ns(environment, segments[at + 1]) > latest_ns:
@@ -330,7 +331,7 @@ def find_damage(
     first_offset: int,
     next_offset: int,
 ) -> list[QuarantinedRange]:
-    """What of [first_offset, next_offset) in `segment` is damaged and not yet quarantined.
+    """Return the damage in [first_offset, next_offset) of `segment` that is not quarantined yet.
 
     Reads the bytes and checks every checksum. Raises OSError, UnsupportedFormat.
     """

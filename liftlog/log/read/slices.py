@@ -1,5 +1,5 @@
-"""Slices of one segment: the run of whole batches that answers a fetch, found without reading the
-batches. `reading.py` goes across segments."""
+"""Finds the slice of one segment that answers a fetch: a run of whole batches, found without
+reading them. `reading.py` reads across segments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LogSlice:
     """Whole batches, contiguous in one file. Release it once the bytes are sent.
 
     `record_count` is an upper bound. `first_offset` is where the first batch begins, at or below
-    the offset that was asked for; `next_offset` is where to read on.
+    the requested offset; `next_offset` is where the next read continues.
     """
 
     __slots__ = (
@@ -62,34 +62,34 @@ class LogSlice:
 
     @property
     def fd(self) -> int:
-        """Valid until `release`."""
+        """The descriptor of the file. Valid until `release`."""
         assert self._pooled is not None, "the slice was released"
         return self._pooled.file.fileno()
 
     @property
     def path(self) -> Path:
-        """Of the segment. Valid until `release`."""
+        """The path of the segment. Valid until `release`."""
         assert self._pooled is not None, "the slice was released"
         return self._pooled.file.path
 
     def read_some(self, position: int, length: int) -> bytes:
-        """Bytes from `position` in the slice on, all of which are still to be checked; zeros where
-        the disk gives nothing, fewer where the file ends. Raises OSError."""
+        """Return unchecked bytes from `position` in the slice on. Unreadable bytes are zeros; there
+        are fewer bytes at the end of the file. Raises OSError."""
         assert self._pooled is not None, "the slice was released"
         return read_zeroed(self._pooled.file, length, self.position + position)
 
     def read_many(self, places: Iterable[tuple[int, int]]) -> list[bytes]:
-        """So many bytes from each position in the file on, all of which are still to be checked;
-        fewer where the file ends. Raises OSError, also where the disk gives nothing."""
+        """Return unchecked bytes for each (position, length) in the file; fewer at the end of the
+        file. Raises OSError, also for unreadable bytes."""
         assert self._pooled is not None, "the slice was released"
         pread = self._pooled.file.pread
         return [pread(length, position) for position, length in places]
 
     def pread(self) -> bytes:
-        """The bytes themselves, for readers in the same process; every batch is still to be
-        checked. Pages that the disk does not give are zeros, and were quarantined on return.
+        """Return the unchecked bytes, for readers in the same process.
 
-        Raises OSError; StorageError and DiskFull when there was something to quarantine.
+        Unreadable pages are zeros, and are quarantined before this returns. Raises OSError;
+        StorageError and DiskFull if the quarantine failed.
         """
         assert self._pooled is not None, "the slice was released"
         raw, holes = read_around(self._pooled.file, self.length, self.position)
@@ -98,13 +98,13 @@ class LogSlice:
         return raw.ljust(self.length, b"\0")
 
     def quarantine(self) -> None:
-        """Verify what the slice holds and quarantine what of it is damaged; durable on return.
-        Blocking. Raises StorageError, DiskFull."""
+        """Verify the slice and quarantine its damaged parts; durable on return. Blocking. Raises
+        StorageError, DiskFull."""
         if self.on_damage is not None:
             self.on_damage(self.first_offset, self.next_offset)
 
     def release(self) -> None:
-        """Let go of the file; calling it again does nothing."""
+        """Release the file; a second call does nothing."""
         if self._pooled is not None:
             self._pool.release(self._pooled)
             self._pooled = None
@@ -133,13 +133,12 @@ def slice_segment(
     max_records: int | None,
     with_empty: bool = False,
 ) -> LogSlice | None:
-    """The slice that begins with the batch holding `offset` (or what follows it), and that is not
-    a batch without records unless `with_empty`.
+    """Return the slice that begins with the batch holding `offset`, or with the next one.
 
-    `end` is the place that readers may not pass. A slice ends where a leader epoch begins: its
-    first batch is compared with the epochs of the manifest, and its receiver compares those after
-    it only with each other. None when nothing readable is left in this segment. Raises CorruptRange
-    at damage that is not known yet.
+    Skips batches without records at the start, unless `with_empty`. Readers may not pass `end`. A
+    slice ends where a leader epoch begins: only its first batch is compared with the epochs of the
+    manifest, and its receiver compares the others with each other. Returns None if nothing readable
+    is left in this segment. Raises CorruptRange at damage that is not recorded yet.
     """
     pool, epochs = environment.pool, view.manifest.epochs
     pooled = pool.acquire(segment.path)
@@ -179,7 +178,7 @@ def slice_segment(
 def _stretches(
     index: SparseIndex, quarantined: Sequence[QuarantinedRange], offset: int, end: IndexEntry
 ) -> Iterator[tuple[IndexEntry, IndexEntry]]:
-    """What may be walked and sent from `offset` on: all but the quarantined bytes."""
+    """Yield the ranges that may be read from `offset` on: all but the quarantined bytes."""
     start = index.floor(offset)
     for bad in sorted(quarantined, key=lambda one: one.position):
         if bad.end_position <= start.position or bad.position >= end.position:
@@ -199,7 +198,7 @@ def _find_start(
     epochs: Epochs,
     with_empty: bool,
 ) -> tuple[int, int, IndexEntry] | None:
-    """Position and base offset of the first batch that ends after `offset`, and its end."""
+    """Find the first batch that ends after `offset`: its position, base offset, and end."""
     stepped: list[SteppedOver] = []
     walk = walk_batches(
         file,
@@ -221,7 +220,7 @@ def _find_start(
 
 
 def _refuse_damaged(stepped: list[SteppedOver], offset: int, found_offset: int) -> None:
-    """Raise CorruptRange when what was asked for lay in bytes that had to be stepped over."""
+    """Raise CorruptRange if requested records lay in bytes that the walk had to skip."""
     for bad in stepped:
         if offset < bad.next_offset <= found_offset:
             first = max(bad.first_offset, offset)
@@ -242,10 +241,10 @@ def _find_end(
     stop_position: int,
     stop_offset: int | None,
 ) -> IndexEntry:
-    """The batch boundary where the answer ends.
+    """Return the batch boundary where the answer ends.
 
-    Index entries lie on batch boundaries, so the last entry inside the budget is a good end and
-    no header has to be read; only when there is none, the batches are walked one by one.
+    Index entries lie on batch boundaries, so the last entry within the budget is a valid end and no
+    header has to be read. Only if there is none, the batches are walked one by one.
     """
     if stop_position >= end.position and (stop_offset is None or end.offset <= stop_offset):
         return end
@@ -257,7 +256,7 @@ def _find_end(
     reached = first_end
     for position, header in walk_batches(file, first_end, end, window=_WALK_WINDOW):
         if (
-            position != reached.position  # damage lies between: the next read reports it
+            position != reached.position  # damage in between: the next read reports it
             or position + header.length > stop_position
             or (stop_offset is not None and header.next_offset > stop_offset)
         ):
@@ -276,9 +275,8 @@ def find_time_in_segment(
     first_offset: int,
     latest_ns: int = LATEST_NS,
 ) -> tuple[int, int] | None:
-    """Offset and stamp of the first readable record at or after `first_offset` stamped in
-    [`timestamp_ns`, `latest_ns`]. None when there is none; records that cannot be read are
-    skipped."""
+    """Find the first readable record at or after `first_offset` that is stamped in [timestamp_ns,
+    latest_ns]. Returns its offset and timestamp, or None. Skips unreadable records."""
     end = view.readable_end(segment)
     pooled = environment.pool.acquire(segment.path)
     try:

@@ -1,9 +1,9 @@
-"""Few records of a piece of a sealed segment: the heads of its batches are read at once, and of the
-values those that are wanted. What is read is checked by the checksums in the sketch (`parts`).
+"""Reads few records of a piece of a sealed segment: the heads of all its batches at once, and only
+the values that are wanted. The checksums in the sketch (`parts`) verify them.
 
-This way reports no damage. Where anything is not perfectly ordinary (a batch that is read whole, a
-checksum that does not match, a page that the disk does not give) it gives up, and the other ways
-(`partial`, `LogSlice`) examine the piece and report what is wrong.
+This way of reading reports no damage. If anything is unusual (a batch that must be read whole, a
+wrong checksum, an unreadable page), it stops, and the other ways (`partial`, `LogSlice`) examine
+the piece and report the problem.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from liftlog.records.format import (
 from liftlog.records.header import BatchHeader, parse_header
 
 SPARSE_VALUE_BYTES = 4096
-"""Of the values of a piece for each that is wanted, at least: reading and checking so many bytes
-takes about as long as one more read."""
+"""Least number of bytes of values in a piece for each wanted value: reading and checking this many
+bytes takes about as long as one more read."""
 
 _MAGIC = int.from_bytes(MAGIC, "little")
 _UNUSUAL = 0xFFFF & ~KNOWN_ATTRIBUTES | CODEC_MASK | ESCAPED_SUBJECTS
@@ -58,16 +58,17 @@ def read_sparsely(state: LogState, piece: LogSlice, *, values: bool) -> SparsePi
 
 
 class _Unusual(Exception):
-    """The piece is to be read in another way."""
+    """Raised to have the piece read in another way."""
 
 
 class SparsePiece:
-    """The heads of a piece, which were checked."""
+    """The verified heads of the batches of a piece."""
 
     def __init__(
         self, piece: LogSlice, parts: SegmentParts, first: int, end: int, *, values: bool
     ) -> None:
-        """`values`: `records_on` will be asked. Raises _Unusual, CorruptBatch."""
+        """Read the heads. `values`: the caller will call `records_on`. Raises _Unusual,
+        CorruptBatch."""
         entries = parts.of(first, end)
         positions, sizes, checks, value_checks = np.array(entries, np.int64).T
         if not sizes.all() or (values and (value_checks == NO_CHECKS).any()):
@@ -87,7 +88,7 @@ class SparsePiece:
         self._heads = ManyHeads(raw, begin, stops - positions, sizes)
 
     def _read(self, positions: list[int], sizes: list[int], checks: list[int]) -> bytes:
-        """The heads, one after another."""
+        """Read and check the heads; return them joined."""
         try:
             found = self._piece.read_many(zip(positions, sizes, strict=True))
         except OSError as error:
@@ -100,7 +101,7 @@ class SparsePiece:
         return raw
 
     def _check(self, heads: Heads, lengths: NDArray[np.int64]) -> None:
-        """The headers themselves, and that the batches are in their places and of one epoch."""
+        """Check the headers, and that the batches are in their places and of one epoch."""
         octets = heads.view(np.uint8).data
         sums = [
             crc32c(octets[at : at + HEADER_CRC_POSITION])
@@ -122,8 +123,8 @@ class SparsePiece:
             raise _Unusual
 
     def marked(self) -> Columns | None:
-        """All records, with nothing but their offsets and the marks of tombstones. None if
-        something does not match."""
+        """Return all records with only their offsets and tombstone marks. None if anything does not
+        match."""
         try:
             return self._heads.marked()
         except CorruptBatch:
@@ -132,8 +133,8 @@ class SparsePiece:
     def records_on(
         self, wanted: WantedSubjects, first_offset: int, stop_offset: int | None
     ) -> Columns | None:
-        """The records on these subjects in [first_offset, stop_offset). None if they are to be read
-        in another way: they are many, or something does not match."""
+        """Return the records on these subjects in [first_offset, stop_offset). None if they must be
+        read in another way: there are many, or anything does not match."""
         try:
             chosen, names, places = self._heads.on(wanted)
             left = self.value_bytes - len(chosen) * SPARSE_VALUE_BYTES

@@ -1,4 +1,4 @@
-"""The files of a log when it is opened: what is not listed is removed, what is missing is noted."""
+"""The files of a log when it is opened: removes unlisted files and records missing ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("liftlog.log")
 
 _DERIVED = (".sketch", ".subjects")
 _BESIDE = (".index", *_DERIVED)
-"""What lies beside a segment."""
+"""Suffixes of the files beside a segment."""
 BROKEN_SUFFIX = ".broken"
 UNLISTED_SUFFIX = ".unlisted"
 _COPY_BYTES = 4 * 1024 * 1024
@@ -38,18 +38,18 @@ _TAIL_NAME = re.compile(r"(\d{20})(?:\.\d+)?\.log\.(\d+)" + re.escape(BROKEN_SUF
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening found; `events` are sentences for the log."""
+    """The result of opening a log; `events` are sentences for the daemon's log."""
 
     clean: bool = True
     scanned_bytes: int = 0
     cut_bytes: int = 0
     events: list[str] = field(default_factory=list)
     incomplete: str = ""
-    """As `Log.incomplete`; only of a replicated log."""
+    """Same as `Log.incomplete`; only for a replicated log."""
 
 
 class Inventory:
-    """The files of a log beside its manifest, and the ranges that turn out to be gone."""
+    """The files of a log beside its manifest, and the ranges that are found lost."""
 
     def __init__(self, directory: Path, fs: FileSystem, manifest: Manifest) -> None:
         self.directory = directory
@@ -81,11 +81,12 @@ class Inventory:
         return [bad for bad in self.quarantined if bad.segment == path.name]
 
     def write_missing_copy(self, found: FoundManifest) -> None:
-        """Write the manifest again if its two files differ, then remove what it does not list.
+        """Write the manifest again if its two files differ, then remove files that it does not
+        list.
 
-        Both are true (see `manifest.py`), so writing the newer one loses nothing. While that fails
-        (a full disk), nothing is removed: the older one may list it, and the next start may find
-        only that.
+        Both are valid (see `manifest.py`), so writing the newer one loses nothing. If that fails (a
+        full disk), no file is removed: the older manifest may list it, and may be the only one that
+        the next start finds.
         """
         for problem in found.problems:
             self._note(f"{problem}; the other copy is used")
@@ -99,9 +100,9 @@ class Inventory:
         self._remove_garbage()
 
     def _remove_garbage(self) -> None:
-        """Delete what a crash left between two steps: files that the manifest does not list.
+        """Delete files that the manifest does not list, which a crash between two steps leaves.
 
-        Unless the manifest itself is the one that is out of date: then they are kept aside.
+        If the manifest itself is outdated, keeps them aside instead.
         """
         listed = {entry.file_name for entry in self.manifest.segments}
         stems = {name.removesuffix(".log") for name in listed}
@@ -120,8 +121,8 @@ class Inventory:
         outdated = self._manifest_is_outdated(unlisted)
         if outdated:
             self._confirmed_is_missing("an older manifest was put back")
-        # In the order of their offsets: what shows that the manifest is outdated goes last, so a
-        # start that is interrupted here comes to the same result.
+        # In the order of their offsets: the files that show that the manifest is outdated go last,
+        # so a start after an interruption here comes to the same result.
         for name in unlisted:
             if outdated and not name.endswith((*_DERIVED, ".tmp")):
                 self._keep_aside(name)
@@ -129,11 +130,11 @@ class Inventory:
                 self._remove(name)
 
     def _manifest_is_outdated(self, unlisted: Sequence[str]) -> bool:
-        """Whether files show that a newer manifest existed, so an old one was put back.
+        """True if files show that a newer manifest existed, so that an old one was put back.
 
         A crash leaves no such files. A segment gets its first bytes after the manifest lists it, so
-        one after the active segment is empty; except those from before a truncation, which are of
-        an older generation. And what a manifest lists was on disk before it was written.
+        a segment after the active one is empty, except for those from before a truncation, which
+        have an older generation. And files that a manifest lists were on disk before it.
         """
         *sealed, active = self.manifest.segments
         for name in unlisted:
@@ -168,8 +169,8 @@ class Inventory:
             file.close()
 
     def _confirmed_is_missing(self, reason: str) -> None:
-        """Records that were durable may not be there. Called before anything is changed that shows
-        it."""
+        """Handle that durable records may be missing. Called before any change that would hide the
+        evidence."""
 
     def _keep_aside(self, name: str) -> None:
         number, target = 1, self.directory / f"{name}{UNLISTED_SUFFIX}"
@@ -183,8 +184,8 @@ class Inventory:
         )
 
     def _copy_aside(self, file: File, position: int, size: int) -> tuple[int, str]:
-        """Copy what follows `position` to a file of its own, before it is given up; returns its
-        length and says, in words, where the copy is."""
+        """Copy the bytes after `position` to a file of their own, before they are dropped. Returns
+        their number, and the place of the copy in words."""
         length = max(min(size, file.size()) - position, 0)
         kept = min(length, _MAX_TAIL_BYTES)
         name = f"{file.path.name}.{position}{BROKEN_SUFFIX}"
@@ -199,12 +200,13 @@ class Inventory:
                 aside.close()
             self.fs.fsync_directory(self.directory)
         except OSError as error:
-            # No ack was given for these bytes; a full disk must not keep the stream from starting.
+            # These bytes were not acked. The stream must be able to start on a full disk.
             return length, f"it could not be kept: {error.strerror or error}"
         return length, f"{'it is' if kept == length else f'{kept} of them are'} kept in {name}"
 
     def _remove_old_tails(self, names: list[str]) -> None:
-        """Keep the newest tails that were cut off, and none of offsets that retention removed."""
+        """Remove old copies of tails. Keeps the newest ones, unless retention removed their
+        offsets."""
         first = self.manifest.segments[0].base_offset
         # Other files with that suffix come from an operator: `manifest.broken`, for example.
         tails = [match for name in names if (match := _TAIL_NAME.fullmatch(name)) is not None]
@@ -214,8 +216,8 @@ class Inventory:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """Remove a leftover. One that cannot be removed, like a directory, only takes room; the
-        next start tries again."""
+        """Remove a leftover file. One that cannot be removed, like a directory, only takes space;
+        the next start retries."""
         try:
             self.fs.unlink(self.directory / name)
         except OSError as error:
@@ -224,9 +226,11 @@ class Inventory:
             )
 
     def _check_sealed(self, sealed: list[Segment]) -> None:
-        """Sealed files are trusted, since they were synced before the manifest listed them, but
-        they must be there in full length. No crash takes anything of them away, so what is missing
-        was acked and is noted as lost. The rest of a shorter file stays readable."""
+        """Check that all sealed files exist in full length, and record the missing parts as lost.
+
+        Their content is trusted, since they were synced before the manifest listed them. No crash
+        shortens them, so missing records were acked. The rest of a shorter file stays readable.
+        """
         for segment in sealed:
             known = self._quarantined_in(segment.path)
             if not segment.size_bytes or self._is_known_lost(segment.entry()):

@@ -1,8 +1,8 @@
-"""Judging the active segment of a log that is alone, after any stop but a clean one.
+"""Judges the active segment of a log without replicas, after an unclean stop.
 
-How far the segment is good, which damage was acked and stays, what is cut, and where the log
-continues. F1 to F4 are the facts at the top of `opening.py`, and what it tells about openings that
-are interrupted applies here.
+Decides up to where the segment is valid, which damage was acked and stays, what is cut, and where
+the log continues. F1 to F4 are the facts at the top of `opening.py`; its explanation of interrupted
+openings applies here, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_OFFSET = 2**63 - 1
 
 
 class TailJudge(Inventory):
-    """What is known about the end of a log, and the verdict on what its active segment holds."""
+    """Collects the evidence about the end of a log, and decides about its active segment."""
 
     def __init__(
         self, directory: Path, fs: FileSystem, manifest: Manifest, boot_id: str | None
@@ -34,7 +34,7 @@ class TailJudge(Inventory):
         super().__init__(directory, fs, manifest)
         self.boot_id = boot_id
         self.active_is_missing = False
-        self.durable_end = 0  # everything below was fsynced, says a recovery point or clean marker
+        self.durable_end = 0  # all below was fsynced, by recovery point or clean marker
         self.must_roll = False  # the active file cannot be appended to
         self._slot: SlotState | None = None
         self._slot_was_read = False
@@ -43,19 +43,19 @@ class TailJudge(Inventory):
     def _scan_and_judge(
         self, file: File, state: ActiveState, size: int, on_batch: OnBatch
     ) -> tuple[ActiveState, int]:
-        """For a log that is alone: how far it is good, and where it continues."""
+        """Return, for a log without replicas, its valid end and the offset where it continues."""
         while True:
             state, damage = scan(file, state, size, on_batch)
             log_end = state.next_offset
             if damage is None:
-                # Every byte up to the zeros is a whole batch that continues the one before. Records
-                # among them that were written and not acked are kept: their publishers were told
-                # nothing, so both outcomes are right.
+                # Every byte up to the zeros is in a whole batch that continues the one before.
+                # Records among them that were not acked are kept: their publishers got no answer,
+                # so both outcomes are correct.
                 break
             known = self._known_damage(file.path, damage)
             if known is not None and known.position < known.end_position <= max(size, file.size()):
-                # The manifest tells already that these bytes are bad and which offsets they cost,
-                # so there is nothing to judge: the scan continues after them. The bytes stay.
+                # The manifest already lists these bytes as bad, with the lost offsets. So there is
+                # nothing to judge: the scan continues after them. The bytes stay.
                 state = replace(state, position=known.end_position, next_offset=known.next_offset)
                 continue
             resumed, log_end = self._judge(file, state, damage, size, known)
@@ -65,24 +65,24 @@ class TailJudge(Inventory):
         return state, self._behind_lost_end(file.path, state, log_end)
 
     def _proven_offset(self, state: ActiveState) -> int:
-        """Everything below it was fsynced, as far as is known; what follows may never be.
+        """Return the offset below which everything was certainly fsynced.
 
-        An fdatasync that failed leaves pages in the cache that are taken for clean: they read well,
-        another fdatasync skips them, and they are gone with the next power cut. A reboot leaves
-        none of them, so this matters only if none lies between.
+        Later records may never get fsynced: a failed fdatasync leaves pages in the cache that are
+        marked clean. They are readable, another fdatasync skips them, and the next power cut loses
+        them. A reboot removes such pages, so this matters only if there was none since.
         """
         slot = self._slot_state()
         if slot is None or not slot.exact:
-            # A reboot lies between: what can be read now was read from the disk. (Without a boot id
-            # or a slot that is not known, and a stop after a failed fdatasync is not looked for.)
+            # After a reboot, readable bytes come from the disk. (Without a boot id or a slot this
+            # cannot be decided, and a stop after a failed fdatasync is not looked for.)
             return _MAX_OFFSET
         if self.manifest.acks_before_sync:
-            return state.next_offset  # the slot tells of acks, and these left before the fdatasync
+            return state.next_offset  # the slot counts acks that were sent before the fdatasync
         return max(slot.acked_end, state.next_offset)  # by F2 and F3
 
     def _known_damage(self, path: Path, damage: Damage) -> QuarantinedRange | None:
-        """The range that an earlier start, or a reader, made of this damage: recovering twice
-        changes nothing."""
+        """Return the range that an earlier start or a reader recorded for this damage, so that
+        recovering twice changes nothing."""
         for bad in self._quarantined_in(path):
             if (bad.position, bad.first_offset) == (damage.position, damage.offset) or (
                 bad.position <= damage.position < bad.end_position
@@ -99,12 +99,13 @@ class TailJudge(Inventory):
         size: int,
         known: QuarantinedRange | None,
     ) -> tuple[ActiveState | None, int]:
-        """Deal with one damage: (state to scan on from, or None when the scan is over; log end)."""
+        """Handle one damage. Returns the state from which the scan continues, or None if it is
+        over, and the log end."""
         if known is not None and known.is_cut_tail:
             # An earlier start judged this tail, wrote the verdict into the manifest and stopped
-            # before it began a new segment. The verdict holds: by now the slot may say something
-            # else, since that start may have written it. The tail is given up, and its offsets up
-            # to the end of the range are not assigned again.
+            # before it began a new segment. The verdict stands: that start may have written the
+            # slot, which is then no evidence any more. The tail is dropped, and its offsets up to
+            # the end of the range are not assigned again.
             self._keep_tail(file, damage, size)
             return None, known.next_offset
         resync = resync_behind(file, damage, good, size)
@@ -123,11 +124,12 @@ class TailJudge(Inventory):
         """Cut a tail that `judge_tail` has proved was never acked; returns the log end."""
         self._keep_tail(file, damage, size)
         if verdict.log_end_offset > damage.offset:
-            # A power cut: no ack for the tail is known, but the slot may be behind the truth, so no
-            # offset that the tail may have had is assigned again. With early acks, acks may have
-            # left for more than what is seen of the tail: up to what was reserved. The bytes stay
-            # until the manifest says so. If they were cut first, a start that is interrupted here
-            # would leave a file that ends well, and the next one would assign these offsets.
+            # A power cut: no ack for the tail is recorded, but the slot may be outdated, so no
+            # offset that the tail may have had is assigned again. With early acks, even offsets
+            # past the visible tail may have been acked, up to the reserved ones. The bytes stay
+            # until the manifest records this. If they were cut first, a start that is interrupted
+            # here would leave a file with a valid end, and the next start would assign these
+            # offsets.
             early = self.manifest.acks_before_sync
             end = verdict.log_end_offset
             if early:
@@ -135,12 +137,12 @@ class TailJudge(Inventory):
             at, reason = damage.position, NOT_SYNCED if early else SKIPPED
             self._quarantine(file.path, damage.offset, end, at, at, reason)
             return end
-        # The slot is exact: acks went no further than `damage.offset`. The bytes are those of a
-        # group that was refused or not answered, and its offsets are free. If this start is
-        # interrupted after the cut, the next one finds a file that ends where acks ended.
+        # The slot is exact: acks went no further than `damage.offset`. The bytes belong to a group
+        # that was refused or not answered, so its offsets are free. If this start is interrupted
+        # after the cut, the next one finds a file that ends where acks ended.
         if damage.unreadable:
-            # Neither cutting nor writing is sure to work in a page that cannot be read. The log
-            # continues in a new file, and what follows the end of a sealed one is ignored.
+            # Cutting or writing an unreadable page may fail. So the log continues in a new file,
+            # and readers ignore bytes after the end of a sealed one.
             self.must_roll = True
         else:
             file.truncate(damage.position)
@@ -156,8 +158,8 @@ class TailJudge(Inventory):
         size: int,
         known: QuarantinedRange | None,
     ) -> tuple[ActiveState | None, int]:
-        """Keep what was acked, or may have been, and cannot be read. No byte is changed: the bytes
-        may be read or mended later. Readers are told which offsets are lost."""
+        """Keep unreadable bytes that were, or may have been, acked, and quarantine their offsets.
+        Changes no byte: they may become readable or be repaired later."""
         if known is None:
             end_position = resync.position if resync else max(size, damage.position)
             self._note(f"offsets {damage.offset}..{verdict.quarantine_end - 1} are damaged")
@@ -173,11 +175,11 @@ class TailJudge(Inventory):
                 reason,
             )
         if resync is None:
-            # Nothing good follows: the log continues past every offset that may have been acked,
-            # as an earlier start determined it, or as `judge_tail` does now.
+            # Nothing good follows: the log continues past every offset that may have been acked. An
+            # earlier start has determined that offset, or `judge_tail` does now.
             return None, known.next_offset if known else verdict.log_end_offset
-        # Good batches that provably continue the log follow. One damaged batch costs itself
-        # alone, and they are scanned like all others.
+        # Good batches that provably continue the log follow. Only the damaged batch is lost, and
+        # the scan continues with the good ones.
         resumed = replace(good, position=resync.position, next_offset=resync.offset)
         return resumed, resync.offset
 
@@ -191,14 +193,15 @@ class TailJudge(Inventory):
         )
 
     def _may_be_unsynced(self, offset: int) -> bool:
-        """Whether what is missing at `offset` may have been acked and not fsynced yet."""
+        """True if the missing records at `offset` may have been acked before their fsync."""
         slot = self._slot_state()
         exact = slot is not None and slot.exact
         return self.manifest.acks_before_sync and not exact and offset >= self.durable_end
 
     def _slot_state(self) -> SlotState | None:
-        """Read once: an unreadable slot is one event, and judged as after a power cut. Raises
-        OSError for errors that say nothing about its bytes: what it says is evidence."""
+        """Read the slot, once. An unreadable slot is reported as one event and judged as after a
+        power cut. Raises OSError for errors that say nothing about its bytes, which are
+        evidence."""
         if not self._slot_was_read:
             self._slot_was_read = True
             try:
@@ -217,13 +220,13 @@ class TailJudge(Inventory):
         return self._slot
 
     def _behind_lost_end(self, path: Path, state: ActiveState, log_end: int) -> int:
-        """Where the log continues when more was acked, or may have been, than the file holds.
+        """Return where the log continues if more was, or may have been, acked than the file holds.
 
-        What was acked is never assigned again. How much that was is known exactly when no reboot
-        lies between; else the log continues where no offset was ever assigned.
+        An acked offset is never assigned again. Without a reboot since, the acked end is known
+        exactly; else the log continues where no offset was ever assigned.
         """
-        # An earlier start may have judged the tail and stopped before it was done, and what it saw
-        # of the tail may be gone since. Its range in the manifest still says where it continued.
+        # An earlier start may have judged the tail and stopped before it was done, and the tail may
+        # have been cut since. Its range in the manifest still records where the log continued.
         for bad in sorted(self.quarantined, key=lambda one: one.first_offset):
             if bad.first_offset <= log_end < bad.next_offset:
                 log_end = bad.next_offset
@@ -231,20 +234,19 @@ class TailJudge(Inventory):
         acked = max(
             slot.acked_end if slot else 0,
             self.durable_end,
-            manifest.high_watermark,  # a start that was interrupted had got this far
+            manifest.high_watermark,  # an interrupted start had got this far
         )
         exact = slot is not None and slot.exact
-        # By F1 a file that is gone was removed by something else, and took any number of acked
-        # records along; and acks that left before the fdatasync may stand for any offset that a
-        # power cut took.
+        # By F1 something else removed a missing file, and any number of acked records with it. And
+        # acks that were sent before the fdatasync may cover any offset that a power cut lost.
         unknown = not exact and (self.active_is_missing or manifest.acks_before_sync)
         if log_end >= acked and not unknown:
-            # Either the slot is exact, and all that was acked is there. Or it is not, and by F2 all
-            # that was acked had been fdatasynced into a file that is there, so it survived the
-            # power cut; the scan found it, or found damage and dealt with that.
+            # Either the slot is exact, and all acked records are there. Or it is not, and by F2 all
+            # acked records had been fdatasynced into a file that is there, so they survived the
+            # power cut; the scan found them, or found damage and handled that.
             return log_end
-        # With an exact slot the end is known. Otherwise something acked is missing (or may be), and
-        # the slot may be behind the truth; no offset was assigned past what was reserved.
+        # With an exact slot the end is known. Otherwise acked records are (or may be) missing, and
+        # the slot may be outdated; no offset past the reserved ones was assigned.
         end = acked if exact else max(manifest.reserved_offset, acked)
         if end <= log_end:
             return log_end

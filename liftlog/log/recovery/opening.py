@@ -1,21 +1,21 @@
-"""Opening a log: trust it after a clean stop, recover it after any other.
+"""Opens a log: trusts it after a clean stop, recovers it after an unclean one.
 
-The comments here and in `judging.py` prove, branch by branch, that an opening loses nothing that
-was acked, assigns no acked offset again, and keeps nothing that was refused. They rest on four
-facts about what writes:
+The comments here and in `judging.py` prove, branch by branch, that an opening loses no acked
+record, assigns no acked offset again, and keeps no refused record. They rest on four facts about
+the writers:
 
-F1. What the manifest lists was on disk before it: sealed segments with all their bytes, and the
-    directory entry of the active segment.
-F2. A group is written only after the fdatasync of the one before. With durability `fsync` its acks
-    leave after its own fdatasync and after the slot said so; below that, the manifest said
-    `acks_before_sync` before the first of them left.
-F3. Recovery points and the clean marker tell of what an fdatasync has returned for.
-F4. The clean marker is removed, durably, before anything of the directory is changed.
+F1. Everything that the manifest lists was on disk before it: sealed segments with all their bytes,
+and the directory entry of the active segment. F2. A group is written only after the fdatasync of
+the one before. With durability `fsync` its acks are sent after its own fdatasync and after the
+update of the slot; below that, the manifest holds `acks_before_sync` before the first of them is
+sent. F3. Recovery points and the clean marker cover only bytes for which an fdatasync has returned.
+F4. The clean marker is removed, durably, before anything in the directory is changed.
 
-An opening may be interrupted at any point and runs again. It changes files in this order: bytes of
-the active segment that were judged (copied, cut, or written again as they are), then one write of
-the manifest, then the slot and a new segment. So until the manifest is written the next start
-judges the same damage by the same witnesses, and afterwards it finds the verdict in the manifest.
+An opening may be interrupted at any point and then runs again. It changes files in this order:
+first the judged bytes of the active segment (copied, cut, or written again as they are), then the
+manifest, in one write, then the slot and a new segment. So until the manifest is written the next
+start judges the same damage by the same evidence, and afterwards it finds the verdict in the
+manifest.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def open_log(
     """Open an existing log.
 
     `clean` is the stream's entry in the clean marker, None after an unclean stop. Returns when
-    everything below the high watermark is durable. Raises CorruptMetadata when there is data but
-    no readable manifest: such a stream stays as it is. Raises StorageError, UnsupportedFormat.
+    everything below the high watermark is durable. Raises CorruptMetadata if there is data but no
+    readable manifest, and changes nothing then. Raises StorageError, UnsupportedFormat.
     """
     with storage_errors(f"opening {directory.name}"):
         found = find_manifest(environment.fs, directory)
@@ -90,7 +90,7 @@ class _Opening(TailJudge):
         super().__init__(directory, environment.fs, manifest, boot_id)
         self.environment = environment
         self.config = config
-        self.high_watermark = 0  # what a replica knows of it
+        self.high_watermark = 0  # as stored by a replica
 
     def run(
         self, clean: ActiveState | None, recovery_point: ActiveState | None
@@ -104,15 +104,15 @@ class _Opening(TailJudge):
             self._confirmed_is_missing("a sealed segment is shorter than it was, or missing")
         entry = self.manifest.segments[-1]
         path = self.directory / entry.file_name
-        # A state may be of an older segment, of an earlier stream of this name, or of what was
-        # truncated: it says nothing about this file.
+        # A state may belong to an older segment, to an earlier stream of this name, or to a
+        # truncated tail. Then it does not apply to this file.
         known = [
             state
             for state in (clean, recovery_point)
             if state is not None and state.is_of(self.manifest.incarnation, entry)
         ]
-        # A clean marker that does not fit the file (it was cut or extended outside of liftlog)
-        # still says, by F3, how far the file was durable.
+        # A clean marker that does not match the file (something outside of liftlog cut or extended
+        # it) still shows, by F3, how far the file was durable.
         furthest = max(known, key=lambda state: state.next_offset, default=None)
         self.durable_end = furthest.next_offset if furthest else 0
         watermarks = [state.high_watermark for state in known]
@@ -129,9 +129,9 @@ class _Opening(TailJudge):
         file = self.fs.open(path, create=self.active_is_missing)
         try:
             if clean is not None and clean.position == file.size():
-                # A clean stop: `close` synced and committed all of the file and gave back what was
-                # allocated ahead, so its size is where the data ends. By F4 nothing was appended
-                # since. Rot in it is found when it is read; it cannot be a write that was torn.
+                # A clean stop: `close` synced and committed the whole file and released the space
+                # allocated ahead, so the data ends at its size. By F4 nothing was appended since.
+                # Reads find bit rot in it; it cannot hold a torn write.
                 index = self._load_index(path, file, clean)
                 return self._finish(sealed, entry, file, clean, index)
             self.report.clean = False
@@ -143,8 +143,8 @@ class _Opening(TailJudge):
     # --- pieces ---
 
     def _confirmed_is_missing(self, reason: str) -> None:
-        """Alone, the ranges that are gone say all of it. The other replicas have to be told, so
-        that is noted, durably, until they were."""
+        """Record the loss. For a log without replicas the lost ranges are enough. A replica stores
+        the reason durably until it has reported it to the others."""
         if not self.config.replicated:
             return
         if not self.manifest.incomplete:
@@ -153,9 +153,12 @@ class _Opening(TailJudge):
             self.manifest.write(self.fs, self.directory)
 
     def _note_lost_file(self, path: Path, entry: SegmentEntry) -> None:
-        """By F1 no stop leaves the active segment without its file, so something else removed it,
-        and took along whatever was acked. That is noted before an empty file takes its place: a
-        stop after that leaves a log that looks as if its active segment had been empty."""
+        """Record that the file of the active segment is missing, with any acked records in it.
+
+        By F1 no stop of the daemon causes that; something else removed the file. It is recorded
+        before an empty file takes its place: after a stop, the log would otherwise look as if its
+        active segment had been empty.
+        """
         empty = ActiveState.empty(self.manifest.incarnation, entry.base_offset, entry.generation)
         known = len(self.quarantined)
         self._behind_lost_end(path, empty, entry.base_offset)
@@ -164,7 +167,7 @@ class _Opening(TailJudge):
             self.manifest.write(self.fs, self.directory)
 
     def _load_index(self, path: Path, file: File, state: ActiveState) -> SparseIndex:
-        """Entries below `state`."""
+        """Load the index entries below `state`."""
         entry = SegmentEntry(
             base_offset=state.base_offset,
             generation=state.generation,
@@ -186,9 +189,9 @@ class _Opening(TailJudge):
     ) -> tuple[Log, RecoveryReport]:
         state = recovery_point
         if state is None or state.position > file.size():
-            # Nothing to begin from, or the file ends before the point: it lost bytes that were
-            # durable. Every batch that is left is looked at, and `durable_end` still tells that
-            # more was acked.
+            # There is no point to begin from, or the file ends before it and so has lost durable
+            # bytes. Every remaining batch is examined, and `durable_end` still shows that more was
+            # acked.
             state = ActiveState.empty(
                 self.manifest.incarnation, entry.base_offset, entry.generation
             )
@@ -210,8 +213,8 @@ class _Opening(TailJudge):
             log_end = state.next_offset
         else:
             state, log_end = self._scan_and_judge(file, state, size, on_batch)
-        # What the scan accepted may be in the page cache only. It has to be on disk before the high
-        # watermark of `_finish` declares it committed, or this replica confirms it.
+        # The accepted batches may be in the page cache only. They have to be on disk before the
+        # high watermark of `_finish` makes them committed, or this replica confirms them.
         self._write_again(file, proven, state.position)
         file.fdatasync()
         self.fs.fsync_directory(self.directory)
@@ -220,10 +223,11 @@ class _Opening(TailJudge):
     def _scan_and_cut(
         self, file: File, state: ActiveState, size: int, on_batch: OnBatch
     ) -> ActiveState:
-        """For a replica: give up everything from the first damage on.
+        """For a replica: drop everything from the first damage on.
 
-        What a failed sync gave up can follow the end of the log, if the disk took no new segment
-        then. An epoch may have begun at that end since: these batches are no part of it."""
+        If a sync failed and the disk could not store a new segment then, dropped batches can still
+        follow the end of the log. An epoch may have begun at that end since; they are not part of
+        it."""
         state, damage = scan(file, state, size, on_batch, epochs=self.manifest.epochs)
         reason = what_is_missing(
             state.next_offset,
@@ -241,16 +245,16 @@ class _Opening(TailJudge):
             if damage.unreadable:  # as in `_give_up_tail`
                 self.must_roll = True
             elif not self.must_roll:
-                # Nothing confirmed is in it. A stop after this leaves a file that ends well.
+                # It holds no confirmed record. A stop after this leaves a file with a valid end.
                 file.truncate(damage.position)
         return state
 
     def _write_again(self, file: File, start: int, end: int) -> None:
-        """Make the pages dirty again, so that the fdatasync to come writes them.
+        """Make the pages dirty again, so that the next fdatasync writes them.
 
-        Except what cannot be read: a page that came from the disk needs no writing, and zeros in
-        its place would end all hope for it. The same bytes go to the same place, so a stop in
-        between leaves what was there.
+        Skips unreadable pages: these come from the disk and need no write, and zeros in their place
+        would destroy them for good. The same bytes go to the same place, so a stop in between
+        changes nothing.
         """
         for position in range(start, end, _WRITE_BYTES):
             raw, holes = read_around(file, min(_WRITE_BYTES, end - position), position)
@@ -285,7 +289,7 @@ class _Opening(TailJudge):
             about = self.manifest.incarnation, self.quarantined
             ends = ends_from(self.environment, *about, sealed, writing, high)
         self._store_manifest(state, ends[0].offset if replicated else end, end)
-        # From here on the slot is written, with no less than it said before.
+        # From here on the slot is written, with no lower value than before.
         log_state = LogState(
             self.directory,
             self.environment,
@@ -301,15 +305,15 @@ class _Opening(TailJudge):
             if self.must_roll:
                 log.leave_active_segment()
         elif end != state.next_offset or self.must_roll:
-            # The file holds nothing for the offsets up to `end`, or cannot be appended to: it is
-            # sealed where its good bytes end. A stop before that: the manifest has the range from
-            # there to `end`, and the next start comes to the same place.
+            # The file holds nothing for the offsets up to `end`, or cannot be appended to. So it is
+            # sealed where its good bytes end. After a stop before that, the manifest has the range
+            # from there to `end`, and the next start comes to the same place.
             log.skip_to(end)
         self.report.incomplete = log.incomplete
         return log, self.report
 
     def _store_manifest(self, state: ActiveState, high_watermark: int, end: int) -> None:
-        """One write says all that this recovery decided, so no start ever finds a part of it."""
+        """Store all decisions of this recovery in one write, so no start ever finds a part."""
         manifest = self.manifest
         epoch = max(manifest.leader_epoch, state.leader_epoch)
         quarantined, epochs = tuple(self.quarantined), manifest.epochs
@@ -321,14 +325,14 @@ class _Opening(TailJudge):
                 self.manifest.write(self.fs, self.directory)
             return
         if replicated:
-            # The epochs come from the record of the stream, and what is fetched again of the
-            # offsets from `end` on is neither damaged nor of an epoch that is known yet.
+            # The stream's metadata gives the epochs. Records from `end` on are fetched again, so
+            # they are not damaged, and their epochs are not recorded yet.
             epochs = epochs_below(epochs, end)
             quarantined = ranges_below(quarantined, end)
         else:
             # A new epoch, durable before the first append: a reader that saw more of the old log
-            # than survived is told that it diverged. All that is left was just fdatasynced, so it
-            # counts as committed, and no ack is ahead of it.
+            # than survived gets DIVERGED. The rest was just fdatasynced, so it counts as committed,
+            # and no ack is ahead of it.
             epoch += 1
             epochs = epochs_from((*epochs, (epoch, end)), manifest.log_start_offset)
         self.manifest = manifest.with_changes(

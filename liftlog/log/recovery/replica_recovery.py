@@ -1,21 +1,23 @@
-"""Opening a log that is one of several replicas.
+"""Recovery of a log that is one of several replicas.
 
-A log that is alone keeps whatever may have been acked, and skips offsets that may be in use. A
-replica does neither: what its disk does not give, another replica has. Its active segment is cut at
-the first damage, the rest is fetched again, and it never gives an offset or an epoch a meaning of
-its own. But the others must know when that cost something that they count on. A replica has
-confirmed (R13 of the protocol: append, fdatasync, slot, and only then the confirmation) no more
-than what its slot, its recovery points and its manifest name. If it holds less than one of these it
-is `incomplete`, and neither leads nor counts before it has caught up. Killed processes and power
-cuts leave no replica incomplete: what an fdatasync has returned for is there, and the slot on the
-disk may be behind it, but never ahead.
+A log without replicas keeps all records that may have been acked, and skips offsets that may be in
+use. A replica does neither: another replica has the records that its disk cannot read. Its active
+segment is cut at the first damage, the rest is fetched again, and it never assigns an offset or an
+epoch itself.
 
-The reason is written to the manifest before anything of the damage is changed, since a start may be
-interrupted and the next one would find a file that ends well. It stays there until the others have
-been told (`Log.note_complete`).
+But the other replicas must learn if it lost records on which they rely. A replica has confirmed no
+more than its slot, its recovery points and its manifest show (R13 of the protocol: append,
+fdatasync, slot, and only then the confirmation). If it holds less than one of these, it is
+`incomplete`, and neither leads nor counts before it has caught up. Killed processes and power cuts
+leave no replica incomplete: all bytes for which an fdatasync returned are there, and the slot on
+the disk may be behind them, but never ahead.
 
-What a damaged sealed segment has lost is quarantined, as in a log that is alone: sealed segments
-may be compacted, and those are mended, never cut.
+The reason is written to the manifest before the damaged bytes are changed. Otherwise, if this start
+were interrupted, the next one would find a file with a valid end. It stays there until the others
+were informed (`Log.note_complete`).
+
+Lost records of a damaged sealed segment are quarantined, as in a log without replicas: sealed
+segments may be compacted, and those are mended, never cut.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ from liftlog.log.segment.segment import Segment, walk_batches
 def what_is_missing(
     end: int, *, slot: SlotState | None, durable_end: int, high_watermark: int
 ) -> str:
-    """What a replica that ends at `end` had confirmed and does not hold; empty when it has all.
+    """Describe the confirmed records that a replica that ends at `end` lacks; empty if none.
 
-    `slot` is None when it holds nothing of this log, as a power cut may leave it. `durable_end` is
-    what recovery point and clean marker name.
+    `slot` is None if it holds no entry for this log, for example after a power cut. `durable_end`
+    comes from the recovery point and the clean marker.
     """
     confirmed = max(slot.acked_end if slot else 0, durable_end, high_watermark)
     if end >= confirmed:
@@ -54,7 +56,7 @@ def ends_from(
     active: ActiveSegment,
     offset: int,
 ) -> list[LogEnd]:
-    """The batch ends of a log from the last one at or below `offset` on, up to the log end.
+    """Return the batch ends of a log, from the last one at or below `offset` to the log end.
 
     Reads the headers after `offset`. Raises OSError.
     """
@@ -80,14 +82,14 @@ def _ends_in(
     index: SparseIndex | None,
     offset: int,
 ) -> list[LogEnd]:
-    """Those of one segment, from its start or the index entry below `offset` on."""
+    """Return those of one segment, from its start or from the index entry below `offset`."""
     base, end = segment.base_offset, IndexEntry(segment.next_offset, segment.size_bytes)
     start = IndexEntry(base, 0)
     if not end.position:
         return [LogEnd(base, base, 0)]
     known = [bad for bad in quarantined if bad.segment == segment.path.name]
     if any(bad.first_offset <= base and bad.next_offset >= end.offset for bad in known):
-        return [LogEnd(base, base, 0), LogEnd.of(segment)]  # the file itself may be missing
+        return [LogEnd(base, base, 0), LogEnd.of(segment)]  # the file may be missing
     pooled = environment.pool.acquire(segment.path)
     try:
         file = pooled.file
