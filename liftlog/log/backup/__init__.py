@@ -1,9 +1,9 @@
-"""Backups of a data directory, taken while the daemon runs, and what is made of them again.
+"""Makes backups of a data directory while the daemon runs, verifies and restores them.
 
-files      what a backup consists of, its manifest written last; copies with a checksum
-source     what of a stream is to be copied: everything that was acked, the active part sealed
-creating   from a data directory to a backup
-restoring  whether a backup is whole; from it to a data directory that begins a new leader epoch
+files      the files of a backup, its manifest written last; copies with a checksum source     the
+part of a stream to copy: everything that was acked, the active part sealed creating   makes a
+backup of a data directory restoring  verifies a backup; restores it to a data directory that begins
+a new leader epoch
 """
 
 from liftlog.log.backup.creating import Progress, create_backup

@@ -1,9 +1,9 @@
-"""From a data directory to a backup, while the daemon runs.
+"""Makes a backup of a data directory, while the daemon runs.
 
-Sealed segments never change, so they are copied as they are; of the active one what was acked is
-copied and sealed in the backup. Whatever the daemon deletes or rewrites meanwhile is noticed by its
-missing file, and the stream is looked at again. `_offsets` comes first: no checkpoint in the backup
-is beyond what the backup holds of its stream.
+Sealed segments never change, so they are copied as they are. The acked part of the active segment
+is copied and sealed in the backup. If the daemon deletes or rewrites a segment meanwhile, its file
+is missing, and the stream is examined again. `_offsets` is copied first, so that no checkpoint in
+the backup is past the end of its stream there.
 
 The backup's manifest is written last: a stop before that leaves a directory that is not a backup.
 """
@@ -38,10 +38,10 @@ logger = logging.getLogger("liftlog.log.backup")
 OFFSETS_STREAM = "_offsets"
 _ROUNDS = 20
 _CATCH_UP_ROUNDS = 3
-"""So often the segments that were sealed while others were copied are added before the end."""
+"""Number of rounds that copy segments which were sealed while others were copied."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stream, how many of its bytes were copied, and how many there are so far."""
+"""Called with the stream, the number of bytes copied, and the number of bytes found so far."""
 
 
 def create_backup(
@@ -56,12 +56,12 @@ def create_backup(
     target_fs: FileSystem | None = None,
     boot_id: str | None = None,
 ) -> Backup:
-    """Copy what was acked of `streams` (all if None) into `target`, which is empty or missing.
-    `committed` says of replicas how far that is; asked first of `_offsets`, as it is copied first.
+    """Copy the acked records of `streams` (all if None) into `target`, which is empty or missing.
 
-    Durable on return. Raises InvalidArgument for another `target`, StreamUnavailable when it is
-    unknown where a stream ends, CorruptMetadata for a stream without a manifest, OSError; then
-    `target` is not a backup.
+    `committed` gives the committed end of each replica; that of `_offsets` should be taken first,
+    as it is copied first. Durable on return. Raises InvalidArgument for another `target`,
+    StreamUnavailable if the end of a stream is unknown, CorruptMetadata for a stream without a
+    manifest, OSError; then `target` is not a backup.
     """
     source = source_fs or ReadOnlyFileSystem()
     fs = target_fs or OsFileSystem()
@@ -93,7 +93,7 @@ def _names(fs: FileSystem, data_dir: Path) -> list[str]:
 
 @dataclass(slots=True)
 class _StreamCopy:
-    """One stream; used once."""
+    """Copies one stream; used once."""
 
     source: FileSystem
     data_dir: Path
@@ -119,7 +119,7 @@ class _StreamCopy:
         return self.target / STREAMS_NAME / self.name
 
     def run(self) -> BackedUpStream | None:
-        """None when there is no such stream, or none any more."""
+        """Copy the stream. Returns None if it does not exist (any more)."""
         for number in range(_ROUNDS):
             found = look(self.source, self.data_dir, self.name, self.boot_id, self.committed)
             if found is None:
@@ -140,7 +140,7 @@ class _StreamCopy:
         raise StreamUnavailable(f"stream {self.name} changes faster than it can be copied")
 
     def _copy_sealed(self, found: Source) -> bool:
-        """Copy what is not there yet; whether there was anything."""
+        """Copy the sealed segments that are not copied yet. Returns True if there were any."""
         wanted = [one for one in found.sealed if not self._has(one)]
         total = self.done_bytes + sum(entry.size_bytes for entry in wanted)
         for entry in wanted:
@@ -150,7 +150,7 @@ class _StreamCopy:
                 self.copied[entry.file_name] = (entry, self._copy_segment(entry, total))
                 self.missing.discard(entry.file_name)
             except FileNotFoundError:
-                # Deleted since the manifest was read; or lost, if the next one still lists it.
+                # Deleted since the manifest was read, or lost if the next manifest still lists it.
                 if entry.file_name in self.missing:
                     self.lost.add(entry.file_name)
                 self.missing.add(entry.file_name)
@@ -186,7 +186,7 @@ class _StreamCopy:
         except OSError as error:
             if is_full(error):
                 raise
-            self._forget_index(index_path(new))  # it is rebuilt when it is needed
+            self._forget_index(index_path(new))  # rebuilt when needed
         self.unreadable[entry.file_name] = lost_in_holes(
             self.fs, new, entry, holes, self.incarnation
         )
@@ -197,8 +197,8 @@ class _StreamCopy:
             self.fs.unlink(path)
 
     def _finish(self, found: Source) -> BackedUpStream | None:
-        """Seal what was acked of the active segment, and write the stream's manifest; None when
-        the active segment was deleted in the meantime, so that there is more to be copied."""
+        """Seal the acked part of the active segment, and write the stream's manifest. Returns None
+        if the active segment was deleted meanwhile, so that there is more to copy."""
         manifest, end = found.manifest, found.end_offset
         active = seal_active(
             self.source, self.from_directory, self.fs, self.directory, found, self.missing
@@ -250,7 +250,7 @@ class _StreamCopy:
         )
 
     def _missing_segments(self, found: Source) -> list[str]:
-        """Those that are listed, are not there, and are not all quarantined for it."""
+        """Return the listed segments that are missing and not quarantined as a whole."""
         return [
             f"the segment {one.file_name} is missing"
             for one in found.sealed
@@ -259,7 +259,7 @@ class _StreamCopy:
         ]
 
     def _forget_unlisted(self, found: Source) -> None:
-        """What was copied and then deleted or rewritten by the daemon."""
+        """Drop copies of segments that the daemon then deleted or rewrote."""
         listed = {entry.file_name for entry in found.sealed}
         for name in [name for name in self.copied if name not in listed]:
             _, files = self.copied.pop(name)
@@ -280,7 +280,7 @@ class _StreamCopy:
 
 
 def _known_losses(found: Source) -> list[str]:
-    """What the daemon has quarantined and retention has not passed yet, in words."""
+    """Describe the quarantined ranges that retention has not reached yet."""
     manifest = found.manifest
     return [
         f"offsets {max(bad.first_offset, manifest.log_start_offset)} to "

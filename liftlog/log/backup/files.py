@@ -1,4 +1,4 @@
-"""What a backup consists of, and how its files are copied and checked.
+"""The files of a backup: copies and checks them.
 
     <backup>/backup              its manifest, a checkpoint file; written last, so without it there
                                  is not a backup
@@ -47,9 +47,12 @@ class BackedUpFile:
 
 @dataclass(frozen=True, slots=True)
 class BackedUpStream:
-    """Records [log_start_offset, end_offset). `damaged`: what the source lacked, in words.
-    `may_lack`: why records from `end_offset` on may have been acked before it was made; empty if
-    none were, as in every backup that was made before there was the key."""
+    """One stream of a backup: its records [log_start_offset, end_offset).
+
+    `damaged` describes records that the source lacked. `may_lack` is the reason why records from
+    `end_offset` on may have been acked before the backup was made; empty if none were, and in
+    backups of versions without this key.
+    """
 
     name: str
     incarnation: str
@@ -69,7 +72,7 @@ class BackedUpStream:
 class Backup:
     created_ns: int
     version: str
-    """The version of liftlog that made it."""
+    """The version of liftlog that made the backup."""
     streams: tuple[BackedUpStream, ...] = field(default=())
 
     @property
@@ -77,7 +80,7 @@ class Backup:
         return sum(stream.size_bytes for stream in self.streams)
 
     def write(self, fs: FileSystem, directory: Path) -> None:
-        """Make `directory` a backup; durable on return. Raises OSError."""
+        """Write the manifest that makes `directory` a backup; durable on return. Raises OSError."""
         write_checkpoint_file(fs, directory / BACKUP_NAME, KIND, asdict(self))
 
 
@@ -85,7 +88,8 @@ _BACKUP = TypeAdapter(Backup)
 
 
 def read_backup(fs: FileSystem, directory: Path) -> Backup:
-    """Raises CorruptMetadata if the file is missing or damaged, and UnsupportedFormat."""
+    """Read a backup's manifest. Raises CorruptMetadata if it is missing or damaged,
+    UnsupportedFormat."""
     content = read_checkpoint_file(fs, directory / BACKUP_NAME, KIND)
     if content is None:
         raise CorruptMetadata(
@@ -101,7 +105,7 @@ def read_backup(fs: FileSystem, directory: Path) -> Backup:
 
 
 def _check_names(found: Backup) -> None:
-    """They become paths: a forged manifest must not lead anywhere else."""
+    """Check the names, since they become paths: a forged manifest must not lead elsewhere."""
     for stream in found.streams:
         if not is_stream_name(stream.name, may_be_system=True):
             raise CorruptMetadata(f"{stream.name!r} is not the name of a stream")
@@ -119,8 +123,8 @@ def copy_file(
 ) -> BackedUpFile:
     """Copy the first `size_bytes` (fewer if there are no more; None: all); fdatasynced on return.
 
-    Pages that the source's disk does not give are zeros in the copy, if `holes` is there to be told
-    of them; else they are an error like any other. Raises OSError.
+    With `holes`, unreadable pages of the source become zeros in the copy and are added to `holes`;
+    without it they raise OSError like any other error.
     """
     file = source[0].open(source[1], writable=False)
     try:
@@ -151,7 +155,7 @@ def copy_file(
 
 
 def describe_file(fs: FileSystem, path: Path, copied: Copied = lambda size: None) -> BackedUpFile:
-    """Size and checksum of the file at `path`. Raises OSError."""
+    """Return size and checksum of the file at `path`. Raises OSError."""
     file = fs.open(path, writable=False)
     try:
         digest, position = hashlib.sha256(), 0
@@ -167,7 +171,7 @@ def describe_file(fs: FileSystem, path: Path, copied: Copied = lambda size: None
 def lost_in_holes(
     fs: FileSystem, path: Path, entry: SegmentEntry, holes: Sequence[range], incarnation: str
 ) -> tuple[QuarantinedRange, ...]:
-    """The offsets of the copy at `path` that its holes cost. Raises OSError."""
+    """Return the offsets that the copy at `path` lost in its holes. Raises OSError."""
     if not holes:
         return ()
     file = fs.open(path, writable=False)

@@ -1,19 +1,20 @@
-"""Checking a backup, and restoring it to a data directory that the daemon opens as cleanly stopped.
+"""Verifies a backup, and restores it to a data directory that the daemon opens as cleanly stopped.
 
 A backup is whole if every file is there, with its size and its checksum.
 
-A reader that has read past the end of the backup, in the life of the stream that is given up, must
-not mistake what is stored from now on for what comes next. So every stream continues in a new
-leader epoch, which begins at the end of the backup: a fetch that states an older epoch and a
-position past that end is answered DIVERGED. The new epoch is the number of seconds since 1970, if
-that is more than the old one: epochs rise by one with every unclean start, so neither the life that
-is given up nor that of another restore of the same backup ever gets there.
+A reader may have read past the end of the backup before the stream was restored. It must not take
+the records that are stored from now on for the continuation. So every stream continues in a new
+leader epoch, which begins at the end of the backup: a fetch with an older epoch and a position past
+that end is answered DIVERGED. The new epoch is the number of seconds since 1970, if that is higher
+than the old one. Epochs rise by one with every unclean start, so neither the former stream nor
+another restore of the same backup ever reaches that number.
 
-A restored stream belongs to no cluster, whatever it was a replica of: all that the backup has of
-it is committed. A cluster adopts it as it adopts the streams of a daemon on its own.
+A restored stream belongs to no cluster, even if it was a replica: all of its records in the backup
+are committed. A cluster adopts it like the streams of a single daemon.
 
-While files are copied a marker keeps every daemon away; removing it is the last step. A stream that
-is added to a data directory is copied beside the others, and gets its name last.
+While files are copied, a marker prevents every daemon from opening the directory; removing it is
+the last step. A stream that is added to a data directory is copied beside the others, and gets its
+name last.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def verify_backup(
     fs: FileSystem | None = None,
     read: Callable[[int], None] = lambda size: None,
 ) -> tuple[Backup, list[BackupFinding]]:
-    """Read every byte. Raises CorruptMetadata when `directory` is not a backup, OSError."""
+    """Read every byte of a backup. Raises CorruptMetadata if `directory` is none, OSError."""
     files = fs or ReadOnlyFileSystem()
     backup = read_backup(files, directory)
     found = []
@@ -110,13 +111,13 @@ def restore_backup(
     fs: FileSystem | None = None,
     backup_fs: FileSystem | None = None,
 ) -> list[RestoredStream]:
-    """Make `data_dir`, which is empty or missing, hold `streams` (all if None) of the backup.
+    """Restore `streams` (all if None) of the backup to `data_dir`, which is empty or missing.
 
-    Every file is checked while it is copied. The caller keeps daemons out by the lock. What a
-    restore without an end left in `data_dir` is removed first. Durable on return.
+    Checks every file while it copies it. The caller holds the lock, so that no daemon can start.
+    Removes the files of an unfinished restore first. Durable on return.
 
-    Raises CorruptMetadata when it is not a backup or damaged, InvalidArgument when `data_dir` holds
-    anything, OSError. Unless it returns, no daemon opens `data_dir`.
+    Raises CorruptMetadata if `directory` is not a backup or damaged, InvalidArgument if `data_dir`
+    is not empty, OSError. After an error or a stop, no daemon opens `data_dir`.
     """
     files = fs or OsFileSystem()
     source = backup_fs or fs or ReadOnlyFileSystem()
@@ -146,12 +147,12 @@ def add_to_data_dir(
     fs: FileSystem | None = None,
     backup_fs: FileSystem | None = None,
 ) -> list[RestoredStream]:
-    """Add `streams` of the backup to a data directory whose daemon is stopped, beside those that it
-    has. The caller keeps daemons out by the lock. Durable on return; after an error or a stop, some
-    of the streams may be there, each of them whole. What is left of another is removed by the next
-    start of the daemon, or by the next try.
+    """Add `streams` of the backup to a data directory whose daemon is stopped.
 
-    Raises what `restore_backup` raises, InvalidArgument for a stream that is there already.
+    The caller holds the lock, so that no daemon can start. Durable on return. After an error or a
+    stop, some of the streams may be there, each of them whole; the next start of the daemon, or the
+    next attempt, removes an unfinished one. Raises the errors of `restore_backup`, and
+    InvalidArgument for a stream that exists already.
     """
     files = fs or OsFileSystem()
     source = backup_fs or fs or ReadOnlyFileSystem()
@@ -174,7 +175,7 @@ def add_to_data_dir(
 
 
 def check_addable(fs: FileSystem, data_dir: Path, streams: frozenset[str]) -> None:
-    """Raises InvalidArgument unless these streams may be added to `data_dir`."""
+    """Raise InvalidArgument unless these streams may be added to `data_dir`."""
     if not fs.exists(data_dir / STREAMS_NAME) or fs.exists(data_dir / RESTORING_NAME):
         raise InvalidArgument(
             f"{data_dir} is not a data directory that a daemon has used",
@@ -190,8 +191,8 @@ def check_addable(fs: FileSystem, data_dir: Path, streams: frozenset[str]) -> No
 
 
 def _add_clean(fs: FileSystem, data_dir: Path, name: str, manifest: Manifest) -> None:
-    """Until the stream has its name, no daemon looks for this. A marker that cannot be read counts
-    for none of the streams, as for the daemon."""
+    """Add the stream to the clean marker. No daemon uses the entry before the stream has its name.
+    An unreadable marker counts as empty, as for the daemon."""
     try:
         states = read_states(fs, data_dir, CLEAN_NAME)
     except CorruptMetadata:
@@ -205,8 +206,8 @@ def _restored(name: str, manifest: Manifest) -> RestoredStream:
 
 
 def check_target(fs: FileSystem, data_dir: Path) -> None:
-    """Raises InvalidArgument unless a backup may be restored into `data_dir`: it is missing, empty,
-    or holds what a restore without an end has left."""
+    """Raise InvalidArgument unless a backup may be restored into `data_dir`: it is missing, empty,
+    or holds only the files of an unfinished restore."""
     if not fs.exists(data_dir):
         return
     there = set(fs.list_directory(data_dir)) - _HARMLESS
@@ -222,7 +223,7 @@ def _begin(fs: FileSystem, data_dir: Path) -> None:
     make_durable_directory(fs, data_dir)
     fs.open(data_dir / RESTORING_NAME, create=True).close()
     fs.fsync_directory(data_dir)
-    # What an unfinished restore left.
+    # Files of an unfinished restore.
     if fs.exists(data_dir / CLEAN_NAME):
         fs.unlink(data_dir / CLEAN_NAME)
     if fs.exists(data_dir / STREAMS_NAME):

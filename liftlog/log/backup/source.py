@@ -1,17 +1,16 @@
-"""What of a stream is to be copied, read beside a daemon that continues to append, roll, rewrite
-and delete.
+"""Determines the part of a stream to copy, while a daemon may append, roll, rewrite and delete.
 
-The end is what was acked when this was read. Of a daemon that runs, or was killed since the last
-boot, the slot says it exactly; of one that was stopped, the clean marker. Otherwise the end is
-not known before a recovery has judged the tail, and there is no backup.
+The end is the acked end at the time of reading. If the daemon runs, or was killed since the last
+boot, the slot holds it exactly; if it was stopped, the clean marker does. Otherwise the end is
+unknown until a recovery has judged the tail, and no backup is possible.
 
-For a replica, the end is its high watermark: what its slot tells of may never be committed. The
-files have the high watermark as it was stored last, which may be half a minute old; `Committed`
-brings the one of this moment, which the daemon knows. The slot of the only replica is exact, too.
+For a replica, the end is its high watermark, since records below its slot may never be committed.
+The files hold the high watermark as it was last stored, which may be half a minute old; `Committed`
+has the present one, from the daemon. For the only replica, the slot is exact, too.
 
 The slot is read before the manifest, so a segment that was rolled in between is already sealed in
-the manifest: what of the active segment lies below the end is all there, whatever happens since.
-The backup gets that part as a sealed segment.
+the manifest: the part of the active segment below the end is complete, whatever happens later. The
+backup gets that part as a sealed segment.
 """
 
 from __future__ import annotations
@@ -42,9 +41,12 @@ _NOT_ASKED = (
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """How far a replica is committed at this moment, as its daemon says. `end` is None when it did
-    not; `behind` says why records may be missing that were acked, empty if none are. `is_only`: no
-    other node has a replica, so what this one has acked is committed."""
+    """The committed end of a replica at this moment, as reported by its daemon.
+
+    `end` is None if the daemon did not report it. `behind` is the reason why acked records may be
+    missing, empty if none are. `is_only`: no other node has a replica, so everything that this one
+    has acked is committed.
+    """
 
     incarnation: str = ""
     end: int | None = None
@@ -57,12 +59,12 @@ _UNKNOWN = Committed()
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One look at a stream. Everything below `end_offset` was acked or is sealed."""
+    """The state of a stream at one moment. Everything below `end_offset` was acked or is sealed."""
 
     manifest: Manifest
     end_offset: int
     may_lack: str = ""
-    """Why records may have been acked at or past the end; empty if none were."""
+    """Reason why records at or past the end may have been acked; empty if none were."""
 
     @property
     def sealed(self) -> tuple[SegmentEntry, ...]:
@@ -80,10 +82,10 @@ def look(
     boot_id: str | None = None,
     committed: Committed = _UNKNOWN,
 ) -> Source | None:
-    """None when the stream is not there: never made whole, or deleted meanwhile. `committed` counts
-    for a replica.
+    """Examine a stream. `committed` applies to a replica.
 
-    Raises StreamUnavailable when the end of the log is not known, CorruptMetadata, OSError.
+    Returns None if the stream does not exist: its creation did not finish, or it was deleted.
+    Raises StreamUnavailable if the end of the log is unknown, CorruptMetadata, OSError.
     """
     directory = data_dir / STREAMS_NAME / name
     for _ in range(_TRIES):
@@ -118,8 +120,8 @@ def look(
 
 
 def _up_to(manifest: Manifest, end: int) -> Manifest:
-    """Without the segments that begin at or past `end`; the last one is handled like an active
-    one, and only a part of it may be committed."""
+    """Return the manifest without segments that begin at or past `end`. The last one is handled
+    like an active one, since possibly only a part of it is committed."""
     segments = manifest.segments
     count = max(bisect_left(segments, end, key=lambda one: one.base_offset), 1)
     return replace(manifest, segments=segments[:count])
@@ -135,12 +137,12 @@ def _has_data(fs: FileSystem, directory: Path) -> bool:
 def _end(
     fs: FileSystem, data_dir: Path, name: str, manifest: Manifest, boot_id: str | None
 ) -> int | None:
-    """Everything below was acked, and nothing at or above it; None when that is not known."""
+    """Return the end of the acked records; None if it is unknown."""
     if not manifest.segments:
         return None
     clean = read_known_states(fs, data_dir, name).clean
     if clean is not None and clean.is_of(manifest.incarnation, manifest.segments[-1]):
-        # A hole after the last record, where more was acked than is left, is in the manifest.
+        # If more was acked than is left, the manifest lists a hole after the last record.
         return max(clean.next_offset, manifest.high_watermark)
     slot = _slot(fs, data_dir, name, manifest.lineage, boot_id)
     return slot.acked_end if slot is not None and slot.exact else None
@@ -154,7 +156,7 @@ def _committed_end(
     boot_id: str | None,
     committed: Committed,
 ) -> tuple[int, str]:
-    """Everything below is committed; and why that may not be all that was acked."""
+    """Return the end of the committed records, and why more may have been acked."""
     states, active = read_known_states(fs, data_dir, name), manifest.segments[-1:]
     known = (
         [one.high_watermark for one in states.of(manifest.incarnation, *active)] if active else []
@@ -183,7 +185,7 @@ def _slot(
 
 @dataclass(frozen=True, slots=True)
 class SealedActive:
-    """`entry` is None when nothing of it lay below the end."""
+    """The copied part of an active segment. `entry` is None if nothing of it lay below the end."""
 
     entry: SegmentEntry | None
     file_names: tuple[str, ...]
@@ -199,10 +201,11 @@ def seal_active(
     found: Source,
     missing: set[str],
 ) -> SealedActive | None:
-    """Copy what of the active segment lies below the end of `found`, fdatasynced, with its index.
+    """Copy the part of the active segment below the end of `found`, fdatasynced, with its index.
 
-    None when its file is gone: then it was sealed and rewritten or deleted since, and the stream is
-    to be looked at again; unless it is in `missing`, which it is added to. Raises OSError.
+    Returns None if its file is gone, and adds it to `missing`: it was sealed and then rewritten or
+    deleted, so examine the stream again. If it was in `missing` before, the file is lost. Raises
+    OSError.
     """
     manifest, end, active = found.manifest, found.end_offset, found.active
     quarantined = tuple(
@@ -250,7 +253,7 @@ def seal_active(
 
 
 class _Walk:
-    """The batches of `file` below `end`; none without a file. Used once."""
+    """Walks the batches of `file` below `end`; none without a file. Used once."""
 
     def __init__(
         self,
@@ -297,7 +300,7 @@ class _Walk:
             self.max_timestamp_ns = max(self.max_timestamp_ns, header.max_timestamp_ns)
             self.index.maybe_add(header.base_offset, position, self.max_timestamp_ns)
             if self.next_offset == end:
-                break  # what follows may be a write under way
+                break  # the rest may be an unfinished write
         bad += [
             f"offsets {one.first_offset} to {one.next_offset - 1} are damaged"
             for one in stepped
@@ -313,7 +316,7 @@ def _behind(
     position: int,
     end: int,
 ) -> tuple[QuarantinedRange, ...]:
-    """The offsets from `offset` to `end` that are neither there nor known to be gone: lost."""
+    """Return the offsets from `offset` to `end` that are neither stored nor recorded as lost."""
     for bad in sorted(known, key=lambda one: one.first_offset):
         if bad.first_offset <= offset < bad.next_offset:
             offset = bad.next_offset

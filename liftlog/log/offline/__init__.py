@@ -1,17 +1,17 @@
-"""A log's files without a daemon or beside a running one: blocking, and only on request.
+"""Tools for a log's files, without a daemon or beside a running one. Blocking, only on request.
 
-    files        the streams of a directory, their small files, how much of a segment counts
-    verify       judges a stream: what is damaged, what was lost before, what is only unfinished
-    dump         everything that is whole, and every gap
+files        the streams of a directory, their small files, the valid part of a segment verify
+reports damage, earlier losses and unfinished tails of a stream dump         yields all whole
+batches and all gaps
 
 These only read: a running daemon may append, roll and delete meanwhile. The others write, while no
 daemon uses the log:
 
-    repair       all of it in order; the active segment is left to recovery itself
-    rebuild      manifest and indexes from the segments, as far as they prove them
-    filesystems  what repair runs on: one only pretends to change files, the other keeps copies
+repair       runs all steps in order; recovery itself handles the active segment rebuild
+rebuilds manifest and indexes from the segments, as far as these prove them filesystems  for repair:
+one only pretends to change files, the other keeps copies
 
-The daemon does none of this by itself: it recovers the end of a log and quarantines what it finds,
-but it does not read everything, and it leaves a stream without a manifest alone. What it shares
-with these tools is in `log/segment/walk.py`.
+The daemon does none of this by itself: it recovers the end of a log and quarantines damage that it
+finds, but it does not read everything, and it does not touch a stream without a manifest. The code
+that it shares with these tools is in `log/segment/walk.py`.
 """

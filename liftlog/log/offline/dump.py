@@ -1,4 +1,4 @@
-"""All intact batches in a log's files, and all gaps."""
+"""Lists all intact batches in a log's files, and all gaps."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ DumpItem = SegmentStart | DumpedBatch | DumpedGap
 
 
 def dump_stream(stream: StreamFiles, first_offset: int = 0) -> Iterator[DumpItem]:
-    """Everything that holds offsets from `first_offset` on. Raises OSError, UnsupportedFormat."""
+    """Yield all batches and gaps with offsets from `first_offset` on. Raises OSError,
+    UnsupportedFormat."""
     manifest = read_facts(stream).manifest
     segments = list(manifest.segments) if manifest else segments_on_disk(stream.path)
     for number, entry in enumerate(segments):

@@ -1,4 +1,4 @@
-"""Where the files of a stream are, how to read them without writing, and who owns them."""
+"""Finds the files of a stream, reads them without writing, and sets their owner."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StreamFiles:
 
 
 def find_streams(directory: Path) -> list[StreamFiles]:
-    """The streams of a data directory, or the one whose own directory this is. Raises NoLog."""
+    """Return the streams of a data directory, or the one of a stream's directory. Raises NoLog."""
     if not directory.is_dir():
         raise NoLog(
             f"{directory} is not a directory",
@@ -87,23 +87,23 @@ def _is_stream(directory: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """What the small files of a stream say."""
+    """The contents of the small files of a stream."""
 
     manifest: Manifest | None
     problem: str  # what is wrong with the manifest; empty if there is none
     slot: SlotState | None
     recovery_point: int  # everything below it was fsynced
-    copies: tuple[str, ...] = ()  # what is wrong with one of the manifest's two copies
+    copies: tuple[str, ...] = ()  # problems of the manifest's two copies
 
     @property
     def acked_end(self) -> int:
-        """Everything below it may have been acked."""
+        """The offset below which everything may have been acked."""
         return max(self.recovery_point, self.slot.acked_end if self.slot else 0)
 
 
 def read_facts(stream: StreamFiles) -> StreamFacts:
-    """The slot is read before the manifest that is used: if a daemon writes in between, the files
-    can only hold more than the slot promised."""
+    """Read the small files. The slot is read before the manifest that is used: if a daemon writes
+    in between, the files can only hold more than the slot states."""
     try:
         while True:
             before = read_manifest(FILES, stream.path)
@@ -121,7 +121,7 @@ def read_facts(stream: StreamFiles) -> StreamFacts:
 
 
 def _problems_of_copies(directory: Path) -> tuple[str, ...]:
-    """Problems that persist: a daemon may write both copies between our two reads."""
+    """Return problems that persist: a daemon may write both copies between our two reads."""
     problems = find_manifest(FILES, directory).problems
     while problems:
         again = find_manifest(FILES, directory).problems
@@ -132,7 +132,7 @@ def _problems_of_copies(directory: Path) -> tuple[str, ...]:
 
 
 def _recovery_point(stream: StreamFiles, manifest: Manifest) -> int:
-    """From the clean marker or the recovery points; 0 when neither says anything usable."""
+    """Return the point from the clean marker or the recovery points; 0 if neither is usable."""
     if not manifest.segments:
         return 0
     states = read_known_states(FILES, stream.data_dir, stream.name)
@@ -141,7 +141,7 @@ def _recovery_point(stream: StreamFiles, manifest: Manifest) -> int:
 
 
 def stored_bytes(directories: Iterable[Path]) -> int:
-    """Size of the segments of these streams on disk."""
+    """Return the size of the segments of these streams on disk."""
     total = 0
     for directory in directories:
         for path in directory.glob("*.log"):
@@ -155,19 +155,19 @@ def stored_bytes(directories: Iterable[Path]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SegmentBytes:
-    """How much of a segment's file counts, and what is known of it before it is read."""
+    """The valid part of a segment's file, and the facts known before it is read."""
 
     file: OsFile
     base_offset: int
-    knows_end: bool  # the manifest says where the segment ends
+    knows_end: bool  # the manifest holds the end of the segment
     size: int  # no batch reaches past it
-    data_end: int  # between the two lie zeros allocated ahead
+    data_end: int  # from here to `size` there are zeros allocated ahead
     end_offset: int | None  # the offset at which the log continues at `data_end`, if that is known
     index: SparseIndex | None
     epochs: Epochs
 
     def walk(self) -> Iterator[Found | Missing]:
-        """Its batches and gaps. Raises OSError, UnsupportedFormat."""
+        """Yield the batches and gaps. Raises OSError, UnsupportedFormat."""
         return walk(
             self.file,
             self.base_offset,
@@ -187,7 +187,7 @@ def segment_bytes(
     *,
     is_active: bool,
 ) -> SegmentBytes:
-    """`is_active`: the manifest, if there is one, says nothing about the end of this segment."""
+    """Measure a segment. `is_active`: the manifest, if any, does not hold the segment's end."""
     epochs = manifest.epochs if manifest is not None else ()
     base, size = entry.base_offset, file.size()
     if manifest is None or is_active:
@@ -199,8 +199,8 @@ def segment_bytes(
 
 
 def segments_on_disk(directory: Path) -> list[SegmentEntry]:
-    """The segments by their file names, for a stream without a manifest: of each base offset the
-    newest generation."""
+    """Return the segments by their file names, for a stream without a manifest: the newest
+    generation of each base offset."""
     newest: dict[int, SegmentEntry] = {}
     for path in directory.glob("*.log"):
         base, _, generation = path.name.removesuffix(".log").partition(".")
@@ -214,8 +214,8 @@ def segments_on_disk(directory: Path) -> list[SegmentEntry]:
 
 
 def give_to_owner(directory: Path) -> None:
-    """Files that root has written must stay usable for the daemon's user, the owner of the
-    directory."""
+    """Give files that root has written to the owner of the directory, the daemon's user, so that
+    the daemon can use them."""
     if os.geteuid():
         return
     owner = directory.stat()
@@ -224,12 +224,12 @@ def give_to_owner(directory: Path) -> None:
 
 
 def existing_part(path: Path) -> Path:
-    """The path, or the nearest directory above it that is there. What may not be looked into, or
-    has a name that no file can have, is not there."""
+    """Return the path, or its nearest existing parent. A path that may not be accessed, or that no
+    file can have, counts as missing."""
     found = path.absolute()
     return next(one for one in (found, *found.parents) if _exists(one))
 
 
 def _exists(path: Path) -> bool:
-    """`Path.exists` raises for those two."""
+    """Return True if the path exists. `Path.exists` raises for the two cases above."""
     return os.path.exists(path)  # noqa: PTH110

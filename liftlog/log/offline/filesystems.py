@@ -1,7 +1,7 @@
-"""The two file systems of a repair: one only pretends to change files, and shows what would be
-done; the other changes them, after it has copied what is lost.
+"""The two file systems of a repair. One only pretends to change files, to show the planned changes;
+the other changes them after it has copied the bytes that get lost.
 
-The same code runs on both, so what is announced is what happens.
+The same code runs on both, so a repair does exactly what its plan shows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cut(NamedTuple):
 
 
 class _Bytes:
-    """The content of a file that was made in the pretended world."""
+    """The content of a file that exists only in the pretending file system."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -57,7 +57,7 @@ class _PretendedFile:
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         raw = b"".join(buffers)
         if not isinstance(self._source, _Bytes) and self.pread(len(raw), position) == raw:
-            return len(raw)  # recovery writes again what may be in the page cache only
+            return len(raw)  # recovery writes bytes again that may be in the page cache only
         data = self._own().data
         data.extend(bytes(max(position - len(data), 0)))
         data[position : position + len(raw)] = raw
@@ -87,7 +87,7 @@ class _PretendedFile:
             self._source.close()
 
     def _own(self) -> _Bytes:
-        """What may be changed: never a segment: only its size is pretended."""
+        """Return the content to change. Never for a segment, of which only the size may change."""
         if isinstance(self._source, _Bytes):
             return self._source
         if self.path.suffix == SEGMENT_SUFFIX:
@@ -100,7 +100,7 @@ class _PretendedFile:
 
 
 class PretendingFileSystem:
-    """Shows the files of another file system and keeps every change to itself.
+    """Shows the files of another file system and keeps every change in memory.
 
     `cuts` are the bytes that were cut off. Not thread-safe.
     """
@@ -124,7 +124,7 @@ class PretendingFileSystem:
         return _PretendedFile(self, path, self._beneath.open(path, writable=False))
 
     def made_from(self, path: Path, file: File) -> _Bytes:
-        """A copy of a small file, to be changed in its place."""
+        """Return a copy of a small file, which is changed in its place."""
         made = self._made[path] = _Bytes()
         made.data += file.pread(file.size(), 0)
         file.close()
@@ -137,7 +137,7 @@ class PretendingFileSystem:
         return 0 if path in self._made else self._beneath.modified_ns(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        if source not in self._made:  # put aside, and not looked at any more
+        if source not in self._made:  # set aside, and not read any more
             self._made[source] = _Bytes()
         self._made[target] = self._made.pop(source)
         self._gone.discard(target)
@@ -204,11 +204,11 @@ class _KeptFile:
 
 
 class KeepingFileSystem:
-    """Changes the files of another file system, each only after a copy of what is lost is durably
-    in `directory`, which is made with the first of them.
+    """Changes the files of another file system, after durable copies of the bytes that get lost.
 
-    A file that is replaced or removed is copied there under its own name, a tail that is cut off
-    as `<name>.<position>.tail`.
+    The copies go to `directory`, which is created with the first of them. A file that is replaced
+    or removed is copied there under its own name, a tail that is cut off as
+    `<name>.<position>.tail`.
     """
 
     def __init__(self, beneath: FileSystem, directory: Path) -> None:
@@ -282,7 +282,7 @@ class KeepingFileSystem:
         copy = self._beneath.open(target, create=True)
         try:
             for position in range(start, end, _COPY_BYTES):
-                # What cannot be read is zeros in the copy: there is nothing else to keep of it.
+                # Unreadable bytes become zeros in the copy.
                 piece = read_zeroed(file, min(_COPY_BYTES, end - position), position)
                 write_all(copy, [piece], position - start)
             copy.fdatasync()

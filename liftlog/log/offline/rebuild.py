@@ -1,11 +1,9 @@
-"""What can be made from the segments themselves: a manifest, as far as they prove it, and their
-indexes.
+"""Rebuilds a manifest from the segments themselves, as far as they prove it, and their indexes.
 
-Every batch says which offsets it stands for, so the segments of a stream show by themselves in
-which order they belong, where something is missing, and which file a rewrite has replaced. What
-they cannot tell is said: the log's start (what retention had hidden comes back), the stream's
-settings, and the incarnation, unless a checkpoint file knows it and the slot or a batch border
-bears it out.
+Every batch holds its offsets, so the segments of a stream alone show their order, missing offsets,
+and which files a rewrite has replaced. They do not show the log's start (records that retention had
+hidden come back), the stream's settings, and the incarnation, unless a checkpoint file has it and
+the slot or a batch border confirms it. The result names what it could not find.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _SEGMENT_NAME = re.compile(r"(\d{20})(?:\.(\d+))?\.log")
 
 @dataclass(slots=True)
 class Chain:
-    """What one segment file holds, by its own account."""
+    """The content of one segment file, according to its own batches."""
 
     base_offset: int
     generation: int
@@ -77,7 +75,7 @@ class Rebuilt:
     manifest: Manifest
     notes: list[str]
     superseded: list[str]
-    """Segment files that others stand in for."""
+    """Segment files that others replace."""
 
 
 def rebuild_manifest(
@@ -86,10 +84,10 @@ def rebuild_manifest(
     states: Sequence[ActiveState],
     metadata: Mapping[str, Any],
 ) -> Rebuilt | None:
-    """The manifest that the files prove, None when no segment holds a batch.
+    """Build the manifest that the files prove; None if no segment holds a batch.
 
-    `states` is what recovery points and clean marker say of a stream of this name. Raises
-    CorruptMetadata when the segments contradict each other, OSError, UnsupportedFormat.
+    `states` are the entries of recovery points and clean marker for a stream of this name. Raises
+    CorruptMetadata if the segments contradict each other, OSError, UnsupportedFormat.
     """
     chains = _chains(fs, directory)
     if not any(chain.borders for chain in chains):
@@ -118,7 +116,8 @@ def rebuild_manifest(
         quarantined=tuple(lost),
         tombstones_removed_below=max(compacted, default=0),
         replicated=metadata.get("settings", {}).get("replicas", 1) > 1,
-        # Below `fsync`, offsets that may have been acked before the fsync are not assigned again.
+        # With a durability below `fsync`, offsets that may have been acked before the fsync are not
+        # assigned again.
         acks_before_sync=metadata.get("settings", {}).get("durability", "fsync") != "fsync",
         metadata=dict(metadata),
     )
@@ -169,11 +168,11 @@ def _read(fs: FileSystem, path: Path, base_offset: int, generation: int) -> Chai
 
 
 def _tiling(chains: Sequence[Chain]) -> list[Chain]:
-    """The files that make up the log, oldest first.
+    """Return the files that make up the log, oldest first.
 
-    A rewritten segment stands in for the files whose offsets it holds; it is taken if it is whole,
-    for a crash may have left it half written. Either way the newest value of each key is in what
-    is taken, since a rewrite removes only what newer records outdate.
+    A rewritten segment replaces the files whose offsets it holds, but only if it is whole, since a
+    crash may have left it half written. In both cases the chosen files hold the newest value of
+    each key, since a rewrite removes only records that newer ones supersede.
     """
     chosen: list[Chain] = []
     end = 0
@@ -190,7 +189,7 @@ def _tiling(chains: Sequence[Chain]) -> list[Chain]:
             ),
         )
         if chosen and base < end:
-            # A later generation inside a segment is what was appended after it had been truncated.
+            # A later generation inside a segment was appended after a truncation of it.
             newer = best.next_offset > end or best.generation > chosen[-1].generation
             if newer and best.borders:
                 raise CorruptMetadata(
@@ -207,7 +206,7 @@ def _tiling(chains: Sequence[Chain]) -> list[Chain]:
 def _listed(
     chosen: Sequence[Chain], states: Iterable[ActiveState]
 ) -> tuple[list[SegmentEntry], list[QuarantinedRange]]:
-    """The entries, and what is lost inside and between them."""
+    """Return the entries, and the lost ranges inside and between them."""
     entries, lost = [], []
     for number, chain in enumerate(chosen):
         entry, name = chain.entry(), chain.file_name
@@ -235,7 +234,7 @@ def _listed(
         for state in states
     )
     if last.generation and not was_active:
-        # Written by a rewrite and sealed: what is appended goes into a file of its own.
+        # Written by a rewrite and sealed: appends need another file.
         entries.append(SegmentEntry(base_offset=last.next_offset, next_offset=last.next_offset))
     return entries, lost
 
@@ -247,8 +246,8 @@ def _with_identity(
     chosen: Sequence[Chain],
     manifest: Manifest,
 ) -> Manifest | None:
-    """With incarnation and generation from a state that provably is of this very stream, not of
-    an older one of the same name."""
+    """Return the manifest with incarnation and generation from a state that provably belongs to
+    this stream, not to an older one of the same name."""
     by_base = {(chain.base_offset, chain.generation): chain for chain in chosen}
     for state in states:
         for generation in range(max(chain.generation for chain in chosen) + 1):
@@ -275,7 +274,7 @@ def _epochs(chosen: Sequence[Chain]) -> list[tuple[int, int]]:
 
 
 class StaleIndex(NamedTuple):
-    """The index of a sealed segment that has to be rebuilt, and why."""
+    """The index of a sealed segment that must be rebuilt, and the reason."""
 
     segment: Segment
     reason: str
@@ -329,9 +328,9 @@ def _what_is_wrong(fs: FileSystem, segment: Segment, manifest: Manifest) -> str:
 
 
 def _disagreement(file: File, segment: Segment, index: SparseIndex, manifest: Manifest) -> str:
-    """Where the index leads elsewhere than the headers do, or leaves out what it should have.
+    """Describe where the index contradicts the headers, or lacks an entry; empty if nowhere.
 
-    Entries that point into damage are kept: readers continue there.
+    Entries that point into damage are valid: readers continue there.
     """
     known = manifest.quarantined_in(segment.path.name)
     start = IndexEntry(segment.base_offset, 0)

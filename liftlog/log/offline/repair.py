@@ -1,10 +1,10 @@
-"""Repair of one stream: a plan, then the same steps for real.
+"""Repairs one stream: makes a plan, then carries out the same steps.
 
-In order: the manifest is rebuilt if it cannot be read; damaged ranges are quarantined, so that
-readers get an error and compaction leaves them alone, and those that read well are lifted; then
-recovery, the same code as when the daemon starts, decides on the end of the active segment. After a
-crash at any point, another run completes the repair: each step is one durable change, which the
-next run finds done.
+First the manifest is rebuilt if it cannot be read. Then damaged ranges are quarantined, so that
+readers get an error and compaction skips them, and the quarantine of readable ranges is lifted.
+Last, recovery (the same code as at a start of the daemon) decides about the end of the active
+segment. After a crash at any point, another run completes the repair: each step is one durable
+change, which the next run finds done.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SAY_SETTINGS = "say --subject, and --set for what else was set; the rest gets it
 
 @dataclass(slots=True)
 class Repair:
-    """One stream to repair. `metadata` is what a rebuilt manifest gets; without it a stream whose
+    """The repair of one stream. A rebuilt manifest gets `metadata`; without it a stream whose
     manifest is lost is refused with CorruptMetadata."""
 
     directory: Path
@@ -55,12 +55,12 @@ class Repair:
     boot_id: str | None = None
 
     def plan(self, fs: FileSystem) -> list[Finding]:
-        """The steps that `run` would take; nothing is changed. Raises CorruptMetadata, OSError,
+        """Return the steps that `run` would take; changes nothing. Raises CorruptMetadata, OSError,
         UnsupportedFormat."""
         return self.run(PretendingFileSystem(fs))
 
     def run(self, fs: PretendingFileSystem | KeepingFileSystem) -> list[Finding]:
-        """Do it, durably, and tell what was done. Errors as for `plan`."""
+        """Repair the stream, durably, and return the steps taken. Raises the errors of `plan`."""
         steps: list[Finding] = []
         manifest, problems = self._manifest(fs)
         steps += [Finding(MANIFEST, f"{problem}; the other copy is used") for problem in problems]
@@ -81,7 +81,7 @@ class Repair:
             steps += map(_lifted_step, lifted)
             steps += map(_quarantine_step, found)
             known = [bad for bad in manifest.quarantined if bad not in lifted]
-            # Compaction has passed over files with damage, and has to look at them again.
+            # Compaction has skipped files with damage, and must process them again.
             cleaned = min([manifest.cleaned_below, *(bad.first_offset for bad in lifted)])
             manifest = manifest.with_changes(
                 quarantined=merged(known, [*judged.still, *found]), cleaned_below=cleaned
@@ -107,7 +107,7 @@ class Repair:
         return steps
 
     def _manifest(self, fs: FileSystem) -> tuple[Manifest | None, tuple[str, ...]]:
-        """With what is wrong with one of its two copies."""
+        """Return the manifest, rebuilt if necessary, and the problems of its two copies."""
         try:
             found = find_manifest(fs, self.directory)
         except CorruptMetadata:
@@ -132,7 +132,7 @@ class Repair:
             fs.fsync_directory(self.directory)
 
     def _trusted(self, manifest: Manifest) -> ActiveState | None:
-        """The state from which recovery continues; it does not look at anything before."""
+        """Return the state from which recovery continues, without examining anything before."""
         known = self.states.of(manifest.incarnation, manifest.segments[-1])
         return max(known, key=lambda state: state.next_offset, default=None)
 
@@ -159,8 +159,8 @@ class Repair:
 
 @dataclass(slots=True)
 class PlannedRepair:
-    """The repair of one stream of a directory. `kept_in` and `damage_left` are known once it is
-    carried out."""
+    """The planned repair of one stream of a directory. `carry_out` sets `kept_in` and
+    `damage_left`."""
 
     stream: StreamFiles
     repair: Repair
@@ -169,7 +169,7 @@ class PlannedRepair:
     damage_left: int | None = None
 
     def carry_out(self) -> None:
-        """Repair the stream, keep a copy of all that is changed, and verify what is there then.
+        """Repair the stream, keep a copy of everything that changes, and verify the result.
 
         Durable on return. Raises CorruptMetadata, OSError, UnsupportedFormat.
         """
@@ -193,14 +193,14 @@ class PlannedRepair:
 
 
 def plan_repair(stream: StreamFiles, metadata: Mapping[str, Any] | None) -> PlannedRepair:
-    """What repair would do to this stream; nothing is changed. Errors as for `Repair.plan`."""
+    """Plan the repair of this stream; changes nothing. Raises the errors of `Repair.plan`."""
     fs = OsFileSystem()
     repair = Repair(stream.path, read_known_states(fs, stream.data_dir, stream.name), metadata)
     return PlannedRepair(stream, repair, repair.plan(fs))
 
 
 def salvaged_settings(directory: Path) -> str:
-    """What a manifest that fails its check says of the stream's settings, as JSON, for an operator
+    """Return the stream's settings from a manifest that fails its check, as JSON, for an operator
     to judge; empty if it cannot be read at all."""
     try:
         _, _, body = (directory / MANIFEST_NAME).read_bytes().partition(b"\n")

@@ -1,9 +1,9 @@
-"""Judge a stream's files: what is damaged, what is known to be lost, what is only unfinished.
+"""Verifies a stream's files: reports damage, recorded losses and unfinished tails.
 
-Damage is what a reader was promised and does not get. Bytes after the last whole batch that were
+Damage means acked records that a reader does not get. Bytes after the last whole batch that were
 never acked are not damage: a running daemon is writing them, or the next start cuts them off.
 
-A `Finding` has the same form for what verify finds and for what repair does about it.
+A `Finding` describes both a problem that verify finds and a step of a repair.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ RECOVERY = "recovery"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or one step of a repair, and where.
+    """One problem, or one step of a repair, and its place.
 
-    `kind` of what verify finds: damage; known (a daemon found and quarantined it before); note
-    (harmless). `kind` of a step: manifest (written again), quarantine (a range that readers are
-    told of), lifted (a quarantined range that reads well), tail (bytes that are cut off), recovery
-    (what recovery did besides).
+    `kind` of a problem: damage; known (a daemon found and quarantined it before); note (harmless).
+    `kind` of a step: manifest (written again), quarantine (readers get an error for the range),
+    lifted (a quarantined range that is readable), tail (bytes that are cut off), recovery (other
+    actions of recovery).
 
-    The offsets are [first_offset, next_offset), None where it is not about offsets.
+    The offsets are [first_offset, next_offset), None if it does not concern offsets.
     """
 
     kind: str
@@ -149,7 +149,7 @@ class _Verification:
     def _lost(
         self, text: str, segment: str, position: int | None, first: int, following: int
     ) -> None:
-        """Offsets that hold nothing: damage, unless it is known or below the log's start."""
+        """Report offsets without records: damage, unless recorded or below the log's start."""
         if following <= self.log_start:
             self._add(NOTE, f"below the log's start: {text}", segment, position, first, following)
         elif not is_covered(first, following, self.quarantined):
@@ -173,7 +173,7 @@ class _Verification:
             self._missing_segment(entry, is_active=is_last)
 
     def _missing_segment(self, entry: SegmentEntry, *, is_active: bool) -> None:
-        """Retention may have deleted it since the manifest was read."""
+        """Report a missing segment, unless retention deleted it since the manifest was read."""
         now = read_manifest(FILES, self.stream.path) if self.facts.manifest else None
         if now is not None and entry.file_name not in {s.file_name for s in now.segments}:
             self._add(NOTE, "deleted by the daemon meanwhile", entry.file_name)
@@ -190,7 +190,7 @@ class _Verification:
         self.expected = max(following, entry.base_offset)
 
     def _batches(self, entry: SegmentEntry, file: OsFile, *, is_active: bool) -> None:
-        """`is_active`: the manifest says nothing about the end of this segment."""
+        """Check the batches. `is_active`: the manifest does not hold the segment's end."""
         name = entry.file_name
         found = segment_bytes(
             self.stream.path, entry, file, self.facts.manifest, is_active=is_active
@@ -255,7 +255,7 @@ class _Verification:
             self._add(NOTE, text, name, bad.position, bad.first_offset, bad.next_offset)
 
     def _bad_end(self, entry: SegmentEntry, item: Missing, *, knows_end: bool) -> int:
-        """Damage with nothing good after it; returns the offset at which the log continues."""
+        """Report damage with nothing good after it; return the offset where the log continues."""
         after_header = item.header.next_offset if item.header is not None else item.first_offset
         following = max(entry.next_offset if knows_end else self.facts.acked_end, after_header)
         if following > item.first_offset:
@@ -265,7 +265,7 @@ class _Verification:
         return following
 
     def _is_unfinished(self, file: OsFile, item: Missing, data_end: int, epoch: int) -> bool:
-        """Whether the next start would cut this tail off because it cannot have been acked."""
+        """True if the next start would cut this tail off because it cannot have been acked."""
         facts = self.facts
         if facts.manifest is None or item.size_bytes == 0:
             return False

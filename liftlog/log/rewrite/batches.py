@@ -19,15 +19,15 @@ from liftlog.records.format import MAX_TIMESTAMP_DELTA_US
 from liftlog.records.header import BatchHeader, parse_header
 
 MAX_MERGED_RECORDS = 4096
-_OVERHEAD_BYTES = 256  # of a batch: header, a subject or a few, padding
+_OVERHEAD_BYTES = 256  # per batch: header, a few subjects, padding
 
 
 class BatchMerger:
-    """Puts what is left of small batches together, and writes large ones as they are.
+    """Joins the remaining records of small batches, and writes large batches unchanged.
 
-    No record changes: neither offset nor stamp. Batches of different epochs are never put
-    together, so that where an epoch begins stays in the log; where all records of an epoch are
-    gone, or the first ones of a segment, an empty batch keeps their place.
+    No record changes its offset or timestamp. Batches of different epochs are never joined, so the
+    log keeps the place where each epoch begins. If all records of an epoch are gone, or the first
+    ones of a segment, an empty batch takes their place.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class BatchMerger:
         target_bytes: int = TARGET_BATCH_BYTES,
         compression: str = "none",
     ) -> None:
-        """`compression` is for batches that are put together; others stay as they are."""
+        """`compression` applies to joined batches; others stay as they are."""
         self._writer = writer
         self._codec = codec_named(compression)
         self._target_bytes = target_bytes - _OVERHEAD_BYTES
         self.batches_out = 0
-        self._first: BatchHeader | None = None  # of what waits; its records may be gone
+        self._first: BatchHeader | None = None  # of the pending records; its own may be gone
         self._next_offset = 0
         self._parts: list[Columns] = []
         self._size = 0
@@ -50,7 +50,7 @@ class BatchMerger:
         self._stamps = (0, 0)
 
     def add(self, chunk: Chunk) -> None:
-        """A chunk whose records all stay."""
+        """Add a chunk of which all records stay."""
         if not chunk.is_one_batch:
             self.add_records(chunk.columns(), chunk.header, divisible=True)
         elif not chunk.header.record_count:
@@ -64,7 +64,7 @@ class BatchMerger:
     def add_records(
         self, columns: Columns, header: BatchHeader, *, divisible: bool = False
     ) -> None:
-        """What is left, at least one record, of the offsets of this header.
+        """Add the remaining records, at least one, of the offsets of this header.
 
         Records of one batch stay together. Those of several are `divisible`.
         """
@@ -83,7 +83,7 @@ class BatchMerger:
         self._append(columns, header, stamps)
 
     def skip(self, header: BatchHeader) -> None:
-        """A batch without a record left."""
+        """Add a batch of which no record stays."""
         if self._first is not None:
             if self._is_near(header):
                 self._next_offset = header.next_offset
@@ -94,7 +94,7 @@ class BatchMerger:
             self._next_offset = header.next_offset
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the pending records."""
         first = self._first
         if first is None:
             return
@@ -124,7 +124,7 @@ class BatchMerger:
         self._write(raw, parse_header(raw))
 
     def _is_near(self, header: BatchHeader) -> bool:
-        """Whether what waits may become one batch with these offsets."""
+        """True if the pending records can share a batch with these offsets."""
         first = self._first
         return first is not None and (
             first.leader_epoch == header.leader_epoch
@@ -132,7 +132,7 @@ class BatchMerger:
         )
 
     def _divide(self, columns: Columns, header: BatchHeader) -> None:
-        """Fill up batches one after the other, each up to the record that does not fit."""
+        """Fill batches one after the other, each up to the record that does not fit."""
         count, sizes, offsets = len(columns), columns.sizes(), columns.offsets
         first = 0
         while first < count:
@@ -154,7 +154,7 @@ class BatchMerger:
             first = end
 
     def _fitting_stamps(self, timestamps_ns: Offsets) -> int:
-        """How many of these records can go into the batch that waits, or into one of their own."""
+        """Return how many of these records fit into the pending batch, or into a new one."""
         if not len(timestamps_ns):
             return 0
         waiting = self._stamps if self._parts else (int(timestamps_ns[0]),) * 2

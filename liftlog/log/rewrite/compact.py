@@ -1,14 +1,14 @@
 """Key compaction of sealed segments.
 
-A pass reads twice: first the dirty part, to map the newest offset of each key; then, group by
-group (see compaction/planning.py), the sources, to write what stays of them. A file is begun only
-when the first record to drop was found; so a segment in which nothing dies stays as it is.
+A pass reads twice: first the dirty part, to map the newest offset of each key; then the sources,
+group by group (see compaction/planning.py), to write the records that stay. It creates a file only
+after it has found the first record to drop, so a segment without one stays as it is.
 
-When memory for keys is used up, the pass ends at the offset reached: it is a whole pass over a
+When the memory for keys is used up, the pass ends at the offset reached: it is a whole pass over a
 shorter dirty part, and the next one continues from there, with the same result.
 
-A source is always read to its end before anything is made of it, so a damaged one can not pass
-for a short one.
+A source is always read to its end before its records are used, so a damaged source cannot pass for
+a short one.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def compact(
     progress: OnProgress = no_progress,
     throttle: Throttle = no_throttle,
 ) -> CompactResult:
-    """Write what stays of `job.sources` into new files. They and the directory are fsynced.
+    """Write the records of `job.sources` that stay into new files; fsyncs these and the directory.
 
-    Changes no file that was there. Raises SourceDamaged when a source cannot be read to its end,
-    OSError when a file operation fails (ENOSPC among them); then it has removed what it wrote.
+    Changes no existing file. Raises SourceDamaged if a source cannot be read to its end, OSError if
+    a file operation fails (for example ENOSPC); then it has removed its new files.
     """
     written: list[str] = []
     with ExitStack() as on_error:
@@ -66,14 +66,14 @@ def compact(
 
 
 class _Tally:
-    """What was found in the sources of a group."""
+    """Counts and findings for the sources of a group."""
 
     __slots__ = ("horizon_ns", "records", "removed_below")
 
     def __init__(self) -> None:
         self.records = 0
-        self.horizon_ns: int | None = None  # when the tombstones that stay may go
-        self.removed_below = 0  # the offset after the newest tombstone whose time was over
+        self.horizon_ns: int | None = None  # when the remaining tombstones may be removed
+        self.removed_below = 0  # the offset after the newest expired tombstone
 
     def keeps_tombstones(self, horizon_ns: int) -> None:
         self.horizon_ns = max(self.horizon_ns or horizon_ns, horizon_ns)
@@ -95,7 +95,7 @@ class _Pass:
         self._throttle = throttle
         self._progress = _Meter(job, progress)
         self._written = written
-        # At most a quarter of the memory for a bit per offset; later offsets are looked up.
+        # At most a quarter of the memory holds a bit per offset; later offsets are looked up.
         reach = job.plan.dirty_from + 8 * (job.memory_bytes // 4)
         self._superseded = OffsetMarks(job.plan.dirty_from, min(job.plan.dirty_end, reach))
         self._map = KeyMap(max(job.memory_bytes - self._superseded.memory_used_bytes, 1))
@@ -140,7 +140,7 @@ class _Pass:
         self._mapped_end = self._plan.dirty_end
 
     def _map_source(self, source: SegmentEntry) -> bool:
-        """False when memory is used up; `_mapped_end` then says where."""
+        """Map the keys of a source. Returns False if the memory is used up, at `_mapped_end`."""
         job = self._job
         for window in self._windows(source):
             self._progress.advance("map", window)
@@ -191,7 +191,7 @@ class _Pass:
         self._bytes_out += sum(entry.size_bytes for entry in entries)
 
     def _copy_group(self, group: range, tally: _Tally, merger: BatchMerger) -> bool:
-        """Hand what stays to `merger`; False, and nothing handed over, if that is everything."""
+        """Pass the remaining records to `merger`. If all stay, passes nothing and returns False."""
         writing = len(group) > 1
         for number in group:
             with blaming(self._job.sources[number]):
@@ -216,7 +216,7 @@ class _Pass:
         return writing
 
     def _copy_start(self, source: SegmentEntry, end_offset: int, merger: BatchMerger) -> None:
-        """Hand over the batches before `end_offset`; all their records stay."""
+        """Pass on the batches before `end_offset`, of which all records stay."""
         if end_offset > source.base_offset:
             for window in self._windows(source):
                 if window[0].header.base_offset >= end_offset:
@@ -225,7 +225,7 @@ class _Pass:
                     self._hand_over(chunk, None, merger)
 
     def _judge(self, chunks: list[Chunk], number: int, tally: _Tally) -> list[Flags | None]:
-        """Which records of each chunk stay; None: all, for they have no keys."""
+        """Return which records of each chunk stay; None: all, since they have no keys."""
         source, drop = self._job.sources[number], self._plan.drop_tombstones[number]
         tally.records += sum([chunk.record_count for chunk in chunks])
         keeps: list[Flags | None] = [None] * len(chunks)
@@ -252,10 +252,10 @@ class _Pass:
         return keeps
 
     def _newest(self, keys: KeyColumn, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each record the newest offset known for its key, or one that compares alike.
+        """Return for each record the newest offset of its key, or one that compares the same.
 
-        Of a record that was mapped it is known from then whether a newer one came, which saves
-        looking up its key again; any newer offset stands for that one.
+        For a mapped record, a mark already shows if a newer one exists, so its key need not be
+        looked up again. Any newer offset can then stand for the newest one.
         """
         if int(offsets[-1]) < self._plan.dirty_from:
             return self._map.newest(keys)
@@ -271,7 +271,7 @@ class _Pass:
         return newest
 
     def _hand_over(self, chunk: Chunk, keep: Flags | None, merger: BatchMerger) -> None:
-        """The records that stay; those that readers cannot see any more stay behind."""
+        """Pass on the records that stay, without those that readers can no longer see."""
         header, start = chunk.header, self._job.log_start_offset
         if header.next_offset <= start or (keep is not None and not keep.any()):
             merger.skip(header)
@@ -288,7 +288,7 @@ class _Pass:
 
 
 class _Meter:
-    """Sums up the bytes that were read."""
+    """Adds up the bytes that were read."""
 
     def __init__(self, job: CompactJob, progress: OnProgress) -> None:
         self._report = progress
@@ -303,8 +303,8 @@ class _Meter:
 
 
 def _without_gaps(job: CompactJob) -> Iterator[range]:
-    """The groups, cut where offsets are missing between two sources: they were lost, and a new
-    segment over them would look as if they had been compacted away."""
+    """Yield the groups, split where offsets are missing between two sources. These were lost; a new
+    segment that covers them would look as if they had been compacted away."""
     for first, end in job.plan.groups:
         start = first
         for i in range(first + 1, end):
@@ -315,7 +315,7 @@ def _without_gaps(job: CompactJob) -> Iterator[range]:
 
 
 def dirty_sources(job: CompactJob) -> list[SegmentEntry]:
-    """The sources that hold some of the dirty part, oldest first."""
+    """Return the sources that overlap the dirty part, oldest first."""
     return [
         source
         for first, end in job.plan.groups
@@ -325,7 +325,7 @@ def dirty_sources(job: CompactJob) -> list[SegmentEntry]:
 
 
 def key_column(parts: Sequence[KeyedRecords]) -> KeyColumn:
-    """The keys as the key map takes them."""
+    """Return the keys in the form that the key map takes."""
     keys = concat_binary([part.keys for part in parts])
     assert keys.valid is not None
     return KeyColumn(keys.ends, keys.data, keys.valid)
@@ -336,7 +336,7 @@ def offset_column(parts: Sequence[KeyedRecords]) -> NDArray[np.int64]:
 
 
 def tombstones(parts: Sequence[KeyedRecords], keys: KeyColumn) -> Flags:
-    """Which records are a key without a value."""
+    """Return which records are tombstones: a key without a value."""
     if all(part.has_value is None for part in parts):
         return np.zeros(len(keys.valid), np.bool_)
     has_value = [
@@ -359,17 +359,17 @@ class OffsetMarks:
         return self._bits.nbytes
 
     def mark(self, offsets: Offsets) -> None:
-        """In any order, and more than once if need be."""
+        """Mark offsets, in any order and with repetitions."""
         relative = offsets - self.first_offset
         relative = relative.compress(offsets < self.end_offset)
         places, bits = relative >> 3, relative & 7
         for bit in range(8):
-            # In one assignment a byte may come twice: both times with the same bit, so it is set.
+            # A byte may occur twice in one assignment, but with the same bit, so that bit is set.
             chosen = places.compress(bits == bit)
             self._bits[chosen] = self._bits.take(chosen) | np.uint8(1 << bit)
 
     def marked(self, offsets: Offsets) -> Flags:
-        """Which of these are; all of them lie in the range."""
+        """Return which of these offsets are marked; all must lie in the range."""
         relative = offsets - self.first_offset
         bits = self._bits.take(relative >> 3) >> (relative & 7).astype(np.uint8)
         return (bits & np.uint8(1)).view(np.bool_)

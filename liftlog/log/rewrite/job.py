@@ -1,14 +1,13 @@
-"""Input and outcome of a rewriting job, plain values that cross a process border; and applying the
-outcome.
+"""Input and result of a rewriting job, plain values that cross a process border; and the functions
+that apply a result to the log.
 
-Jobs read sealed segments and write new files beside them; they change nothing that is there.
-`epochs` are those of the manifest: they help to tell batches that do not belong there. The indexes
-of segments name the `incarnation` of the log; of a job that knows none, those that it writes are
-rebuilt, and those of any log will do.
-The daemon applies the outcome with `Log.replace_segments`, in the order that keeps every crash
-between two steps safe, or discards the new files.
+Jobs read sealed segments and write new files beside them; they change no existing file. `epochs`
+are those of the manifest: they help to detect misplaced batches. The indexes of segments name the
+`incarnation` of the log. A job without one accepts the indexes of any log, and the indexes that it
+writes are rebuilt later. The daemon applies the result with `Log.replace_segments`, in an order
+that makes a crash between two steps safe, or discards the new files.
 
-All of it goes through `to_dict` and `from_dict` as values that JSON can carry.
+All values pass through `to_dict` and `from_dict`, in a form that JSON can represent.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from liftlog.log.log import Log
 from liftlog.log.segment.derived import files_of
 
 TARGET_BATCH_BYTES = 64 * 1024
-"""What small batches are put together to."""
+"""Size to which small batches are joined: 64 KiB."""
 
 Epochs = tuple[tuple[int, int], ...]
 
@@ -39,7 +38,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 class _CrossesProcesses:
-    """A dataclass that becomes plain values on one side and itself again on the other."""
+    """A dataclass that is converted to plain values in one process and back in another."""
 
     __slots__ = ()
 
@@ -50,14 +49,14 @@ class _CrossesProcesses:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
-        """Raises pydantic.ValidationError."""
+        """Build it from plain values. Raises pydantic.ValidationError."""
         kind: Any = cls
         value: Self = _adapter(kind).validate_python(content)
         return value
 
 
 class Progress(NamedTuple):
-    """How far a job is. `phase` is one of "map", "rewrite", "verify", "sketch"."""
+    """Progress of a job. `phase` is one of "map", "rewrite", "verify", "sketch"."""
 
     phase: str
     done_bytes: int
@@ -65,17 +64,17 @@ class Progress(NamedTuple):
 
 
 OnProgress = Callable[[Progress], None]
-"""Called now and then from within the job. Raising from it ends the job and removes its files."""
+"""Called from time to time by the job. An exception from it ends the job and removes its files."""
 
 Throttle = Callable[[int], None]
-"""Called with bytes that are about to be read or were written; sleeps to hold a rate. May raise."""
+"""Called with the number of bytes to be read or just written; sleeps to keep a rate. May raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactJob(_CrossesProcesses):
     """Keep the newest record of each key, in one stream.
 
-    `plan` is what `compaction.plan_compaction` decided; `sources` are the segments that take part:
+    `plan` is the result of `compaction.plan_compaction`; `sources` are the segments that take part:
     consecutive and sealed, oldest first, beginning with the oldest that the manifest lists.
     """
 
@@ -94,13 +93,13 @@ class CompactJob(_CrossesProcesses):
 
     @property
     def generation(self) -> int:
-        """The generation of all files that this job writes."""
+        """Generation of all files that this job writes."""
         return _next_generation(self.sources)
 
 
 @dataclass(frozen=True, slots=True)
 class RebatchJob(_CrossesProcesses):
-    """Rewrite one sealed segment with its small batches put together. No record changes."""
+    """Rewrite one sealed segment with its small batches joined. No record changes."""
 
     directory: str
     source: SegmentEntry
@@ -116,7 +115,7 @@ class RebatchJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class ScrubJob(_CrossesProcesses):
-    """Verify one sealed segment; `quarantined` is what is known to be damaged in it."""
+    """Verify one sealed segment; `quarantined` is its damage that is recorded already."""
 
     directory: str
     source: SegmentEntry
@@ -127,8 +126,8 @@ class ScrubJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class SketchJob(_CrossesProcesses):
-    """Make the sketch of one sealed, undamaged segment, and its subject index; `lineage` is the
-    log's."""
+    """Make the sketch of one sealed, undamaged segment, and its subject index; `lineage` is that of
+    the log."""
 
     directory: str
     source: SegmentEntry
@@ -139,7 +138,8 @@ class SketchJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class SketchResult(_CrossesProcesses):
-    """`size_bytes`, of what was written, is 0 if the segment is damaged, or nothing was missing."""
+    """Result of a SketchJob. `size_bytes` of the new files is 0 if the segment is damaged or had
+    both files."""
 
     file: str
     size_bytes: int
@@ -147,7 +147,7 @@ class SketchResult(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where in a patch the batches for [first_offset, next_offset) lie."""
+    """The place in a patch of the batches for [first_offset, next_offset)."""
 
     first_offset: int
     next_offset: int
@@ -157,8 +157,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MendJob(_CrossesProcesses):
-    """Write one sealed segment again, with what another replica has in the place of what is
-    damaged: the `pieces` of the file `patch`, which lies beside the segment."""
+    """Write one sealed segment again, with its damaged parts replaced by those of another replica:
+    the `pieces` of the file `patch`, which lies beside the segment."""
 
     directory: str
     source: SegmentEntry
@@ -174,7 +174,7 @@ class MendJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Files that give way, consecutive in the manifest, and the segments in their place."""
+    """Files to replace, consecutive in the manifest, and the segments that replace them."""
 
     old: tuple[str, ...]
     new: tuple[SegmentEntry, ...]
@@ -186,13 +186,15 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class CompactResult(_CrossesProcesses):
-    """Apply `swaps` in order, `tombstones_removed_below` with the first of them and
-    `cleaned_below` and `horizons` with or after the last; `swap.apply_compaction` does.
+    """Result of a CompactJob.
 
-    `horizons` are of segments that stay as they are: file name -> delete_horizon_ns, None when no
-    tombstone is left to wait for. `complete` is false when memory was used up before `dirty_end`:
-    another pass, from `cleaned_below` on, does the rest. Records and bytes count the segments
-    that were looked at, before and after.
+    `apply_compaction` applies `swaps` in order, `tombstones_removed_below` with the first of them,
+    and `cleaned_below` and `horizons` with or after the last.
+
+    `horizons` are those of segments that stay as they are: file name -> delete_horizon_ns, None if
+    no tombstone is left. `complete` is false if the memory was used up before `dirty_end`: another
+    pass, from `cleaned_below` on, does the rest. Records and bytes are counted over the examined
+    segments, before and after.
     """
 
     swaps: tuple[Swap, ...]
@@ -214,7 +216,7 @@ class CompactResult(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class RebatchResult(_CrossesProcesses):
-    """`swaps` is empty when the segment would not become any better."""
+    """Result of a RebatchJob. `swaps` is empty if the segment would not improve."""
 
     swaps: tuple[Swap, ...]
     records: int
@@ -230,7 +232,7 @@ class RebatchResult(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class MendResult(_CrossesProcesses):
-    """`mended` are the ranges of offsets that came from the patch."""
+    """Result of a MendJob. `mended` are the ranges of offsets that came from the patch."""
 
     swaps: tuple[Swap, ...]
     mended: tuple[tuple[int, int], ...]
@@ -244,11 +246,12 @@ class MendResult(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class ScrubResult(_CrossesProcesses):
-    """`damaged` are ranges that were not known before, ready for `Log.quarantine`.
+    """Result of a ScrubJob.
 
-    `damaged` was not known before. `lifted` are known ranges that read well now, in part at least,
-    and `still` is what of them is damaged (`readable_again`). `index_damaged`: the index file is
-    missing, of another segment or contradicts this one; it can be rebuilt.
+    `damaged` are new ranges, ready for `Log.quarantine`. `lifted` are recorded ranges that are
+    readable now, at least in part, and `still` are their damaged parts (`readable_again`).
+    `index_damaged`: the index file is missing, of another segment or contradicts this one; it can
+    be rebuilt.
     """
 
     file: str
@@ -261,7 +264,8 @@ class ScrubResult(_CrossesProcesses):
 
 
 def _next_generation(sources: Sequence[SegmentEntry]) -> int:
-    """A generation that no file of these offsets ever had: each rewriting takes a higher one."""
+    """Return a generation that no file of these offsets ever had: each rewrite takes a higher
+    one."""
     return max(source.generation for source in sources) + 1
 
 
@@ -270,20 +274,20 @@ def path_of(directory: str | Path, entry: SegmentEntry) -> Path:
 
 
 def no_progress(progress: Progress) -> None:
-    """For callers that do not show progress."""
+    """Ignore progress, for callers that do not show it."""
 
 
 def no_throttle(size_bytes: int) -> None:
-    """As fast as the machine goes."""
+    """Do not limit the rate."""
 
 
 def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None) -> int:
-    """Swap in what `compact` wrote; returns the bytes freed. Blocking; raises what the log raises.
+    """Swap in the files of `compact`; returns the bytes freed. Blocking. Raises the log's errors.
 
-    Oldest first: a tombstone goes at the earliest with the swap that removes its key from the
-    segments before it. That tombstones are gone is on disk before the first of them is, and that
-    the range is compacted only when all of it is. So after a crash between two swaps the next pass
-    does the rest. When a swap is refused, the files of the swaps not made are to be discarded.
+    Swaps the oldest segments first: so a tombstone is removed no earlier than its key in the
+    segments before it. The manifest records the removal of tombstones with the first swap, and the
+    compacted range only with the last. So after a crash between two swaps the next pass does the
+    rest. If a swap is refused, discard the files of the swaps that were not made.
     """
     freed = 0
     removed_below = result.tombstones_removed_below or None
@@ -303,19 +307,19 @@ def apply_compaction(log: Log, result: CompactResult, lineage: str | None = None
 
 
 def apply_rebatch(log: Log, result: RebatchResult, lineage: str | None = None) -> int:
-    """Swap in what `rebatch` wrote; returns the bytes freed."""
+    """Swap in the files of `rebatch`; returns the bytes freed."""
     return sum(log.replace_segments(swap.old, swap.new, lineage=lineage) for swap in result.swaps)
 
 
 def apply_mending(log: Log, result: MendResult, lineage: str | None = None) -> int:
-    """Swap in what `mend` wrote; returns how many damaged ranges are readable again."""
+    """Swap in the files of `mend`; returns how many damaged ranges are readable again."""
     return sum(log.mend_segment(swap.old[0], swap.new, lineage=lineage) for swap in result.swaps)
 
 
 def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> list[str]:
-    """Names of the segment files that a job wrote which was killed before it could answer.
+    """Return the names of segment files that a killed job wrote and did not report.
 
-    For `Log.discard_files`; only while the sources are still listed, and the job is over.
+    For `Log.discard_files`. Call it only while the sources are still listed, after the job ended.
     """
     sources = job.sources if isinstance(job, CompactJob) else (job.source,)
     first, end = sources[0].base_offset, sources[-1].next_offset
@@ -328,9 +332,9 @@ def leftover_files(fs: FileSystem, job: CompactJob | RebatchJob | MendJob) -> li
 
 
 def remove_files(fs: FileSystem, directory: Path, names: Sequence[str]) -> None:
-    """Unlink segment files and what lies beside them; errors are ignored.
+    """Unlink segment files and the files beside them; ignores errors.
 
-    For files that no manifest ever listed. What remains is removed when the log is opened next.
+    For files that no manifest ever listed. The next opening of the log removes files that remain.
     """
     for name in names:
         for path in files_of(directory / name):

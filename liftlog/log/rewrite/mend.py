@@ -1,9 +1,9 @@
-"""Mending a sealed segment: what is damaged in it comes from another replica.
+"""Mends a sealed segment: replaces its damaged parts by data of another replica.
 
-The batches from there lie in a *patch*, a file beside the segment: of each damaged range, in the
-order of their offsets, every batch that holds a record of it. The other replica may have joined or
-compacted its batches, so they begin and end elsewhere: they are cut to the range, and offsets
-without a record get empty batches. What is good in the segment stays as it is.
+The batches of the other replica are in a *patch*, a file beside the segment: for each damaged
+range, in the order of offsets, every batch that holds a record of it. The other replica may have
+joined or compacted its batches, so they begin and end elsewhere: they are cut to the range, and
+offsets without a record get empty batches. The good parts of the segment stay as they are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from liftlog.records.header import parse_header
 
 
 class PatchDamaged(LiftlogError):
-    """The patch does not hold what it should: fetch it again."""
+    """The patch does not hold the expected batches: fetch it again."""
 
     name = "PATCH_DAMAGED"
 
@@ -57,8 +57,8 @@ def mend(
 ) -> MendResult:
     """Write `job.source` again with the pieces of the patch in it; fsynced on return.
 
-    Raises PatchDamaged; SourceDamaged when more is damaged than there are pieces for; OSError. Then
-    it has removed what it wrote. The patch stays in any case.
+    Raises PatchDamaged; SourceDamaged if the pieces do not cover all damage; OSError. Then it has
+    removed its new files. The patch stays in any case.
     """
     directory, source = Path(job.directory), job.source
     written: list[str] = []
@@ -109,7 +109,8 @@ def _write(
             throttle(header.length)
             patch.write_up_to(header.base_offset)
             if header.next_offset > writer.next_offset:
-                # Its views last no longer than the walk's window, and the writer keeps them.
+                # Copied: its views are valid only while the walk's window is, and the writer keeps
+                # them.
                 raw = bytes(cut_out(found.batch, writer.next_offset, header.next_offset))
                 writer.write(raw, parse_header(raw))
             end = found.position + header.length
@@ -120,7 +121,7 @@ def _write(
 
 
 def _good_batches(job: MendJob, fs: FileSystem, file: File) -> Iterator[Found]:
-    """What can be read of the segment. What is missing in it shows by the offsets."""
+    """Yield the readable batches of the segment. The offsets show what is missing."""
     source = job.source
     size = min(file.size(), source.size_bytes)
     items = walk(
@@ -138,7 +139,7 @@ def _good_batches(job: MendJob, fs: FileSystem, file: File) -> Iterator[Found]:
 
 
 class _Patch:
-    """The pieces of the patch, each written when the writer has come to its offsets."""
+    """The pieces of the patch; each is written when the writer reaches its offsets."""
 
     def __init__(self, job: MendJob, file: File, writer: SegmentWriter) -> None:
         self._job = job
@@ -150,8 +151,8 @@ class _Patch:
         self._file.close()
 
     def write_up_to(self, offset: int) -> None:
-        """Write pieces until the writer is at `offset` or past it. Raises PatchDamaged;
-        CorruptBatch when there is no piece for what is missing."""
+        """Write pieces until the writer is at `offset` or past it. Raises PatchDamaged, and
+        CorruptBatch if there is no piece for missing offsets."""
         writer, end = self._writer, self._job.source.next_offset
         while (first := writer.next_offset) < offset:
             piece = next(
@@ -193,8 +194,8 @@ class _Patch:
             position += length
 
     def _write_empty(self, end: int) -> None:
-        """Batches without records up to `end`, one for each epoch: where an epoch begins stays in
-        the log."""
+        """Write batches without records up to `end`, one for each epoch, so that the log keeps the
+        place where each epoch begins."""
         writer = self._writer
         starts = [start for _, start in self._job.epochs]
         while (first := writer.next_offset) < end:

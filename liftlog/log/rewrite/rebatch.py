@@ -1,7 +1,7 @@
-"""Putting the small batches of a sealed segment together.
+"""Joins the small batches of a sealed segment.
 
-Publishers that wait for each ack leave batches of one record, which cost every reader a header, a
-checksum and a dozen small steps per record, for as long as they are kept.
+Publishers that wait for each ack produce batches of one record. As long as these are stored, they
+cost every reader a header, a checksum and a dozen small steps per record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from liftlog.records.format import HEADER_SIZE
 from liftlog.records.header import parse_header
 
 SMALL_BATCH_BYTES = 16 * 1024
-_WORTHWHILE = 2  # at least so many times fewer batches
+_WORTHWHILE = 2  # rewrite only for at least this factor fewer batches
 _SAMPLES = 16
 _HEAD_BYTES = HEADER_SIZE + 8
 
@@ -41,12 +41,12 @@ _HEAD_BYTES = HEADER_SIZE + 8
 def needs_rebatch(
     fs: FileSystem, directory: Path, entry: SegmentEntry, incarnation: str = ""
 ) -> bool:
-    """Whether the mean batch of a sealed segment is a small one, uncompressed.
+    """Return True if the average batch of a sealed segment, uncompressed, is small.
 
-    Looks at how long its index is: batches of more than 4 KiB have an entry each, smaller ones
-    share entries that are less than 8 KiB apart. How much compression hides, a few headers tell.
-    A segment that is one batch at most needs nothing, nor does one without an index that can be
-    read. Raises OSError.
+    Estimates that from the length of its index: batches of more than 4 KiB have an entry each,
+    smaller ones share entries that are less than 8 KiB apart. A few headers show the effect of
+    compression. Returns False for a segment of at most one batch, or without a readable index.
+    Raises OSError.
     """
     try:
         with closing(fs.open(index_path(directory / entry.file_name), writable=False)) as file:
@@ -60,7 +60,7 @@ def needs_rebatch(
 
 
 def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry, incarnation: str) -> float:
-    """How many times as long as in their file the batches of a segment are without compression."""
+    """Return the factor by which the batches of a segment grow without compression."""
     stored = raw = 0
     with closing(fs.open(directory / entry.file_name, writable=False)) as file:
         index = read_index(fs, file, entry, incarnation)
@@ -69,7 +69,7 @@ def _inflation(fs: FileSystem, directory: Path, entry: SegmentEntry, incarnation
         for i in range(_SAMPLES):
             at = index.floor_position(entry.size_bytes * i // _SAMPLES).position
             found = read_zeroed(file, _HEAD_BYTES, at)
-            with suppress(CorruptBatch, UnsupportedFormat):  # a read of all of it reports them
+            with suppress(CorruptBatch, UnsupportedFormat):  # a full read reports them
                 header = parse_header(found)
                 stored += header.length
                 raw += raw_length(found, header)
@@ -84,8 +84,8 @@ def rebatch(
 ) -> RebatchResult:
     """Rewrite `job.source` with batches of about `job.target_bytes`; fsynced on return.
 
-    Raises SourceDamaged and OSError; then, and when the batches would not become much fewer, it
-    has removed what it wrote.
+    Raises SourceDamaged and OSError. After an error, and if the number of batches would not fall
+    much, it has removed its new files.
     """
     directory = Path(job.directory)
     source = job.source

@@ -1,8 +1,8 @@
-"""Verifying a sealed segment, so that rot is found before a reader asks for the records; and what
-was quarantined in it, which may read well by now.
+"""Verifies a sealed segment, to find bit rot before a reader needs the records. Also checks its
+quarantined ranges, which may be readable by now.
 
-What cannot be read (a bad sector) is damage like any other, and the good batches around it are
-still found.
+Unreadable bytes (a bad sector) are damage like any other; the good batches around them are still
+found.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def scrub(
 ) -> ScrubResult:
     """Check every byte of a sealed segment against its checksums. Writes nothing.
 
-    Raises OSError when the file cannot be opened, UnsupportedFormat for what a newer liftlog
-    wrote.
+    Raises OSError if the file cannot be opened, UnsupportedFormat for data of a newer liftlog.
     """
     entry = job.source
     path = path_of(job.directory, entry)
@@ -78,7 +77,7 @@ def scrub(
 
 
 class _Seen:
-    """Counts what a walk finds, and compares it with the index."""
+    """Counts the batches that a walk finds, and compares them with the index."""
 
     def __init__(self, index: SparseIndex | None, progress: OnProgress, total_bytes: int) -> None:
         self._index = index
@@ -102,7 +101,8 @@ class _Seen:
             yield item
 
     def _is_right(self, index: SparseIndex, found: Found, end: int) -> bool:
-        """No entry leads into the middle of this batch, or to its start with another offset."""
+        """True if no index entry points into the middle of this batch, or to its start with another
+        offset."""
         last = index.floor_position(end - 1)
         return last.position < found.position or last == IndexEntry(
             found.batch.header.base_offset, found.position
@@ -127,7 +127,7 @@ class _Throttled:
     def close(self) -> None:
         self._file.close()
 
-    # A scrubber only reads; the rest is what the type asks for.
+    # A scrubber only reads; the other methods only satisfy the type.
 
     def fileno(self) -> int:
         return self._file.fileno()

@@ -1,8 +1,8 @@
-"""The files of a rewrite: sealed segments, read batch by batch with every checksum verified, and
-the new segments that are written from them.
+"""Reads sealed segments for a rewrite, batch by batch with every checksum verified, and writes the
+new segments.
 
-The end of a source is where the manifest says that it is, and nowhere else: an error, a short
-read or a batch that does not fit is damage, never the end.
+Only the manifest gives the end of a source: an error, a short read or a batch that does not fit is
+damage, never the end.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MAX_INFLATED_BYTES = 16 * WINDOW_BYTES
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
 _WRITE_BYTES = 1024 * 1024
 _SYNC_BYTES = 4 * 1024 * 1024
-"""Synced this often, a job never makes the daemon's own syncs wait for much of its data."""
+"""Bytes between two syncs of a job: 4 MiB, so the daemon's own syncs never wait for much of it."""
 
 
 class SourceDamaged(LiftlogError):
-    """A source segment cannot be read to its end; `file_name` says which. Scrub it."""
+    """A source segment, `file_name`, cannot be read to its end. Scrub it."""
 
     name = "SOURCE_DAMAGED"
 
@@ -46,7 +46,7 @@ class SourceDamaged(LiftlogError):
 
 @contextmanager
 def blaming(entry: SegmentEntry) -> Iterator[None]:
-    """Damage that is found in this block is reported as that of this segment."""
+    """Report damage that is found in a `with` block as SourceDamaged of this segment."""
     try:
         yield
     except (CorruptBatch, UnsupportedFormat) as error:
@@ -61,10 +61,10 @@ def read_windows(
     throttle: Throttle,
     epochs: Epochs = (),
 ) -> Iterator[list[RecordBatch]]:
-    """All batches of a sealed segment, each verified, tiling its offsets to the last one; about a
-    MiB of them at a time.
+    """Yield all batches of a sealed segment, about 1 MiB at a time.
 
-    The views of a batch stay valid for as long as they are held. Raises SourceDamaged and OSError.
+    Each batch is verified, and together they cover the segment's offsets without a gap. The views
+    of a batch stay valid while they are held. Raises SourceDamaged and OSError.
     """
     file = fs.open(path_of(directory, entry), writable=False)
     try:
@@ -93,7 +93,7 @@ def _windows(
         inflated = 0
         while at <= end and inflated < _MAX_INFLATED_BYTES:
             if at + LENGTH.unpack_from(raw, at + LENGTH_POSITION)[0] > len(raw):
-                parse_header(raw, at)  # it may be the length that is damaged
+                parse_header(raw, at)  # the length may be the damaged field
                 break
             batch = decode_batch(raw, at)
             place.take(batch.header)
@@ -118,11 +118,11 @@ def _read(file: File, length: int, position: int) -> bytes:
 
 
 class SegmentWriter:
-    """Writes batches that tile offsets from `base_offset` on into new files.
+    """Writes batches that cover the offsets from `base_offset` on, without a gap, into new files.
 
-    Into one file, normally: another is begun where positions would not fit an index any more.
-    `finish` makes the files durable; until then, and if it is never called, they mean nothing.
-    The caller fsyncs the directory. Methods raise OSError.
+    Usually writes one file; begins another if positions would no longer fit an index. `finish`
+    makes the files durable; without that they are garbage. The caller fsyncs the directory. Methods
+    raise OSError.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class SegmentWriter:
         max_bytes: int = MAX_POSITION,
         incarnation: str = "",
     ) -> None:
-        """`names` gets those of all files that are begun: what to remove if it comes to nothing.
-        `incarnation` is the log's."""
+        """Adds the names of all files that it creates to `names`, to remove them if the job fails.
+        `incarnation` is that of the log."""
         self._fs = fs
         self._directory = directory
         self._generation = generation
@@ -154,7 +154,7 @@ class SegmentWriter:
         self._reset()
 
     def write(self, raw: Buffer, header: BatchHeader) -> None:
-        """Add a batch; `raw` must not change until the next one was added."""
+        """Add a batch. `raw` must not change until the next one is added."""
         if header.base_offset != self.next_offset:
             raise ValueError(f"batch at offset {header.base_offset}, {self.next_offset} is due")
         if self._file is None:
@@ -174,9 +174,9 @@ class SegmentWriter:
         self.next_offset = header.next_offset
 
     def extend(self, header: BatchHeader) -> bool:
-        """Let the last batch stand for the offsets of this one too, which is gone.
+        """Extend the last batch over the offsets of this one, which has no record left.
 
-        False when it cannot: there is no last batch, or it belongs to another epoch.
+        Returns False if there is no last batch, or it belongs to another epoch.
         """
         before = self._last
         if (
@@ -193,12 +193,12 @@ class SegmentWriter:
         return True
 
     def finish(self, delete_horizon_ns: int | None) -> tuple[SegmentEntry, ...]:
-        """Make everything durable but the directory; the segments for the manifest."""
+        """Make everything but the directory durable; return the segments for the manifest."""
         self._seal()
         return tuple(replace(one, delete_horizon_ns=delete_horizon_ns) for one in self._done)
 
     def close(self) -> None:
-        """Let go of the file that is being written, if there is one."""
+        """Close the file that is being written, if there is one."""
         if self._file is not None:
             self._file.close()
             self._file = None

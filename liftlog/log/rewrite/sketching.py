@@ -1,5 +1,4 @@
-"""Making the sketch and the subject index of a sealed segment, for reads that want few of its
-records."""
+"""Makes the sketch and the subject index of a sealed segment, for reads of few of its records."""
 
 from __future__ import annotations
 
@@ -31,10 +30,10 @@ def make_sketch(
     progress: OnProgress = no_progress,
     throttle: Throttle = no_throttle,
 ) -> SketchResult:
-    """Write the sketch of `job.source`, and its subject index if the job says so, unless they are
-    there. None for a segment in which anything is missing, since a reader has to come across that.
+    """Write the sketch of `job.source`, and its subject index if the job wants one, if missing.
 
-    Raises OSError; UnsupportedFormat for what a newer liftlog wrote.
+    Writes none for a segment with a gap or damage, since readers must see that. Raises OSError, and
+    UnsupportedFormat for data of a newer liftlog.
     """
     entry = job.source
     path = path_of(job.directory, entry)
@@ -54,7 +53,7 @@ def make_sketch(
         )
         for item in items:
             if sketch is None and (subjects is None or not subjects.is_useful):
-                break  # nothing more can come of it
+                break  # no file can be made any more
             if isinstance(item, Missing) or size < entry.size_bytes:
                 return SketchResult(entry.file_name, 0)
             if sketch is not None:
@@ -74,7 +73,7 @@ def make_sketch(
         parts = subjects.parts(entry, job.lineage)
         written += write_derived(fs, subject_index_path(path), parts)
     if not fs.exists(path):
-        # Retention was quicker, and removed the segment before these files were there.
+        # Retention removed the segment before these files were written.
         for beside in (sketch_path(path), subject_index_path(path)):
             with suppress(FileNotFoundError):
                 fs.unlink(beside)

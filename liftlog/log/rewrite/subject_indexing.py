@@ -1,8 +1,8 @@
-"""Making the subject index of a sealed segment, for reads that want the records on one subject.
+"""Makes the subject index of a sealed segment, for reads of the records on one subject.
 
-It is made in chapters: stretches of the segment of which all records can be in one batch. What a
-chapter has, without the values, is sorted by subject and encoded; no more of the segment than that
-is in memory at once.
+It is made in chapters: parts of the segment whose records all fit into one batch. The records of a
+chapter, without their values, are sorted by subject and encoded; only one chapter is in memory at a
+time.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from liftlog.records.format import (
 )
 
 MOST_PART = 5
-"""An index takes at most one part in so many of its segment."""
+"""An index takes at most 1/5 of the size of its segment."""
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Of an index; it is in memory while it is made."""
+"""Maximum size of an index, which is in memory while it is made."""
 
 _CHAPTER_BYTES = 8 * 1024 * 1024  # without values
-_LEAST_BATCH_BYTES = 4096  # on average: smaller ones take too long, and will be joined
-_SOON = 4 * 1024 * 1024  # after so much of a segment it is clear that its batches are small
-_MANY_RUNS = 10_000  # so many take a second; with few records each there will be no index
+_LEAST_BATCH_BYTES = 4096  # average: smaller ones take too long, and will be joined
+_SOON = 4 * 1024 * 1024  # after this many bytes of a segment it is clear if its batches are small
+_MANY_RUNS = 10_000  # these take a second; with few records each there is no index
 _MOST_RUNS = 100_000  # in a chapter, unless they have enough records
-_LEAST_RECORDS = 8  # of a run, on average: with fewer a sketch finds them as well
+_LEAST_RECORDS = 8  # of a run, on average: with fewer, a sketch finds them as fast
 _LEVEL = 1  # of zlib; 6 takes twice as long to save a sixteenth
 
-_NOTHING = np.empty(0, np.uint8)  # no view into a batch, which would keep all of that in memory
+_NOTHING = np.empty(0, np.uint8)  # not a view into a batch, which would keep the batch in memory
 
 Name = tuple[bytes, bool]
-"""Of a subject, as it is stored, and whether it is escaped."""
+"""Name of a subject, as it is stored, and whether it is escaped."""
 
 
 class _Subject:
-    """The records on one subject in a chapter. Of each run: how many it has, and the CRC-32C of
-    their values."""
+    """The records on one subject in a chapter: for each run, their number and the CRC-32C of their
+    values."""
 
     __slots__ = ("bytes", "check", "count", "runs")
 
     def __init__(self) -> None:
         self.runs: list[tuple[int, int]] = []
-        self.count = self.check = self.bytes = 0  # of the run under way
+        self.count = self.check = self.bytes = 0  # of the current run
 
     def expect(self, count: int, size: int) -> bool:
-        """So many records come next, from one batch; returns whether a run begins with them."""
+        """Announce the next `count` records, from one batch. Returns True if they begin a run."""
         if self.bytes + size > RUN_BYTES or self.count + count > MAX_BATCH_RECORDS:
             self.finish_run()
         is_first = not self.count
@@ -76,7 +76,8 @@ class _Subject:
 
 
 class _Encoded(NamedTuple):
-    """The runs of a chapter: of each its subject and its entry, with the position in `content`."""
+    """The runs of a chapter: for each, its subject and its entry, with its position in
+    `content`."""
 
     names: list[Name]
     entries: NDArray[np.void]
@@ -85,7 +86,7 @@ class _Encoded(NamedTuple):
 
 class _Chapter:
     def __init__(self, batch: RecordBatch) -> None:
-        """`batch` is the first one."""
+        """Begin a chapter with its first batch."""
         self.size_bytes = 0  # without the values
         self.run_count = 0
         self._header = batch.header
@@ -106,7 +107,7 @@ class _Chapter:
         )
 
     def add(self, position: int, batch: RecordBatch) -> None:
-        """Raises CorruptBatch when the columns contradict each other."""
+        """Add a batch. Raises CorruptBatch if its columns contradict each other."""
         header, columns = batch.header, decode_columns(batch)
         oldest, newest = self._stamps
         self._stamps = min(oldest, header.base_timestamp_ns), max(newest, header.max_timestamp_ns)
@@ -149,7 +150,7 @@ class _Chapter:
         self._columns.append(kept)
 
     def encode(self, base_offset: int) -> _Encoded:
-        """All runs. Raises ValueError if one is too large for a batch."""
+        """Encode all runs. Raises ValueError if one is too large for a batch."""
         order = np.argsort(np.concatenate(self._numbers), kind="stable")
         columns, places = concat(self._columns), np.concatenate(self._places)
         lengths = np.concatenate(self._lengths)
@@ -200,17 +201,17 @@ class _Chapter:
 
 
 def _copied(column: BinaryColumn | None) -> BinaryColumn | None:
-    """The same, and not a view into the batch."""
+    """Return a copy, which is not a view into the batch."""
     if column is None:
         return None
     return BinaryColumn(column.ends - column.ends[0], column.content().copy(), column.valid)
 
 
 def _put_values(batch: bytearray, size: int, check: int) -> None:
-    """Makes the checksums those of the batch with its values, where now there are `size` zeros.
-    `check` is the CRC-32C of the values."""
-    # A checksum of two stretches: of the first one followed by zeros, with that of the zeros and
-    # that of the second one.
+    """Set the checksums to those of the batch with its values, in place of which it now has `size`
+    zeros. `check` is the CRC-32C of the values."""
+    # The checksum of two parts joined is the XOR of three: of the first part followed by zeros, of
+    # the zeros, and of the second part.
     zeros = bytes(padded(size))
     behind = crc32c(zeros[size:], check)
     [body] = CRC.unpack_from(batch, BODY_CRC_POSITION)
@@ -219,7 +220,7 @@ def _put_values(batch: bytearray, size: int, check: int) -> None:
 
 
 class SubjectIndexBuilder:
-    """Takes the batches of one segment in order."""
+    """Builds a subject index from the batches of one segment, added in order."""
 
     def __init__(self, base_offset: int) -> None:
         self._base = base_offset
@@ -234,7 +235,7 @@ class SubjectIndexBuilder:
         """False: there will be no index, whatever comes."""
 
     def add(self, position: int, batch: RecordBatch) -> None:
-        """Raises CorruptBatch when the columns contradict each other."""
+        """Add a batch. Raises CorruptBatch if its columns contradict each other."""
         header = batch.header
         self._end = position + header.length
         self._batches += 1
@@ -250,7 +251,7 @@ class SubjectIndexBuilder:
         self._chapter.add(position, batch)
 
     def parts(self, segment: SegmentEntry, lineage: str) -> list[Buffer]:
-        """The file, in parts, after the last batch."""
+        """Return the file, in parts. Call it after the last batch."""
         self._finish_chapter()
         if not self.is_useful or not self._is_worth_it() or len(self._numbers) < 2:
             return index_parts(segment, lineage, [], NO_RUNS, [])
@@ -268,7 +269,7 @@ class SubjectIndexBuilder:
         self.is_useful, self._chapter, self._content = False, None, []
 
     def _is_hopeless(self) -> bool:
-        """Whether it is clear already that there will be no index."""
+        """True if it is already clear that there will be no index."""
         runs = 0 if self._chapter is None else self._chapter.run_count
         has_small_batches = self._end < _LEAST_BATCH_BYTES * self._batches
         return (self._end > _SOON and has_small_batches) or (
@@ -283,7 +284,7 @@ class SubjectIndexBuilder:
         return sum(map(len, self._entries)) + runs
 
     def _is_worth_it(self) -> bool:
-        """Of what is encoded."""
+        """True if the encoded runs are worth an index."""
         return (
             self._size <= MOST_BYTES
             and MOST_PART * self._size <= self._end
