@@ -1,8 +1,8 @@
 """Logins, refusals, and operations that change something: events of the logger `liftlog.audit`.
 
-The lines that each principal causes, and those that clients without a principal cause, are bounded
-in rate; the next line counts those that were left out. Nothing that a client sends is logged
-unescaped or at full length, and nothing of a token or a key at all.
+The lines that each principal causes, and those that clients without a principal cause, are limited
+in rate; the next line counts those that were left out. Text from a client is logged escaped and
+shortened, and no part of a token or a key is logged at all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Audit:
     def allowed(
         self, principal: str | None, peer: str, operation: str, stream: str, explanation: str
     ) -> None:
-        """For operations that change something."""
+        """Log an allowed operation that changes something."""
         if self._may_tell(principal):
             log.info(
                 "allowed principal=%s peer=%s operation=%s stream=%s reason=%s suppressed=%d",
@@ -68,8 +68,8 @@ class Audit:
             )
 
     def login_refused(self, claimed: str | None, peer: str, method: str, reason: str) -> None:
-        """`claimed` is an existing principal, or None: an unknown name may be a secret that was
-        typed in the place of the name."""
+        """Log a refused login. `claimed` is an existing principal, or None: an unknown name may be
+        a secret that was typed in the place of the name."""
         self.denied_total[LOGIN, way_in(peer)] += 1
         if self._may_tell(None):
             log.warning(
@@ -79,7 +79,7 @@ class Audit:
             )
 
     def withdrawn(self, principal: str, peer: str, method: str) -> None:
-        """The credential of a connection is no longer in the ACL."""
+        """Log that the credential of a connection is no longer in the ACL."""
         if self._may_tell(principal):
             log.warning(
                 "withdrawn principal=%s peer=%s method=%s suppressed=%d",
@@ -107,7 +107,7 @@ def _who(principal: str | None) -> str:
 
 
 def _plain(text: str | None) -> str:
-    """Printable ASCII on one line, of bounded length."""
+    """Return printable ASCII on one line, of limited length."""
     shown = _who(text)
     if len(shown) > _MAX_CHARACTERS:
         shown = shown[:_MAX_CHARACTERS] + "..."

@@ -1,8 +1,8 @@
-"""Who a client is: by token, nkey, TLS certificate or Unix user, as the policy says.
+"""Identifies a client by token, nkey, TLS certificate or Unix user, as the policy says.
 
-The cheap refusals come first: too many guesses, then too many checks at once. The checks of tokens,
-which take long, are made in turns: among the places from which clients come, and among the
-principals that they claim to be.
+Cheap checks come first: too many guesses, then too many checks at once. Checks of tokens take long,
+so they run in turns: among the places from which clients come, and among the principals that they
+claim to be.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
     credential: object = None
 
     def holds_in(self, policy: Policy | None) -> bool:
-        """Whether the credential still identifies the principal by `policy`."""
+        """Return True if the credential still identifies the principal by `policy`."""
         if policy is None or self.principal is None:
             return policy is None
         return policy.credential(self.principal, self.method) == self.credential
@@ -47,7 +47,7 @@ NO_PRINCIPAL = Identity(None)
 
 
 class Authenticator:
-    """Belongs to one event loop. Errors are Unauthenticated and LimitExceeded.
+    """Identifies clients. Belongs to one event loop. Errors are Unauthenticated and LimitExceeded.
 
     `checkers` gives the threads for the checks from one place for one name; its owner closes them.
     """
@@ -73,7 +73,7 @@ class Authenticator:
     def methods(
         self, policy: Policy | None, origin: Origin, peer_names: tuple[str, ...]
     ) -> list[str]:
-        """How this client may authenticate."""
+        """Return the ways in which this client may authenticate."""
         if policy is None:
             return [ANONYMOUS]
         by_uid = None if origin.uid is None else policy.principal_of_uid(origin.uid)
@@ -187,7 +187,7 @@ class Authenticator:
         return check
 
     def _by_nkey(self, policy: Policy, proof: Auth, place: str, text: bytes) -> str:
-        """Takes a tenth of a millisecond, so it needs no thread."""
+        """Check an nkey's signature. Takes a tenth of a millisecond, so it needs no thread."""
         if proof.public_key is None or proof.signature is None:
             raise Unauthenticated("the nkey or its signature is missing")
         name = proof.public_key[:_MAX_NAME_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Every request passes here before it reaches the daemon."""
+"""The gate that every request passes before it reaches the daemon."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _MAX_KEPT = 4096
 _MAX_SHOWN = 80
 
 PRIVILEGED = frozenset({"create", "delete", "admin"})
-"""Audited also when it is allowed."""
+"""Audited also if they are allowed."""
 
 
 class Gate:
-    """`policy` None means that no ACL is configured: everyone is anonymous and may do everything.
+    """Authorizes requests. `policy` None means that no ACL is configured: everyone is anonymous and
+    may do everything.
 
     One gate serves the pull port and the HTTP port. It belongs to the event loop, and a reload of
     the ACL changes its policy: a decision holds until the next await.
@@ -51,7 +52,9 @@ class Gate:
         peer: str = "",
         subjects: Sequence[str] = (),
     ) -> None:
-        """Raises InvalidArgument for a bad name, then Forbidden, before anything is looked up.
+        """Check a request. Raises InvalidArgument for a bad name, then Forbidden, before anything
+        is looked up.
+
         `subjects` are those of a stream to be created: each must be allowed. The audit names
         `peer`.
 
@@ -75,7 +78,7 @@ class Gate:
     def readable_subjects(
         self, principal: str | None, stream: str, *, peer: str = ""
     ) -> tuple[str, ...] | None:
-        """The subjects on which records of `stream` may be handed out; None: all.
+        """Return the subjects on which records of `stream` may be handed out; None means all.
 
         Raises as `authorize`.
         """
@@ -90,13 +93,13 @@ class Gate:
 
     @property
     def deliverable(self) -> tuple[str, ...] | None:
-        """The subjects to which clients of NATS may have records sent, in addition to inboxes;
-        None: any."""
+        """Return the subjects to which clients of NATS may have records sent, in addition to
+        inboxes; None means any."""
         return None if self.policy is None else self.policy.deliverable
 
     def delivery_denied(self, principal: str, stream: str, subject: str, *, peer: str) -> Forbidden:
-        """The error for records of `stream` that were to be sent to a subject, which the audit
-        notes."""
+        """Return the error for records of `stream` that were to be sent to a forbidden subject,
+        which the audit notes."""
         why = (
             f"denied: {subject[:_MAX_SHOWN]!a} is not an inbox, and `deliver` in the section nats "
             "leaves it out"
@@ -105,7 +108,7 @@ class Gate:
         return Forbidden(f"records of {stream!r} may not be sent there", hint=why)
 
     def may(self, principal: str | None, operation: Operation, stream: str) -> bool:
-        """Whether it is allowed; for answers that show only what the principal may see."""
+        """Return True if it is allowed; for answers that show only what the principal may see."""
         if self.policy is None:
             return True
         if operation == "read":
@@ -113,7 +116,7 @@ class Gate:
         return self._decide(self.policy, principal or ANONYMOUS, operation, stream, None).allowed
 
     def may_somewhere(self, principal: str | None, operation: Operation) -> bool:
-        """Whether it is allowed for some stream; for links to forms that name the stream."""
+        """Return True if it is allowed for some stream; for links to forms that name the stream."""
         return self.policy is None or self.policy.has_rule(principal or ANONYMOUS, operation)
 
     def _decide(
@@ -133,7 +136,7 @@ class Gate:
         return decision
 
     def _decide_read(self, policy: Policy, principal: str, stream: str) -> ReadDecision:
-        """Kept, since every fetch asks each time that it is looked at."""
+        """Return the decision, cached because every fetch asks each time it is looked at."""
         decision = self._kept_reads.get((principal, stream))
         if decision is None:
             decision = policy.decide_read(principal, stream)

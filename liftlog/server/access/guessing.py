@@ -1,6 +1,6 @@
-"""How many wrong tokens a client may present. Checked before anything expensive is done.
+"""Limits the number of wrong tokens of a client. Checked before any expensive work.
 
-Three bounds, each a bucket that fills up again with time:
+There are three limits, each a bucket that fills up again with time:
 
     place and principal   against guesses and wrong configurations; no other client is affected
     place                 against one client that tries many names
@@ -46,7 +46,7 @@ class Bounded(OrderedDict[Key, Kept], Generic[Key, Kept]):
 
 
 class Buckets(Generic[Key]):
-    """One per key, full at first. Full ones are not kept."""
+    """One bucket per key, full at first. Full ones are not stored."""
 
     def __init__(self, rate: Rate, now: Callable[[], float], max_kept: int = MAX_KEPT) -> None:
         self._rate = rate
@@ -85,8 +85,8 @@ class GuessLimiter:
         return sum([len(one) for one in kept])
 
     def begin(self, place: str, principal: str) -> bool:
-        """Whether an attempt may be made. It counts as wrong until `succeeded`, so that attempts
-        at the same time do not pass by the bound."""
+        """Return True if an attempt may be made. It counts as wrong until `succeeded` is called, so
+        that concurrent attempts cannot exceed the limit."""
         pair = (place, principal)
         known = pair in self._known
         if self._pairs.level(pair) < 1:
@@ -97,7 +97,7 @@ class GuessLimiter:
         return True
 
     def succeeded(self, place: str, principal: str) -> None:
-        """The token was right: the attempt does not count."""
+        """Note that the token was right: the attempt does not count."""
         pair = (place, principal)
         self._change(pair, 1)
         self._known.keep(pair, None, self._max_kept)

@@ -1,4 +1,4 @@
-"""Where a client comes from, as the kernel reports it: the client itself cannot choose it."""
+"""The origin of a client, as the kernel reports it: the client itself cannot choose it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ _LOOPBACK = "loopback"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """`name` is for logs. `place` is the unit of rate limits: an IP address (the first 64 bits of
-    an IPv6 address; one for all of loopback), or a user of this machine. `certificate` is the
-    daemon's, as the client saw it, in DER."""
+    """The origin of a connection.
+
+    `name` is for logs. `place` is the unit of rate limits: an IP address (the first 64 bits of an
+    IPv6 address; one for all of loopback), or a user of this machine. `certificate` is the
+    daemon's, as the client saw it, in DER.
+    """
 
     name: str
     place: str
@@ -30,7 +33,7 @@ class Origin:
 def origin_of(
     sock: socket.socket, where: object, socket_file: str | None, certificate: bytes | None
 ) -> Origin:
-    """Raises OSError when the client has disconnected."""
+    """Return the origin of a connection. Raises OSError if the client has disconnected."""
     if socket_file is not None:
         _, uid, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

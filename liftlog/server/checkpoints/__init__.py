@@ -1,11 +1,11 @@
 """Checkpoints: the position of each consumer, durable in the compacted stream `_offsets`.
 
 opening     creates the stream if it is missing, and loads the table
-checkpoint  one checkpoint: how it is stored, whether a stream can be read from it
+checkpoint  one checkpoint: its encoding, and the check that a stream can be read from it
 table       the checkpoints in memory
 newer       records that only a newer version understands
 service     commits, deletes, lists and expires checkpoints; stores many at a time
-groups      consumer groups: stores what `liftlog.groups` decides
+groups      consumer groups: stores the decisions of `liftlog.groups`
 over_nats   commits that arrive as NATS messages
 """
 

@@ -1,4 +1,4 @@
-"""One checkpoint: how it is stored, and whether its stream can be read from there. Pure.
+"""One checkpoint: its encoding, and the check that its stream can be read from there. Pure.
 
 It is a record of the stream `_offsets`; `docs/reference/checkpoints.md` is normative for its key
 and its value.
@@ -47,7 +47,7 @@ class Stored(NamedTuple):
 
 
 class Bounds(Protocol):
-    """What is needed of a stream to judge a checkpoint: its log has it."""
+    """The limits of a stream against which a checkpoint is judged: its log provides them."""
 
     @property
     def incarnation(self) -> str: ...
@@ -67,14 +67,14 @@ class Bounds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoundsElsewhere:
-    """A stream that another node leads. Incarnation and epoch are those of its record; where the
-    log ends is known there only, so no offset is too high."""
+    """Limits of a stream that another node leads. Incarnation and epoch are those of its record.
+    Only the other node knows where the log ends, so no offset is too high."""
 
     incarnation: str
     leader_epoch: int
     log_start_offset: int = 1
     high_watermark: int | None = None
-    """As that node told a moment ago."""
+    """The high watermark that the other node reported a moment ago."""
     log_end_offset: int = _MAX_OFFSET
 
     def epoch_end(self, epoch: int) -> int:
@@ -82,7 +82,7 @@ class BoundsElsewhere:
 
 
 class StreamBounds(NamedTuple):
-    """Stands for the `StreamHost` of a stream that another node leads."""
+    """Takes the place of the `StreamHost` of a stream that another node leads."""
 
     log: BoundsElsewhere
 
@@ -92,7 +92,7 @@ def encode_key(key: CheckpointKey) -> bytes:
 
 
 def decode_key(raw: bytes | None) -> CheckpointKey:
-    """Raises CorruptBatch if it is not the key of a checkpoint."""
+    """Decode a key. Raises CorruptBatch if it is not the key of a checkpoint."""
     try:
         consumer, stream = (raw or b"").decode("ascii").split(_SEPARATOR)
         check_consumer_name(consumer)
@@ -120,8 +120,8 @@ _quoted = (
 
 
 def decode_value(raw: bytes) -> Stored:
-    """Unknown JSON keys are ignored. Raises CorruptBatch for anything that is not a checkpoint of
-    this version."""
+    """Decode a value. Unknown JSON keys are ignored. Raises CorruptBatch for anything that is not a
+    checkpoint of this version."""
     try:
         content = json.loads(raw)
         if not isinstance(content, dict) or content["v"] != VERSION:
@@ -154,8 +154,8 @@ def _text(value: object) -> str:
 def why_not_readable(
     log: Bounds, stream: str, offset: int, incarnation: str, epoch: int
 ) -> LiftlogError | None:
-    """The error that a reader gets at `offset` after reading that incarnation and epoch; None if it
-    can continue.
+    """Return the error that a reader gets at `offset` after reading that incarnation and epoch;
+    None if it can continue.
 
     An offset below the log start is an error here: records that the reader has not seen are gone.
     """
@@ -168,8 +168,8 @@ def why_not_readable(
 def why_not_storable(
     log: Bounds, stream: str, offset: int, incarnation: str | None, epoch: int | None
 ) -> LiftlogError | None:
-    """The error of a commit that claims to have read the stream up to `offset`; None if it is
-    plausible. `incarnation` and `epoch` None stand for the current ones."""
+    """Return the error of a commit that claims to have read the stream up to `offset`; None if it
+    is plausible. `incarnation` and `epoch` None stand for the current ones."""
     if offset < 1:
         return InvalidArgument("a checkpoint is the offset to read next, which is at least 1")
     if incarnation not in (None, log.incarnation):

@@ -1,7 +1,7 @@
-"""The consumer groups of the daemon: `liftlog.groups` decides, this stores and waits.
+"""The consumer groups of the daemon: `liftlog.groups` decides, this module stores and waits.
 
-Groups are records of `_offsets`, as checkpoints are, and are judged where their table is. Belongs
-to the event loop.
+Groups are records of `_offsets`, as checkpoints are, and are judged on the node that has their
+table. Belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _PAGE_WEIGHT = 8192
 
 
 class Progress(NamedTuple):
-    """A group, and how far each of its slots is behind; None when the stream is not known here."""
+    """A group, and how far each of its slots is behind; None if the stream is not known here."""
 
     state: GroupState
     lags: list[int] | None
 
 
 class Groups:
-    """`stored` is what the records of `_offsets` say: key -> value of the newest one.
+    """The consumer groups. `stored` are the records of `_offsets`: key -> value of the newest one.
     `find_stream` raises StreamNotFound and StreamUnavailable."""
 
     def __init__(
@@ -87,13 +87,13 @@ class Groups:
     # --- requests ---
 
     def ask(self, asked: Asked, told: Told) -> None:
-        """`told` is called later, never within this call.
+        """Queue a request. `told` is called later, never within this call.
 
-        Raises InvalidArgument, StreamNotFound, StreamUnavailable, LimitExceeded, for a commit or a
-        seek to a place where the stream has not been OffsetOutOfRange, and for a commit
-        StaleIncarnation and Diverged; `told` may get GroupFenced, Conflict, StaleIncarnation,
-        LimitExceeded, InvalidArgument and OffsetOutOfRange for a group that would begin, DiskFull,
-        StreamUnavailable, ShuttingDown.
+        Raises InvalidArgument, StreamNotFound, StreamUnavailable and LimitExceeded; for a commit or
+        a seek to an offset that the stream never had, OffsetOutOfRange; for a commit,
+        StaleIncarnation and Diverged. `told` may get GroupFenced, Conflict, StaleIncarnation,
+        LimitExceeded, DiskFull, StreamUnavailable and ShuttingDown; for a new group,
+        InvalidArgument and OffsetOutOfRange.
         """
         if self._closed is not None:
             raise self._closed
@@ -121,7 +121,7 @@ class Groups:
         self._offsets.store([self._subject(asked.key)], [key], [None], removed)
 
     async def asked(self, asked: Asked) -> Assignment | None:
-        """`ask`, and wait for the answer."""
+        """Queue a request, and wait for the answer."""
         future: asyncio.Future[Assignment | None] = asyncio.get_running_loop().create_future()
         self.ask(asked, partial(_complete, future))
         return await future
@@ -151,7 +151,8 @@ class Groups:
         return asked
 
     def seek(self, key: GroupKey, offset: int, principal: str = "") -> Seek:
-        """The request that moves a group in the stream as it is now. Raises StreamNotFound."""
+        """Return the request that moves a group in the stream as it is now. Raises
+        StreamNotFound."""
         log = self._find_stream(key[1]).log
         return Seek(key, offset, log.incarnation, log.leader_epoch, principal)
 
@@ -160,8 +161,10 @@ class Groups:
         before_ns: int,
         unread_since: Callable[[str], Awaitable[tuple[str, int] | None]],
     ) -> int:
-        """Delete groups that have had no members since `before_ns` although there was something to
-        read. Returns how many. See `service.expire`; `unread_since` tells incarnation and offset.
+        """Delete groups that have had no members since `before_ns` although there were records to
+        read.
+
+        Returns how many. See `service.expire`; `unread_since` returns incarnation and offset.
         """
         count = 0
         known: dict[str, tuple[str, int] | None] = {}
@@ -235,7 +238,7 @@ class Groups:
         return f"{self._subject_prefix}.{stream}.{group}".encode("ascii")
 
     def _set_timer(self) -> None:
-        """For the end of the next session, or of the longest wait."""
+        """Set the timer for the end of the next session, or of the longest wait."""
         due = self._coordinator.quiet_until
         if self._timer is not None:
             if self._timer_due <= due:
@@ -251,7 +254,7 @@ class Groups:
         self._go_on()
 
     def close(self, error: LiftlogError) -> None:
-        """Answer no more requests; those that wait get the error."""
+        """Answer no more requests; waiting ones get the error."""
         if self._closed is None:
             self._closed = error
             if self._timer is not None:
@@ -266,15 +269,15 @@ class Groups:
 
     @property
     def coordinator(self) -> Coordinator:
-        """For those who count."""
+        """The coordinator, for counters."""
         return self._coordinator
 
     def keys(self) -> list[GroupKey]:
-        """Of all groups, by name."""
+        """Return the keys of all groups, by name."""
         return sorted(self._coordinator.groups)
 
     def progress(self, key: GroupKey) -> Progress | None:
-        """None if there is no such group."""
+        """Return the progress of a group; None if there is no such group."""
         state = self._coordinator.groups.get(key)
         return None if state is None else Progress(state, self._lags(key[1], state))
 
@@ -290,7 +293,7 @@ class Groups:
         return [max(end - max(offset, start), 0) for offset in state.offsets]
 
     def describe(self, key: GroupKey) -> GroupInfo | None:
-        """With owner and offset of each slot; None if there is no such group."""
+        """Describe a group with owner and offset of each slot; None if there is no such group."""
         state = self._coordinator.groups.get(key)
         if self.newer and encode_key(key) in self.newer:
             raise refusal(f"group {key[0]} of stream {key[1]}")
@@ -307,7 +310,7 @@ class Groups:
         after: str | None = None,
         limit: int = PAGE_GROUPS,
     ) -> tuple[list[GroupInfo], str | None]:
-        """Groups by name, and what to pass as `after` for the next ones, or None at the end. At
+        """Return groups by name, and the `after` of the next page, or None at the end. Returns at
         most `limit`, and fewer if they are large."""
         keys = self.keys()
         first = 0
@@ -366,7 +369,7 @@ class Groups:
 
 
 def understood(stored: Mapping[bytes, bytes]) -> dict[GroupKey, GroupState]:
-    """The groups of these records. Logs those that it does not understand."""
+    """Return the groups of these records. Logs those that it does not understand."""
     found: dict[GroupKey, GroupState] = {}
     for key, value in stored.items():
         try:

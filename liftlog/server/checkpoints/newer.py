@@ -1,10 +1,10 @@
 """Records of `_offsets` that a newer version has stored. Pure.
 
-The key of a record says its kind: `<consumer>/<stream>` a checkpoint, `<kind>:...` another one, of
-which this version knows `group`. The value is a JSON object whose `v` is the version of its form.
-What is of another kind, or of a higher version, is kept as it is: it is neither read nor replaced,
-and compaction keeps the newest record of each key, whatever it is. A form that an older version may
-not replace, since that would lose something, has a higher `v`.
+The key of a record names its kind: `<consumer>/<stream>` is a checkpoint, `<kind>:...` another one,
+of which this version knows `group`. The value is a JSON object whose `v` is the version of its
+form. A record of another kind, or of a higher version, is kept as it is: it is neither read nor
+replaced, and compaction keeps the newest record of each key, whatever it is. A form that an older
+version must not replace, since that would lose something, has a higher `v`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_newer(key: bytes, value: bytes) -> bool:
     if known is None:
         return True
     if value.startswith(f'{{"v":{known},'.encode()):
-        return False  # as nearly always, without a look at the rest
+        return False  # true for nearly all records, without a look at the rest
     try:
         content = json.loads(value)
     except (ValueError, RecursionError):

@@ -36,14 +36,15 @@ class StreamsOfDaemon(Protocol):
 
 
 def subject_prefix(settings: Settings) -> str:
-    """The nodes of a cluster have one: their checkpoints are the cluster's."""
+    """Return the subject prefix. The nodes of a cluster share one: their checkpoints are the
+    cluster's."""
     name = settings.name if settings.cluster is None else settings.cluster.name
     return f"liftlog.{name}.offsets"
 
 
 def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
-    """Segments are small: compaction does not touch the active one, and a start has to read
-    everything that is left."""
+    """Return the settings of `_offsets`. Segments are small: compaction does not touch the active
+    one, and a start has to read all remaining records."""
     return parse_stream_settings(
         {
             **more,
@@ -59,7 +60,8 @@ def offsets_settings(settings: Settings, **more: object) -> StreamSettings:
 
 
 def is_open_to_nats(settings: Settings) -> bool:
-    """Core NATS does not tell who publishes, so with an ACL the settings must allow it."""
+    """Return True if commits may come over NATS. Core NATS does not say who publishes, so with an
+    ACL the settings must allow it."""
     chosen = settings.checkpoints.over_nats
     return settings.acl.file is None if chosen is None else chosen
 
@@ -67,7 +69,8 @@ def is_open_to_nats(settings: Settings) -> bool:
 async def open_checkpoints(
     streams: StreamsOfDaemon, wall_clock: Callable[[], int] = time.time_ns
 ) -> Checkpoints:
-    """Raises StreamUnavailable, StorageError and DiskFull; the files are then left as they are."""
+    """Open the checkpoints. Raises StreamUnavailable, StorageError and DiskFull; the files are then
+    left as they are."""
     settings = streams.settings
     host = await streams.open_system_stream(OFFSETS_STREAM, offsets_settings(settings))
     started = time.monotonic()
@@ -86,7 +89,7 @@ def make_checkpoints(
     wall_clock: Callable[[], int],
     check_storable: Callable[[], None] = lambda: None,
 ) -> Checkpoints:
-    """See `Checkpoints`."""
+    """Create `Checkpoints`; see there."""
     return Checkpoints(
         find_stream,
         host,
@@ -106,7 +109,7 @@ def make_checkpoints(
 
 
 def receive_over_nats(streams: StreamsOfDaemon, checkpoints: Callable[[], Checkpoints]) -> None:
-    """Take commits from NATS, if the settings allow that. Call it before there is a link."""
+    """Accept commits from NATS, if the settings allow that. Call it before there is a link."""
     settings = streams.settings
     if not is_open_to_nats(settings):
         return

@@ -31,7 +31,7 @@ _MAX_SHOWN = 128
 _MAX_DESCRIPTION = 1024
 
 OVER_NATS_OWNER = "(nats)"
-"""Not a valid name of a principal in an ACL."""
+"""The owner of checkpoints that come over NATS; not a valid name of a principal in an ACL."""
 
 
 class CheckpointIntake:
@@ -46,8 +46,8 @@ class CheckpointIntake:
         *,
         owner: str = "",
     ) -> None:
-        """`checkpoints` raises the error of a commit that cannot be judged at present. `owner`:
-        against whose quota the checkpoints count; empty: against none."""
+        """`checkpoints` raises the error of a commit that cannot be judged at present. `owner` is
+        the name against whose quota the checkpoints count; if empty, against none."""
         self._owner = owner
         self._checkpoints = checkpoints
         self._skipped = prefix.count(".") + 1
@@ -92,7 +92,7 @@ class CheckpointIntake:
             self._send(publish_commands([(target, text)]))
 
     def _note(self, stream: str, consumer: str, error: LiftlogError, *, answered: bool) -> None:
-        """Log refusals that no one else is told, for lack of a reply subject; fewer and fewer of
+        """Log refusals that nobody else receives, for lack of a reply subject; fewer and fewer of
         them, so that a publisher cannot fill the log."""
         if answered:
             return
@@ -109,7 +109,7 @@ class CheckpointIntake:
 
 
 def parse_payload(payload: bytes) -> dict[str, Any]:
-    """The arguments of `Checkpoints.commit`. Raises InvalidArgument."""
+    """Return the arguments of `Checkpoints.commit`. Raises InvalidArgument."""
     if payload.isdigit() and len(payload) <= _MAX_DIGITS:
         return {"offset": _whole("offset", int(payload), _MAX_OFFSET)}
     if len(payload) > _MAX_PAYLOAD_BYTES:
@@ -140,7 +140,8 @@ def parse_payload(payload: bytes) -> dict[str, Any]:
 
 
 def _is_utf8(text: str) -> bool:
-    """JSON can encode a lone surrogate, which no answer of the pull API can carry."""
+    """Return False for text with a lone surrogate, which JSON can encode and no answer of the pull
+    API can carry."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
 """The checkpoints of the daemon: judged one by one, stored many at a time.
 
-Belongs to the event loop. One *flight* of changes at a time is written to disk. Changes that are
-requested meanwhile wait for the next flight and are judged by what the disk then holds. So no
-answer depends on a write that may still fail, and all waiting changes share one fsync.
+Belongs to the event loop. One *flight* of changes at a time is written to disk. Later changes wait
+for the next flight and are judged by the durable state of that time. So no answer depends on a
+write that may still fail, and all waiting changes share one fsync.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Change:
     told: Told
     expected: int | None = None
     only_if: Stored | None = None
-    """Only if exactly this is stored."""
+    """Apply only if exactly this is stored."""
 
     @property
     def owner(self) -> str:
@@ -87,13 +87,15 @@ class _Verdict(NamedTuple):
 
 
 FirstSince = Callable[[str, int], Awaitable[tuple[str, int] | None]]
-"""Tells of a stream its incarnation and the first offset that is not older than a time; None if
+"""Returns the incarnation of a stream and its first offset that is not older than a time; None if
 that is not known."""
 
 
 class Checkpoints:
-    """See `opening.open_checkpoints`. `find_stream` raises StreamNotFound and StreamUnavailable,
-    `offsets` is the stream `_offsets`."""
+    """Commits, deletes, lists and expires checkpoints. See `opening.open_checkpoints`.
+
+    `find_stream` raises StreamNotFound and StreamUnavailable, `offsets` is the stream `_offsets`.
+    """
 
     def __init__(
         self,
@@ -193,7 +195,7 @@ class Checkpoints:
         self._add(Change((consumer, stream), None, told, expected, only_if))
 
     async def deleted(self, consumer: str, stream: str, *, only_if: Stored | None = None) -> None:
-        """`delete`, and wait until it is durable."""
+        """Delete a checkpoint, and wait until that is durable."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.delete(consumer, stream, partial(complete, future), only_if=only_if)
         await future
@@ -258,7 +260,7 @@ class Checkpoints:
         )
 
     def _take_waiting(self) -> list[Change]:
-        """The oldest ones, as many as one flight takes."""
+        """Return the oldest changes, as many as one flight takes."""
         taken, self._waiting = self._waiting[:_MAX_FLIGHT], self._waiting[_MAX_FLIGHT:]
         for change in taken:
             self._waiting_chars -= change.chars
@@ -311,8 +313,11 @@ class Checkpoints:
         verdicts: list[_Verdict],
         error: LiftlogError | None,
     ) -> None:
-        """The flight is durable, or lost as a whole. In the latter case even its refusals may rest
-        on changes that were never stored, so every change gets the error."""
+        """Answer the changes of a flight, which is durable, or lost as a whole.
+
+        If it is lost, even its refusals may rest on changes that were never stored, so every change
+        gets the error.
+        """
         self._in_flight = False
         if error is None:
             self.table.apply(found)
@@ -344,7 +349,7 @@ class Checkpoints:
         return in_words((self.table.newer - groups) | self.groups.newer)
 
     def fetch(self, consumer: str, stream: str, *, check: bool) -> Checkpoint | None:
-        """The durable checkpoint, or None. With `check`, raises the error of its reader.
+        """Return the durable checkpoint, or None. With `check`, raises the error of its reader.
 
         If damage may have cost the only checkpoint, that is CheckpointUncertain; without `check`
         the result is an uncertain checkpoint at offset 0.
@@ -376,7 +381,8 @@ class Checkpoints:
         after: str | None = None,
         limit: int = PAGE_CHECKPOINTS,
     ) -> tuple[list[Checkpoint], str | None]:
-        """A page of checkpoints, and what to pass as `after` for the next one, or None at the end.
+        """Return a page of checkpoints, and the `after` of the next one, or None at the end.
+
         A page may be shorter than `limit`. Its cursor may name a checkpoint that `may_read` hides,
         so do not show it to clients.
         """
@@ -428,8 +434,8 @@ class Checkpoints:
 
 
 def _for(change: Change, error: LiftlogError) -> LiftlogError:
-    """The error of a flight, for one of its changes. The next leader may store the change all the
-    same: whoever can repeat it may."""
+    """Return the error of a flight, for one of its changes. The next leader may still store the
+    change, so a caller that can repeat it may do so."""
     if isinstance(error, RequestTimeout) and change.expected is None and change.only_if is None:
         return NotReady(error.message, hint="try again: to store it twice changes nothing")
     return error
@@ -453,11 +459,11 @@ async def expire(
     elsewhere: FirstSince | None = None,
 ) -> int:
     """Delete checkpoints that were committed before `before_ns` although there have been records to
-    read since. A consumer of a quiet stream has nothing to commit, so it is not taken for gone.
-    Returns how many were deleted. Groups without members expire in the same way.
+    read since. Returns how many.
 
-    Checkpoints of streams that were deleted or recreated expire by age alone. For a stream of which
-    there is no copy here `elsewhere` is asked.
+    A consumer of a quiet stream has nothing to commit, so it does not count as gone. Groups without
+    members expire in the same way. Checkpoints of streams that were deleted or recreated expire by
+    age alone. For a stream without a copy here `elsewhere` is asked.
     """
     table = checkpoints.table
     unread_since = partial(_unread_since, find_stream, elsewhere, before_ns=before_ns)
@@ -491,8 +497,8 @@ async def _unread_since(
     name: str,
     before_ns: int,
 ) -> tuple[str, int] | None:
-    """Incarnation of the stream, and its first offset that is not older than `before_ns`. None if
-    the stream exists but cannot be read."""
+    """Return the incarnation of the stream, and its first offset that is not older than
+    `before_ns`. None if the stream exists but cannot be read."""
     try:
         log = find_stream(name).log
         return log.incarnation, await asyncio.to_thread(log.offset_for_timestamp, before_ns)

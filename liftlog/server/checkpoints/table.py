@@ -1,4 +1,4 @@
-"""The checkpoints in memory, and how they are loaded from the log when the daemon starts."""
+"""The checkpoints in memory, and their loading from the log when the daemon starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _MAX_SETTLED = 100_000
 
 
 class CheckpointTable:
-    """Lookup by consumer and stream, and listing in that order. Not thread-safe.
+    """The checkpoints, for lookup by consumer and stream, and listing in that order. Not
+    thread-safe.
 
     Contains durable checkpoints only, none that still wait for the disk.
 
@@ -96,8 +97,8 @@ class CheckpointTable:
         return bool(self.newer) and encode_key(key) in self.newer
 
     def is_uncertain(self, key: CheckpointKey) -> bool:
-        """Whether damage may have cost a newer checkpoint of this key, or its deletion; for a key
-        without a checkpoint, the only one."""
+        """Return True if damage may have cost a newer checkpoint of this key, or its deletion; for
+        a key without a checkpoint, the only one."""
         return self.losses > 0 and key not in self._settled
 
     @property
@@ -111,8 +112,8 @@ class CheckpointTable:
     def after(
         self, key: CheckpointKey | None, consumer: str | None
     ) -> Iterator[tuple[CheckpointKey, Stored]]:
-        """Those after `key`, by consumer and stream; with `consumer`, only its own. The table must
-        not change meanwhile."""
+        """Yield the checkpoints after `key`, by consumer and stream; with `consumer`, only its own.
+        The table must not change meanwhile."""
         start = 0 if key is None else bisect_right(self._order, key)
         if consumer is not None:
             start = max(start, bisect_left(self._order, (consumer, "")))
@@ -124,12 +125,12 @@ class CheckpointTable:
 
 
 def load_table(log: Log) -> CheckpointTable:
-    """Everything that is committed in `_offsets`.
+    """Load all committed checkpoints of `_offsets`.
 
     Damage costs only the records in it. If a key has an older checkpoint, that one is valid again
     and its consumer reads some records twice; the table knows for which keys that is possible. Each
-    loss is logged as an ERROR. Raises StorageError if the files cannot be read, which must not be
-    taken for "no checkpoint".
+    loss is logged as an ERROR. Raises StorageError if the files cannot be read, because this must
+    not look like "no checkpoint".
     """
     found = _Rebuilding()
     offset = log.log_start_offset
@@ -177,7 +178,7 @@ class _Rebuilding:
 
     def learn(self, raw: bytes, offset: int, place: Place) -> int:
         """Add the batches in `raw` from `offset` on. Returns the offset to read next; if the
-        batches end in damage, reading there tells how far it extends."""
+        batches end in damage, reading from there shows how far it extends."""
         reached, position = offset, 0
         while position < len(raw):
             try:

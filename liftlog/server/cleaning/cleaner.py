@@ -1,9 +1,9 @@
-"""What is cleaned next, one job at a time.
+"""Decides what is cleaned next, one job at a time.
 
 A round first compacts the streams that are due, the dirtiest first, then gives re-batching,
 sketches and scrubbing a share of time each. Requested passes come before the others. A stream whose
 keys do not fit into memory takes several passes: after some time its turn is over, and the rest
-comes in the next round, so that no stream keeps the others waiting. A job that fails concerns its
+comes in the next round, so that no stream keeps the others waiting. A job that fails affects its
 stream alone, for which the cleaner then backs off, longer with each failure.
 """
 
@@ -37,14 +37,16 @@ logger = logging.getLogger("liftlog.server.cleaner")
 _SECOND_NS = 1_000_000_000
 _MAX_DROPPED_PASSES = 3
 _LOOKING_PART = 200
-"""Looking at a stream may take one part in so many of the time, as it is linear in its segments."""
+"""Checks of a stream may take at most 1/200 of the time, because a check is linear in the
+segments."""
 
 
 class Cleaner:
-    """Belongs to the event loop. `run` does the work; the other methods may be called meanwhile.
+    """Runs the cleaning of all streams. Belongs to the event loop. `run` does the work; the other
+    methods may be called meanwhile.
 
-    `hosts` are the streams of the daemon, `now_ns` is the time for judging ages. `seen` is asked
-    often while a job runs: what it says of the daemon's work decides how fast cleaning may go.
+    `hosts` are the streams of the daemon, `now_ns` is the time for judging ages. `seen` is called
+    often while a job runs: its measurements of the daemon's work decide how fast cleaning may go.
     Without it the daemon counts as busy.
     """
 
@@ -89,11 +91,11 @@ class Cleaner:
 
     @property
     def is_at_idle_rate(self) -> bool:
-        """Whether a job runs faster now because the daemon is idle."""
+        """True if a job runs faster now because the daemon is idle."""
         return self._worker.has_grant
 
     def describe(self, host: StreamHost) -> dict[str, Any]:
-        """The `compaction` of `StreamInfo`."""
+        """Return the field `compaction` of `StreamInfo`."""
         state = self.state_of(host)
         enabled = compaction_of(host.settings) is not None
         reason = ""
@@ -116,7 +118,8 @@ class Cleaner:
             return f"the leases of the stream cannot be read: {error.message}"
 
     def failures(self) -> dict[str, str]:
-        """What failed and how often in a row, for each stream whose last job failed."""
+        """Return for each stream whose last job failed the error, and how often in a row it
+        failed."""
         found = {}
         for host, state in self._states.items():
             if state.failures_in_a_row and self._hosts.get(host.name) is host:
@@ -129,7 +132,7 @@ class Cleaner:
         return found
 
     def history(self, host: StreamHost) -> list[dict[str, Any]]:
-        """What the last passes since the start have done, newest first."""
+        """Return the results of the last passes since the start, newest first."""
         return list(self.state_of(host).history)
 
     def request(self, host: StreamHost) -> None:
@@ -149,8 +152,8 @@ class Cleaner:
         self._poke.set()
 
     async def interrupt(self, host: StreamHost) -> None:
-        """The settings of the stream have changed. On return the job that was planned by the old
-        ones has ended; the next round plans again."""
+        """End the current job of the stream, whose settings have changed. On return it has ended;
+        the next round plans again."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
@@ -159,7 +162,8 @@ class Cleaner:
             self._states[host].look_again_at = 0.0
 
     async def forget(self, host: StreamHost) -> None:
-        """The stream is being deleted: on return no job runs for it, and none will."""
+        """End all jobs of the stream, which is being deleted: on return no job runs for it, and
+        none will."""
         await self.interrupt(host)
         self._states.pop(host, None)
         self._small.pop(host, None)
@@ -168,7 +172,7 @@ class Cleaner:
     # --- rounds ---
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         try:
             if self._scrubs is not None:
                 await self._load_scrubs(self._scrubs)
@@ -196,7 +200,7 @@ class Cleaner:
             await self._guarded(self._serve_requests())
 
     async def _guarded(self, work: Coroutine[Any, Any, bool | None]) -> bool:
-        """The result of `work`; False when it failed, as cleaning must not end the daemon."""
+        """Return the result of `work`; False if it failed, as cleaning must not end the daemon."""
         try:
             return bool(await work)
         except Exception:  # a supervisor
@@ -204,7 +208,7 @@ class Cleaner:
             return False
 
     async def _round(self) -> bool:
-        """Whether there is more to do at once."""
+        """Run one round; returns True if there is more to do at once."""
         await self._serve_requests()
         for host in self._due():
             await self._work(host, "compact", self._compact(host, on_demand=False))
@@ -217,7 +221,7 @@ class Cleaner:
         return more or self._has_unfinished()
 
     def _has_unfinished(self) -> bool:
-        """Whether a stream whose turn was over can continue now."""
+        """Return True if a stream whose turn was over can continue now."""
         return any(
             state.unfinished
             and self._may_work_on(host)
@@ -236,8 +240,8 @@ class Cleaner:
                 await self._work(host, "compact", self._compact(host, on_demand=True))
 
     def _may_work_on(self, host: StreamHost) -> bool:
-        """Whether the stream exists and is healthy, and no back-off after a failure is under
-        way."""
+        """Return True if the stream exists and is healthy, and no back-off after a failure is
+        running."""
         if self._hosts.get(host.name) is not host or host.failure:
             return False
         return self.state_of(host).not_before <= time.monotonic()
@@ -292,8 +296,8 @@ class Cleaner:
     # --- compaction ---
 
     def _due(self) -> list[StreamHost]:
-        """Streams to compact, the dirtiest first. None while the clock is not trusted: after a
-        jump, young records and tombstones would look old."""
+        """Return the streams to compact, the dirtiest first. There are none while the clock is not
+        trusted: after a jump, young records and tombstones would look old."""
         found: list[tuple[float, StreamHost]] = []
         if not self._clock_is_trusted():
             return []
@@ -318,8 +322,8 @@ class Cleaner:
         return [host for _, host in found]
 
     async def _compact(self, host: StreamHost, *, on_demand: bool) -> None:
-        """As many passes as are needed, or as fit into one turn. On demand the active segment is
-        rolled first."""
+        """Run as many passes as are needed, or as fit into one turn. On demand the active segment
+        is rolled first."""
         state, log = self.state_of(host), host.log
         wanted = state.requested
         forced = on_demand or state.unfinished
@@ -362,7 +366,8 @@ class Cleaner:
     # --- re-batching and scrubbing ---
 
     async def _rebatch_some(self) -> bool:
-        """For about as long as the pause between rounds; returns whether there is more to do."""
+        """Re-batch for about as long as the pause between rounds; returns True if there is more to
+        do."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
             while self._may_work_on(host):
@@ -390,7 +395,8 @@ class Cleaner:
             raise
 
     async def _sketch_some(self) -> bool:
-        """For about as long as the pause between rounds; returns whether there is more to do."""
+        """Make sketches for about as long as the pause between rounds; returns True if there is
+        more to do."""
         end = time.monotonic() + self._settings.interval_seconds
         for host in list(self._hosts.values()):
             while self._may_work_on(host):
@@ -419,7 +425,8 @@ class Cleaner:
             raise
 
     async def _scrub_some(self, scrubs: ScrubSchedule) -> bool:
-        """For about as long as the pause between rounds; returns whether there is more to do."""
+        """Scrub for about as long as the pause between rounds; returns True if there is more to
+        do."""
         end = time.monotonic() + self._settings.interval_seconds
         more = False
         for host in list(self._hosts.values()):

@@ -1,5 +1,5 @@
-"""When a stream is compacted, and why it is not: its settings, leases and segments are handed to
-the rules in `compaction.planning`."""
+"""Decides when a stream is compacted, and says why it is not: passes its settings, leases and
+segments to the rules in `compaction.planning`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SECOND_NS = 1_000_000_000
 
 
 def compaction_of(settings: StreamSettings) -> CompactionSettings | None:
-    """The compaction settings of a stream that is compacted, else None."""
+    """Return the compaction settings of a stream that is compacted, else None."""
     compaction = settings.compaction
     return compaction if compaction is not None and compaction.enabled else None
 
@@ -53,15 +53,15 @@ def plan_pass(
     on_demand: bool = False,
     keep_tombstones: bool = False,
 ) -> CompactionPlan | None:
-    """What a pass over `segments`, a snapshot of the log's, would do now; None when none is due.
+    """Return the pass over `segments`, a snapshot of the log's, that is due now; None if none is.
 
     With `keep_tombstones` none is dropped, however old it seems. In a stream with replicas they
-    stay until every replica has them: one that lacks them may still have what they delete. Takes
-    time linear in the number of segments.
+    stay until every replica has them: one that lacks them may still have the records that they
+    delete. Takes time linear in the number of segments.
     """
     try:
         leases = log.leases.live(now_ns)
-    except StorageError as error:  # nothing that they may hold must change
+    except StorageError as error:  # the range of a lease must not change
         logger.warning("compaction-waits stream=%s error=%s", log.name, error)
         return None
     kept_from = [lease.low for lease in leases]
@@ -85,7 +85,7 @@ def plan_pass(
 
 
 def _first_stamp_ns(log: Log, segment: Segment) -> int:
-    """The stamp of its first batch or, where that cannot be read, of its newest record."""
+    """Return the stamp of its first batch or, if that cannot be read, of its newest record."""
     return first_stamp_ns(log.environment, segment) or segment.max_timestamp_ns
 
 
@@ -97,9 +97,11 @@ def measure_backlog(
     bound_offset: int | None = None,
     after_roll: bool = False,
 ) -> CompactionBacklog:
-    """What could be compacted below `bound_offset`; by default below the high watermark, as if
-    there were no leases. `after_roll`: as if the active segment was sealed, which a pass on demand
-    does first."""
+    """Measure what could be compacted below `bound_offset`; by default below the high watermark, as
+    if there were no leases.
+
+    `after_roll`: as if the active segment was sealed, which a pass on demand does first.
+    """
     segments = log.segments
     active = segments[-1]
     sealed = active.sealed_at(active.size_bytes, active.next_offset, active.record_count)
@@ -123,9 +125,12 @@ def why_idle(
     *,
     on_demand: bool = False,
 ) -> str:
-    """Why the stream is not compacted at the moment; empty when a pass is due, or there is nothing
-    to compact. `could_be` is the result of `measure_backlog`. `on_demand`: an operator has asked,
-    so that the dirty ratio does not count."""
+    """Return why the stream is not compacted at the moment; empty if a pass is due, or there is
+    nothing to compact.
+
+    `could_be` is the result of `measure_backlog`. `on_demand`: an operator has asked, so that the
+    dirty ratio does not count.
+    """
     policy = policy_of(settings)
     ratio = 0.0 if on_demand else policy.min_dirty_ratio
     now = could_be
@@ -159,7 +164,7 @@ def _span(seconds: int) -> str:
 
 
 def damaged_files(log: Log) -> frozenset[str]:
-    """Names of the segment files that hold quarantined bytes; they are never rewritten."""
+    """Return the names of the segment files with quarantined bytes; they are never rewritten."""
     return log.damaged_files if log.quarantined else frozenset()
 
 

@@ -1,4 +1,4 @@
-"""One job for one stream: run it in the worker, swap its outcome in, clean up when it fails."""
+"""One job for one stream: runs it in the worker, swaps its result in, cleans up when it fails."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _THREADS = 2
 _STALL_SECONDS = 10.0
 _MEND_RATE_BYTES = 4 * BUSY_RATE_BYTES
 _SKETCH_RATE_BYTES = BUSY_RATE_BYTES // 4
-"""Beside the daemon's work; nothing waits for a sketch."""
+"""Rate beside the daemon's work; nothing waits for a sketch."""
 _T = TypeVar("_T")
 
 
 class JobRunner:
-    """Runs on the event loop; changes of the log run in threads of its own.
+    """Runs jobs on the event loop; changes of the log run in threads of its own.
 
     Errors are LiftlogError, JobFailed and WorkerDied. After each of them, and after cancellation,
     no file of the job is left and no part of it is still running.
@@ -66,8 +66,8 @@ class JobRunner:
         self._threads.shutdown(wait=False)
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        """The result of `call`. `call` has ended before this returns, even when it is cancelled,
-        unless the disk stalls."""
+        """Return the result of `call`, which runs in a thread. `call` has ended before this
+        returns, even when it is cancelled, unless the disk stalls."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
             return await asyncio.shield(future)
@@ -86,7 +86,7 @@ class JobRunner:
         plan: CompactionPlan,
         now_ns: Callable[[], int],
     ) -> bool:
-        """One pass; returns whether it did all that was planned for `segments`."""
+        """Run one pass; returns True if it did all that was planned for `segments`."""
         log, started, planned_ns = host.log, time.monotonic(), now_ns()
         lineage = log.lineage
         job = CompactJob(
@@ -203,8 +203,8 @@ class JobRunner:
     # --- scrubbing ---
 
     async def scrub(self, host: StreamHost, state: StreamCleaning, job: ScrubJob) -> None:
-        """Verify one segment; damage is quarantined and logged, and what was quarantined and reads
-        well is given back to readers."""
+        """Verify one segment. Damage is quarantined and logged; quarantined ranges that read well
+        are returned to readers."""
         log, name = host.log, job.source.file_name
         rates = fixed_rate(self._settings.scrub_max_rate_bytes)
         answer = await self._run(kinds.SCRUB, job, host, state, rates)
@@ -229,7 +229,7 @@ class JobRunner:
             await self.in_thread(lambda: _drop_index(log, name))
 
     async def examine(self, host: StreamHost, state: StreamCleaning, file_name: str) -> None:
-        """A job could not read this segment to its end: find out which part of it is damaged."""
+        """Find the damaged part of a segment that a job could not read to its end."""
         for segment in host.log.segments:
             if segment.sealed and segment.path.name == file_name:
                 await self.scrub(host, state, job_for(host.log, segment))
@@ -268,15 +268,17 @@ class JobRunner:
 
 
 def _is_of_no_interest(future: asyncio.Future[_T]) -> None:
-    """Its caller was cancelled: retrieve the error, or asyncio would report it."""
+    """Retrieve the error of a future whose caller was cancelled, or asyncio would report it."""
     if not future.cancelled():
         future.exception()
 
 
 def _announce_removal(log: Log, result: CompactResult, now_ns: int) -> None:
-    """Note in the manifest that tombstones will be removed, before the first of them is. A lease
-    that was granted since the pass was planned promises its reader that they stay: then this
-    raises, and nothing is swapped."""
+    """Note in the manifest that tombstones will be removed, before the first of them is.
+
+    A lease that was granted since the pass was planned promises its reader that they stay: then
+    this raises, and nothing is swapped.
+    """
     held_from = log.leases.low_bound(now_ns)
     if held_from is not None and held_from < result.tombstones_removed_below:
         raise SegmentsChanged(f"a lease holds the tombstones from offset {held_from} on")

@@ -1,14 +1,15 @@
-"""Repairs what is damaged in the segments of this node from other replicas of their streams.
+"""Repairs damaged segments of this node from other replicas of their streams.
 
-Damage becomes known when a scrub, a reader or a follower meets it; then it is quarantined. This
-fetches the offsets from a node that has them (`Donors`), and a worker process of its own writes the
-segment again. Damage in the active segment is sealed first. While that is under way a reader can
-wait: what it asks for is not lost.
+Damage is found by a scrub, a reader or a follower; then it is quarantined. This module fetches the
+offsets from a node that has them (`Donors`), and a worker process of its own writes the segment
+again. Damage in the active segment is sealed first. Readers can wait for a running repair, because
+its records are not lost.
 
-What no replica has stays quarantined, as on a daemon without replicas, and is tried again later.
+Offsets that no replica has stay quarantined, as on a daemon without replicas, and are tried again
+later.
 
 Other replicas may have an old value of a key whose tombstone is gone here. So where tombstones were
-removed, the whole copy is replaced instead, by a leader that is asked for all it has.
+removed, the whole copy is replaced instead, by a leader that is asked for all its records.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
-"""While a repair is to be tried again."""
+"""Pause before another look while a repair is to be tried again."""
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 600.0
 _PATIENCE_SECONDS = 30.0
-"""For so long readers wait for a replica that does not answer, before they are told of a loss."""
+"""Time for which readers wait for a replica that does not answer, before they get an error."""
 _PATCH_SUFFIX = ".patch.tmp"
 
 
@@ -55,7 +56,7 @@ class Donors(Protocol):
         ...
 
     def all_answer(self, name: str) -> bool:
-        """Whether there is a connection to each of them."""
+        """Return True if there is a connection to each of them."""
         ...
 
     async def fetch(
@@ -68,19 +69,22 @@ class Donors(Protocol):
         *,
         turn: int,
     ) -> str:
-        """Hand every batch with a record of [first, end) to `take`, in order. Returns why not all
-        of them came; empty if they did. `turn` decides which node is asked first."""
+        """Pass every batch with a record of [first, end) to `take`, in order.
+
+        Returns why not all of them came; empty if they did. `turn` decides which node is asked
+        first.
+        """
         ...
 
     def copy_again(self, name: str) -> None:
-        """Have this node drop its copy and fetch all of it from the leader, as soon as the others
-        can do without it."""
+        """Drop this node's copy and fetch all of it from the leader, as soon as the others can do
+        without it."""
         ...
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """What was tried for one damaged segment."""
+    """Attempts to repair one damaged segment."""
 
     failing_since: float = 0.0
     not_before: float = 0.0
@@ -89,7 +93,8 @@ class _Attempts:
 
 
 class Mender:
-    """Belongs to the event loop. `run` does the work; the other methods may be called meanwhile."""
+    """Repairs all streams. Belongs to the event loop. `run` does the work; the other methods may be
+    called meanwhile."""
 
     def __init__(
         self,
@@ -109,8 +114,8 @@ class Mender:
     # --- for the rest of the daemon ---
 
     def is_expected(self, host: StreamHost, first: int, end: int) -> bool:
-        """Whether damage in [first, end) is likely to be repaired soon: so no one should be told
-        yet that these records are lost."""
+        """Return True if damage in [first, end) is likely to be repaired soon, so that no reader
+        should get an error yet."""
         if host.failure or not self._donors.count(host.name):
             return False
         log = host.log
@@ -123,15 +128,15 @@ class Mender:
         )
 
     def wait(self, host: StreamHost, told: Callable[[], None]) -> Callable[[], None]:
-        """Have `told` called once, when the next repair of the stream has ended, well or not.
-        Returns what gives that up."""
+        """Call `told` once, when the next repair of the stream has ended, well or not. Returns a
+        function that cancels this."""
         waiting = self._waiting.setdefault(host, set())
         waiting.add(told)
         self._poke.set()
         return lambda: waiting.discard(told)
 
     async def forget(self, host: StreamHost) -> None:
-        """The stream ends here: on return no repair is under way, and none will be."""
+        """End the repairs of a stream that ends here: on return none is running, and none will."""
         if self._current is not None and self._current[0] is host:
             task = self._current[1]
             task.cancel()
@@ -141,7 +146,7 @@ class Mender:
     # --- the work ---
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until cancelled."""
         try:
             while True:
                 self._poke.clear()
@@ -235,7 +240,7 @@ class Mender:
         )
 
     async def _mend(self, host: StreamHost, segment: Segment) -> str:
-        """Returns why not; empty when it is done."""
+        """Repair a segment; returns why it failed, or "" when it is done."""
         log, name = host.log, segment.path.name
         if not segment.sealed:
             await host.run_exclusive(log.roll)
@@ -272,7 +277,8 @@ class Mender:
     async def _fetch(
         self, host: StreamHost, segment: Segment, ranges: list[QuarantinedRange], path: Path
     ) -> tuple[list[Piece], str]:
-        """Write what other replicas have of these offsets to the patch; and why that is not all."""
+        """Write the records of other replicas at these offsets to the patch; returns why some are
+        missing."""
         log = host.log
         turn = self._attempts_for(log, segment).failures
         patch = await self._jobs.in_thread(lambda: _PatchFile(log, path))
@@ -280,7 +286,7 @@ class Mender:
         try:
             for bad in sorted(ranges, key=lambda one: one.first_offset):
                 position = patch.size
-                # No replica needs to have what is below the log start.
+                # Replicas need not have offsets below the log start.
                 first = max(bad.first_offset, log.log_start_offset)
                 if first < bad.next_offset:
                     problem = await self._donors.fetch(
@@ -295,7 +301,8 @@ class Mender:
 
 
 class _PatchFile:
-    """Not synced: after a stop nothing needs it, and the next start removes it."""
+    """A file of records for a repair. Not synced: after a stop nothing needs it, and the next start
+    removes it."""
 
     def __init__(self, log: Log, path: Path) -> None:
         self._name = log.name
@@ -318,8 +325,8 @@ def _remove(fs: FileSystem, path: Path) -> None:
 
 
 def _damaged_segment(log: Log, bad: QuarantinedRange) -> Segment | None:
-    """The segment in which the bytes of a lost range lie; None if there is none, or no reader
-    misses them."""
+    """Return the segment with the bytes of a lost range; None if there is none, or no reader misses
+    them."""
     if not bad.is_loss or bad.next_offset <= log.log_start_offset:
         return None
     for segment in log.segments:
@@ -329,13 +336,13 @@ def _damaged_segment(log: Log, bad: QuarantinedRange) -> Segment | None:
 
 
 def _ranges_in(log: Log, segment: Segment) -> list[QuarantinedRange]:
-    """All that is quarantined among the bytes of a sealed segment."""
+    """Return all quarantined ranges among the bytes of a sealed segment."""
     name = segment.path.name
     return [bad for bad in log.quarantined if bad.segment == name and not lies_behind(bad, segment)]
 
 
 def _is_committed(log: Log, segment: Segment, bad: QuarantinedRange) -> bool:
-    """Other replicas have the same only of what is committed. A sealed segment is replaced as a
-    whole."""
+    """Return True if all of the segment that is to be replaced is committed: only then do other
+    replicas have the same records. A sealed segment is replaced as a whole."""
     end = segment.next_offset if segment.sealed else bad.next_offset
     return end <= log.high_watermark

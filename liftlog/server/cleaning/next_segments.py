@@ -1,12 +1,12 @@
-"""Which sealed segment is re-batched next, which gets its sketch and its subject index, and which
-is verified next.
+"""Chooses the sealed segments that are next re-batched, sketched and indexed by subject, and
+verified.
 
 Re-batching looks at each segment once: does it consist of small batches?
 
 Scrubbing verifies each again after an interval. A round visits all segments of a stream from the
-oldest to the newest; the next one begins an interval after this one began. Its progress is kept in
-a checkpoint file, so that a daemon that is often restarted does not start over each time. When the
-file is lost, the interval begins again.
+oldest to the newest; the next one begins an interval after this one began. Its progress is stored
+in a checkpoint file, so that a daemon that is often restarted does not start over each time. When
+the file is lost, the interval begins again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from liftlog.settings import StreamSettings
 
 _LOOK_AT_ONCE = 64
 SKETCHED_BYTES = 1024 * 1024
-"""Smaller segments get neither: reading one whole costs little."""
+"""Smaller segments get neither sketch nor subject index: reading one whole costs little."""
 _SECOND_NS = 1_000_000_000
 
 
 class SmallBatches:
-    """Looks at each segment of a stream once. A rewritten segment is a new one, and is looked at
-    again."""
+    """Finds segments of small batches. Looks at each segment of a stream once; a rewritten segment
+    is a new one, and is looked at again."""
 
     def __init__(self) -> None:
         self._judged: set[str] = set()
         self._all_judged: tuple[Segment, ...] = ()
 
     def candidates(self, log: Log, settings: StreamSettings, now_ns: int) -> list[Segment]:
-        """Some of the segments that were not looked at yet. Costs nothing for an idle stream."""
+        """Return some of the segments that were not looked at yet. Costs nothing for an idle
+        stream."""
         segments = log.segments
         if not settings.rebatch.enabled or self._all_judged is segments:
             return []
@@ -51,7 +52,7 @@ class SmallBatches:
         damaged = damaged_files(log)
         # Compaction will soon rewrite the segments that it has not cleaned yet.
         end = segments[-1].base_offset if compaction_of(settings) is None else log.cleaned_below
-        # What is not committed yet may be cut off, and the log refuses to exchange it.
+        # Uncommitted records may be cut off, and the log refuses to exchange their segment.
         end = min(end, log.high_watermark)
         found: list[Segment] = []
         waiting = False
@@ -73,7 +74,7 @@ class SmallBatches:
     def find(
         self, log: Log, candidates: Sequence[Segment], compression: str = "none"
     ) -> RebatchJob | None:
-        """A job for the first of them that needs one, or None when none does.
+        """Return a job for the first segment that needs one, or None.
 
         Reads the end of an index file for each: call it in a thread. Raises OSError.
         """
@@ -91,7 +92,7 @@ class SmallBatches:
         return None
 
     def look_again(self, file_name: str) -> None:
-        """The job for this segment failed: judge it again."""
+        """Judge a segment again, because its job failed."""
         self._judged.discard(file_name)
         self._all_judged = ()
 
@@ -107,7 +108,7 @@ class Unsketched:
         self._all_judged: tuple[Segment, ...] = ()
 
     def candidates(self, log: Log) -> list[Segment]:
-        """Some that were not looked at yet. Costs nothing for an idle stream."""
+        """Return some segments that were not looked at yet. Costs nothing for an idle stream."""
         segments = log.segments
         if self._all_judged is segments:
             return []
@@ -132,8 +133,8 @@ class Unsketched:
         return found
 
     def find(self, log: Log, candidates: Sequence[Segment]) -> SketchJob | None:
-        """A job for the first of them that lacks one. Reads the beginning of each: call it in a
-        thread. Raises OSError."""
+        """Return a job for the first segment that lacks one. Reads the beginning of each: call it
+        in a thread. Raises OSError."""
         fs, lineage, with_subjects = log.environment.fs, log.lineage, self._with_subjects
         for segment in candidates:
             self._judged.add((segment.path.name, lineage))
@@ -144,7 +145,7 @@ class Unsketched:
         return None
 
     def look_again(self, file_name: str) -> None:
-        """The job for this segment failed."""
+        """Judge a segment again, because its job failed."""
         self._judged = {one for one in self._judged if one[0] != file_name}
         self._all_judged = ()
 
@@ -194,8 +195,11 @@ class ScrubSchedule:
             self._changed = False
 
     def next_job(self, log: Log, now_ns: int) -> ScrubJob | None:
-        """A job for the next segment, or None while there is nothing to verify. Before all others
-        come segments with a range that was quarantined since, or before the start of the daemon."""
+        """Return a job for the next segment, or None while there is nothing to verify.
+
+        Segments with a range that was quarantined since, or before the start of the daemon, come
+        first.
+        """
         claimed = self._claimed(log)
         if claimed is not None:
             return job_for(log, claimed)
@@ -217,7 +221,7 @@ class ScrubSchedule:
         return None
 
     def _claimed(self, log: Log) -> Segment | None:
-        """A segment with quarantined bytes that were not verified again yet."""
+        """Return a segment with quarantined bytes that were not verified again yet."""
         known = self._reviewed.get(log.name, frozenset())
         names = {
             bad.segment
@@ -242,7 +246,7 @@ class ScrubSchedule:
             self._changed = True
 
     def _next_file(self, log: Log, current: ScrubRound) -> str:
-        """The file whose turn it is in this round."""
+        """Return the file whose turn it is in this round."""
         segments = log.segments
         following = bisect_right(segments, current.next_offset, key=lambda one: one.next_offset)
         return segments[following].path.name if following < len(segments) else ""

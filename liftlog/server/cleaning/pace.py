@@ -1,8 +1,9 @@
-"""How fast cleaning may go: without a limit while the daemon is idle, slowly beside its work.
+"""Decides how fast cleaning may go: without a limit while the daemon is idle, slowly beside its
+work.
 
-While a job runs, the daemon looks at itself every 20 ms and tells the worker process for how long
-it may go at full speed. Such a grant is short and has to be renewed: when messages come it is taken
-back at once, and when the daemon cannot take it back because it stalls, the grant ends by itself.
+While a job runs, the daemon measures itself every 20 ms and sends the worker process the time for
+which it may go at full speed. Such a grant is short and has to be renewed: when messages come it is
+withdrawn at once, and if the daemon cannot withdraw it because it stalls, the grant ends by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ BUSY_RATE_BYTES = 32 * 2**20
 of the latency; docs/explanation/performance.md has the figures."""
 LOOK_SECONDS = 0.02
 GRANT_SECONDS = 0.2
-"""Much longer than a look, or full speed would be lost whenever the event loop is a little late."""
+"""Much longer than the interval of measurements: full speed would otherwise be lost whenever the
+event loop is a little late."""
 _QUIET_SECONDS = 0.25
 _IDLE_CPU_PART = 0.25
 
@@ -24,7 +26,7 @@ class Rates(NamedTuple):
 
     busy_bytes: int
     idle_bytes: int | None
-    """While the daemon is idle. None: as many as it can."""
+    """Rate while the daemon is idle; None means no limit."""
 
 
 def fixed_rate(bytes_per_second: int) -> Rates:
@@ -32,8 +34,9 @@ def fixed_rate(bytes_per_second: int) -> Rates:
 
 
 def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rates:
-    """From `cleaner.max_rate` (None: auto) and `compaction.max_rate` of a stream (None: no limit of
-    its own). A figure is a ceiling, whether the daemon is idle or not."""
+    """Return the rates from `cleaner.max_rate` (None: auto) and `compaction.max_rate` of a stream
+    (None: no limit of its own). A configured figure is a ceiling, whether the daemon is idle or
+    not."""
     ceilings = [rate for rate in (cleaner_bytes, stream_bytes) if rate is not None]
     if cleaner_bytes is not None:
         return fixed_rate(min(ceilings))
@@ -41,22 +44,24 @@ def rates_of(cleaner_bytes: int | None, stream_bytes: int | None = None) -> Rate
 
 
 class Seen(NamedTuple):
-    """What the daemon sees of its own work. All but `at` and `is_committing` only ever grow."""
+    """One measurement of the daemon's own work. All fields but `at` and `is_committing` only ever
+    grow."""
 
     at: float
     """Seconds, on a monotonic clock."""
     received_bytes: int
-    """From NATS."""
+    """Bytes received from NATS."""
     syncs: int
-    """For all streams, including those that store the daemon's own records."""
+    """Syncs of all streams, including those for the daemon's own records."""
     is_committing: bool
-    """Whether a stream waits for the disk. Only this tells a stalled disk from an idle one."""
+    """True if a stream waits for the disk. Only this distinguishes a stalled disk from an idle
+    one."""
     cpu_seconds: float
-    """The CPU time of the process: consumers that read, TLS, filters and requests show here."""
+    """CPU time of the process. It includes consumers that read, TLS, filters and requests."""
 
 
 def is_busy(before: Seen, now: Seen) -> bool:
-    """Whether there was work between two looks that cleaning could slow down."""
+    """Return True if between two measurements there was work that cleaning could slow down."""
     return (
         now.is_committing
         or now.received_bytes != before.received_bytes
@@ -66,15 +71,18 @@ def is_busy(before: Seen, now: Seen) -> bool:
 
 
 class IdleWatch:
-    """Calls the daemon idle once it has not been busy for a quarter of a second."""
+    """Treats the daemon as idle once it has not been busy for a quarter of a second."""
 
     def __init__(self) -> None:
         self._before: Seen | None = None
         self._busy_at = 0.0
 
     def look(self, now: Seen) -> bool:
-        """Whether the daemon is idle. Between jobs there are no looks: the first look of a job
-        judges the whole time since the last look of the job before."""
+        """Return True if the daemon is idle.
+
+        There are no measurements between jobs: the first one of a job judges the whole time since
+        the last one of the job before.
+        """
         before, self._before = self._before, now
         if before is None or is_busy(before, now):
             self._busy_at = now.at

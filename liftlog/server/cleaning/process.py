@@ -65,7 +65,7 @@ class Worker:
 
     @property
     def has_grant(self) -> bool:
-        """Whether a job is under way at the rate that holds while the daemon is idle."""
+        """True if a job runs at the rate for an idle daemon."""
         return self._granted_until > asyncio.get_running_loop().time()
 
     async def run(
@@ -76,7 +76,7 @@ class Worker:
         rates: Rates,
         on_progress: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
-        """The result of one job. Raises JobFailed, WorkerDied.
+        """Run one job and return its result. Raises JobFailed, WorkerDied.
 
         When it is cancelled, the process is dead before it returns, so nothing more is written.
         """
@@ -106,7 +106,7 @@ class Worker:
             self._idle = loop.call_later(self._idle_seconds, self._end_idle)
 
     def _look_at_daemon(self) -> None:
-        """Tell the process whether the daemon is idle, now and every `LOOK_SECONDS`."""
+        """Report to the process whether the daemon is idle, now and every `LOOK_SECONDS`."""
         loop = asyncio.get_running_loop()
         self._look = loop.call_later(LOOK_SECONDS, self._look_at_daemon)
         now, is_idle = loop.time(), self._daemon_is_idle()
@@ -114,12 +114,13 @@ class Worker:
             if self._tell({"idle_seconds": GRANT_SECONDS}):
                 self._granted_until = now + GRANT_SECONDS
         elif not is_idle and self._granted_until and self._tell({"idle_seconds": 0}):
-            # Also when it is over by our clock: the process counts from when it read the line.
+            # Also when the grant is over by our clock: the process counts from when it read the
+            # line.
             self._granted_until = 0.0
 
     def _tell(self, line: dict[str, Any]) -> bool:
-        """False when it cannot be told now: the process does not run, or does not read. What it was
-        told before ends by itself then."""
+        """Send a line to the process; False if that is not possible now, because it does not run,
+        or does not read. An earlier grant then ends by itself."""
         stdin = None if self._process is None else self._process.stdin
         if stdin is None or stdin.is_closing() or stdin.transport.get_write_buffer_size():
             return False

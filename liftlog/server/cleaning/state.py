@@ -1,4 +1,4 @@
-"""What one stream's cleaning is doing, for people and metrics."""
+"""The state of one stream's cleaning, for people and metrics."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class StreamCleaning:
     `history`."""
 
     requested: int = 0
-    """How many passes were requested; `finished` says how many of them are done."""
+    """Number of requested passes; `finished` is the number of those that are done."""
     finished: int = 0
     rolled: int = 0
     """The last request for which the active segment was rolled."""
     unfinished: bool = False
-    """Its turn ended before its passes did."""
+    """True if its turn ended before its passes did."""
     running: str = ""
-    """"compact", "rebatch", "scrub" or nothing."""
+    """"compact", "rebatch", "scrub" or ""."""
     progress: dict[str, Any] | None = None
     backlog: CompactionBacklog = field(default_factory=lambda: CompactionBacklog(0, 0))
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_MAX_HISTORY))
@@ -73,7 +73,7 @@ class StreamCleaning:
         time_ns: int,
         seconds: float,
     ) -> None:
-        """A pass has been swapped in; it was planned at `time_ns`."""
+        """Note a pass that has been swapped in; it was planned at `time_ns`."""
         self.passes += 1
         self.records_removed += result.records_in - result.records_out
         self.bytes_freed += freed_bytes
@@ -94,7 +94,7 @@ class StreamCleaning:
     def note_failure(
         self, kind: str, error: str, now: float, first_backoff_seconds: float
     ) -> float:
-        """Back off; returns for how many seconds."""
+        """Note a failure and back off; returns for how many seconds."""
         self.error, self.failed_kind = error, kind
         self.failures += 1
         doubled: float = first_backoff_seconds * 2 ** min(self.failures_in_a_row, 20)
@@ -109,7 +109,7 @@ class StreamCleaning:
         self.not_before = 0.0
 
     def to_info(self, log: Log, *, enabled: bool, now: float, reason: str = "") -> dict[str, Any]:
-        """The `compaction` of `StreamInfo`. `reason` says why it is idle."""
+        """Return the field `compaction` of `StreamInfo`. `reason` says why it is idle."""
         state = self._state(enabled=enabled, now=now)
         return {
             "state": state,

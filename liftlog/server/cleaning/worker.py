@@ -1,6 +1,6 @@
 """The worker process: `python -m liftlog.server.cleaning.worker`.
 
-It reads jobs from stdin, one a line, and writes lines of progress and one line of outcome to
+It reads jobs from stdin, one a line, and writes lines of progress and one line with the result to
 stdout, all of them JSON. At the end of stdin it exits at once, even in the middle of a job: the
 files of a job are garbage until the daemon lists them.
 
@@ -9,9 +9,9 @@ files of a job are garbage until the daemon lists them.
     out  {"progress": ["rewrite", 1048576, 8388608]}
     out  {"result": {...}}   or   {"failed": {"reason": "damaged", "message": "...", "file": "..."}}
 
-For `idle_seconds` from then on the daemon is idle, and `idle_rate_bytes` holds (null: no limit)
-instead of `max_rate_bytes`; the next such line replaces this one. Without them `max_rate_bytes`
-holds. `file` is empty unless the reason is `damaged`.
+A line with `idle_seconds` says that the daemon is idle for that long: meanwhile the limit is
+`idle_rate_bytes` (null: none) instead of `max_rate_bytes`. The next such line replaces it. Without
+one, the limit is `max_rate_bytes`. `file` is empty unless the reason is `damaged`.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ _BURST_SECONDS = 0.1
 _LOOK_EVERY_BYTES = 4 * 1024 * 1024
 _MIN_FREE_BYTES = 64 * 1024 * 1024
 _MIN_FREE_PART = 20
-"""On a small file system one part in so many stays free instead."""
+"""On a small file system 1/20 stays free instead."""
 
 _LEAST_FREE_PART = 10
-"""Of a file system, for subject indexes: they make reads faster, and messages need the room."""
+"""For subject indexes, 1/10 of the file system stays free: they only make reads faster, and
+messages need the room."""
 
 _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
     COMPACT: (CompactJob, compact),
@@ -83,8 +84,8 @@ _RUNNERS: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 
 class IdleGrant:
-    """Until when the daemon is idle, as far as it has said so. One thread notes what the daemon
-    says, another one runs the job."""
+    """The time up to which the daemon is idle, by its last line. One thread notes the lines,
+    another one runs the job."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -92,7 +93,7 @@ class IdleGrant:
         self._noted = threading.Condition()
 
     def note(self, seconds: float) -> None:
-        """The daemon says that it is idle for so long; 0: that it is not."""
+        """Note that the daemon is idle for this long; 0 means that it is busy."""
         with self._noted:
             self._ends_at = self._clock() + seconds
             self._noted.notify_all()
@@ -101,14 +102,15 @@ class IdleGrant:
         return self._clock() < self._ends_at
 
     def sleep(self, seconds: float) -> None:
-        """For so long, or until the daemon says something: the rate may be another one then."""
+        """Sleep for this long, or until the daemon sends a line, because the rate may then
+        change."""
         with self._noted:
             self._noted.wait(seconds)
 
 
 class RateLimit:
-    """Sleeps so that no more than `bytes_per_second` pass, apart from a short burst; or
-    `idle_bytes_per_second` while `grant` holds."""
+    """Sleeps so that no more than `bytes_per_second` pass, apart from a short burst; or no more
+    than `idle_bytes_per_second` while `grant` holds."""
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class RateLimit:
         self._rate = bytes_per_second
         self._paid_at = clock()
         self._owed_bytes = 0.0
-        """Bytes that passed too early; negative: that may pass at once."""
+        """Bytes that passed too early; if negative, the number that may pass at once."""
 
     def __call__(self, size_bytes: int) -> None:
         self._pay()
@@ -138,7 +140,8 @@ class RateLimit:
             self._pay()
 
     def _pay(self) -> None:
-        """Take off what the time since the last call is worth, and look which rate holds now."""
+        """Subtract the bytes that the time since the last call allows, and read the current
+        rate."""
         now = self._clock()
         if self._rate == math.inf:
             self._owed_bytes = 0.0  # and no burst on top of full speed when load comes
@@ -171,7 +174,7 @@ class FreeRoom:
             raise OSError(errno.ENOSPC, "less space is left than cleaning may use")
 
     def is_plenty(self) -> bool:
-        """Whether files may be made that are only of use."""
+        """Return True if there is room for files that are useful but not necessary."""
         found = os.statvfs(self._directory)
         return found.f_bavail * _LEAST_FREE_PART >= found.f_blocks
 
@@ -184,7 +187,7 @@ def perform(
     say: Callable[[dict[str, Any]], None],
     grant: IdleGrant | None = None,
 ) -> dict[str, Any]:
-    """Run one job; returns the line of its outcome."""
+    """Run one job; returns the line with its result."""
     kind, run = _RUNNERS[order["kind"]]
     job = kind.from_dict(order["job"])
     busy_rate, idle_rate = order["max_rate_bytes"], order["idle_rate_bytes"]

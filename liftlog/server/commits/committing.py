@@ -1,10 +1,10 @@
 """The commits of one stream: groups that its sequencer has judged are written, synced, answered.
 
-This is how a stream writes what publishers send. At most one group is being written; messages that
+Messages from publishers are written this way. At most one group is being written; messages that
 arrive meanwhile form the next one. A group is written inside the event loop while syncs are fast,
 else in a writer thread. With `durability: interval` a flush commits many groups at once.
 
-The gate says when a group that is stored here is committed. With one copy that is at once. With
+The gate decides when a group that is stored here is committed. With one copy that is at once. With
 several it is *held* until the others have it, and the next group is written meanwhile.
 
 Another way to write a stream, such as appending batches fetched from another node, belongs beside
@@ -35,27 +35,28 @@ from liftlog.stream.refusals import DISK_FULL, STORE_FAILED, RefusalReason
 logger = logging.getLogger("liftlog.server.stream")
 
 FOLLOWED_INLINE_BYTES = 512 * 1024
-"""Of a stream with followers, a group of this size is written inside the event loop, however many
-messages it is, while syncs are fast. A thread would have to hand over twice, to tell the followers
-and to tell of the end, and under load that takes longer than the write."""
+"""A group of up to this size, of a stream with followers, is written inside the event loop while
+syncs are fast, however many messages it has. A thread needs two handovers, one to wake the
+followers and one to report the end, and under load these take longer than the write."""
 
 
 class CommitResources(Protocol):
-    """What the commits of all streams share."""
+    """Resources that the commits of all streams share."""
 
     pool: WriterPool
     inline: InlineBudget
 
     def send(self, commands: bytes) -> None: ...
     def pending_changed(self) -> None:
-        """Messages that waited for the disk were answered."""
+        """Note that messages that waited for the disk were answered."""
         ...
 
 
 class GroupCommits:
-    """Belongs to the event loop. `fail` stops the stream: it is called with a reason when the state
-    of the log is unknown. `step_down` ends the lead: it is called when followers may hold what is
-    given up here.
+    """Writes the groups of one stream. Belongs to the event loop.
+
+    `fail` stops the stream: it is called with a reason if the state of the log is unknown.
+    `step_down` ends the lead: it is called if followers may hold records that are dropped here.
 
     The high watermark moves in `_finish` and `commit_up_to`, and nowhere else.
     """
@@ -77,7 +78,7 @@ class GroupCommits:
         step_down: Callable[[str], None],
     ) -> None:
         self.flush_is_overdue = False
-        """With `durability: interval`: a flush was due while a job was under way."""
+        """With `durability: interval`: True if a flush became due during a job."""
         self._log = log
         self._sequencer = sequencer
         self._settings = settings
@@ -93,7 +94,7 @@ class GroupCommits:
         self._step_down = step_down
         self._writer = GroupWriter(log, settings)
         self._has_flushes = self._is_flushed(settings)
-        self._is_over = False  # this stream is not led here any more
+        self._is_over = False  # this node no longer leads the stream
         self._unsynced = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._observed_syncs = log.fsync_count
@@ -102,8 +103,8 @@ class GroupCommits:
     # --- one group ---
 
     def commit(self, messages: int) -> bool:
-        """Commit the next group of the `messages` that wait, or begin to. Call it while no job is
-        under way. Returns whether more of them can be committed at once."""
+        """Commit the next group of the waiting `messages`, or begin to. Call it while no job runs.
+        Returns True if more of them can be committed at once."""
         size_bytes = self._sequencer.pending_bytes - self._sequencer.held_bytes
         if self._has_followers and size_bytes <= FOLLOWED_INLINE_BYTES:
             messages = 1  # as few as any
@@ -171,7 +172,8 @@ class GroupCommits:
             self._abandon_tail(error, keep_offsets=False)
 
     def _observe_sync(self) -> None:
-        """Tell the budget how long the newest sync took; a commit without one says nothing."""
+        """Report the duration of the newest sync to the budget; a commit without a sync says
+        nothing."""
         if self._log.fsync_count != self._observed_syncs:
             self._observed_syncs = self._log.fsync_count
             self._shared.inline.observe(self._log.last_sync_seconds)
@@ -201,7 +203,7 @@ class GroupCommits:
         self._shared.pending_changed()
 
     def _hold(self, group: CommitGroup, high_watermark: int) -> None:
-        """A group is stored here, and it or one before it is not committed."""
+        """Hold a group that is stored here, if it or an earlier one is not committed yet."""
         if not self._sequencer.is_holding:
             self._held_since = time.monotonic()
         early = self._sequencer.hold(group)
@@ -210,7 +212,7 @@ class GroupCommits:
         self._release(high_watermark)
 
     def _release(self, high_watermark: int) -> None:
-        """The high watermark is there: tell those who waited for it."""
+        """Answer the groups up to the new high watermark."""
         released = self._sequencer.release(high_watermark)
         if released is not None:
             self._held_since = time.monotonic()
@@ -222,21 +224,21 @@ class GroupCommits:
         self._own_records.committed(high_watermark)
 
     def commit_up_to(self, offset: int) -> None:
-        """Everything below `offset` is committed, if it is stored here."""
+        """Note that everything below `offset` is committed, if it is stored here."""
         self._release(self._log.commit_up_to(offset))
 
     @property
     def held_seconds(self) -> float:
-        """For how long nothing was released while a group is held; 0.0 when there is none."""
+        """Time since the last release while a group is held; 0.0 if there is none."""
         return time.monotonic() - self._held_since if self._sequencer.is_holding else 0.0
 
     # --- a group that failed ---
 
     def _take_back(self, group: CommitGroup | None, error: Exception) -> None:
-        """Undo everything that was judged from `group` on, see `Tail`, and nack it; with None, what
-        no group has taken yet. Numbering continues where the log ends now."""
+        """Undo everything that was judged from `group` on, see `Tail`, and nack it. None stands for
+        the records that no group has taken yet. Numbering continues where the log ends now."""
         if not isinstance(error, LiftlogError):
-            # A defect. What it left in the log or in memory is unknown, so nothing more is written.
+            # A defect. Its effect on the log or on memory is unknown, so nothing more is written.
             self._fail(f"internal error while committing: {error!r}")
             return
         logger.error(
@@ -267,8 +269,11 @@ class GroupCommits:
             self._turns.run_exclusive(partial(self._log.leases.void, "the disk is full"), None)
 
     def _abandon_tail(self, error: SyncFailed, *, keep_offsets: bool) -> bool:
-        """Whether writing can continue in another file. After a failed sync the kernel may drop the
-        pages and report success the next time: whatever was not durable is given up."""
+        """Drop all records that are not durable, and return True if writing can continue in another
+        file.
+
+        After a failed sync the kernel may drop the pages and report success the next time.
+        """
         try:
             self._log.abandon_tail(keep_offsets=keep_offsets)
         except LiftlogError as second:
@@ -288,13 +293,13 @@ class GroupCommits:
         self._waiters.wake(self._log.high_watermark)
 
     def _take_back_waiting(self, error: Exception) -> None:
-        """A sync failed that no group waited for. What it should have made durable was acked by
-        `durability: interval` or `os`: the hole is recorded as lost, and what waits is nacked."""
+        """Handle a failed sync that no group waited for. Its records were acked by `durability:
+        interval` or `os`: the hole is recorded as lost, and waiting messages are nacked."""
         self._take_back(None, error)
 
     def give_up(self, reason: str) -> None:
-        """The stream, which has no followers, has failed for good: nack what waits. A group that a
-        thread is writing ends as its write does."""
+        """Nack all waiting messages: the stream, which has no followers, has failed for good. A
+        group that a thread is writing is answered when its write ends."""
         out = None if self._turns.is_taken else self._sequencer.oldest_out
         nacks = self._sequencer.failed(out, STORE_FAILED)
         self._observed.failed(reason, self._sequencer.unanswered_messages)
@@ -303,8 +308,11 @@ class GroupCommits:
         self._shared.pending_changed()
 
     def step_down(self, refusal: RefusalReason) -> None:
-        """This stream is not led here any more. What was only judged is nacked. What was written
-        gets no answer: the next leader may commit it, and publishers ask again with their ids."""
+        """Stop committing: this node no longer leads the stream.
+
+        Messages that were only judged are nacked. Written ones get no answer: the next leader may
+        commit them, and publishers ask again with their ids.
+        """
         self._is_over = True
         nacks = self._sequencer.step_down(refusal)
         self._observed.unanswered()
@@ -332,16 +340,16 @@ class GroupCommits:
             self._flush_timer = None
 
     def flush_due(self) -> None:
-        """The oldest record that is not synced has waited for `flush.interval`. The timer of a
-        stream that has failed may still fire; one that is closed has none."""
+        """Flush: the oldest record that is not synced has waited for `flush.interval`. The timer of
+        a stream that has failed may still fire; one that is closed has none."""
         self._flush_timer = None
-        # Under load the job under way may be followed by more without a pause: then the flush is
-        # the next job.
+        # Under load the current job may be followed by more without a pause: then the flush is the
+        # next job.
         self.flush_is_overdue = True
         self._turns.begin_next()
 
     def flush(self) -> None:
-        """Sync what was acked before. Call it while no job is under way."""
+        """Sync the records that were acked before. Call it while no job runs."""
         self.flush_is_overdue = False
         self._turns.begin(lambda: None, self._log.sync, self._flushed)
 
@@ -353,15 +361,17 @@ class GroupCommits:
             self._commit_durable()
 
     def _commit_durable(self) -> None:
-        """Its acks have left. All the same a copy on another node, to which the stream moves, has
-        to have it before it is committed."""
+        """Commit records whose acks have left. Even so, if the stream moves to a copy on another
+        node, that copy must have them before they are committed."""
         if not self._is_over:
             self.commit_up_to(self._gate.local(self._log.durable_end_offset))
 
     def _is_flushed(self, settings: StreamSettings) -> bool:
-        """Whether acks leave after the write, and a flush commits. Of a node's copy nothing is
-        committed before it is durable, with `durability: os` as well; and where another node leads,
-        that one says what is committed."""
+        """Return True if acks leave after the write, and a flush commits.
+
+        On a node of a cluster nothing is committed before it is durable, with `durability: os` as
+        well; and where another node leads, that node decides what is committed.
+        """
         if not self._log.config.replicated:
             return settings.durability == "interval"
         return self._has_followers and settings.durability != "fsync"
@@ -369,7 +379,7 @@ class GroupCommits:
     # --- what the host tells ---
 
     def after_exclusive(self, error: Exception | None) -> None:
-        """An exclusive call has ended, in a thread or inline; it may have synced."""
+        """Continue after an exclusive call, in a thread or inline; it may have synced."""
         self._observe_sync()
         if isinstance(error, SyncFailed):
             self._take_back_waiting(error)

@@ -24,8 +24,10 @@ def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConf
 
 
 class NewestBytes:
-    """The size of a log without what newer records of a subject supersede, as far as someone has
-    counted it; if no one can, all of it counts."""
+    """The size of a log without the records that newer ones of the same subject supersede.
+
+    It is only as exact as the last count; if no count is possible, all records count.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -33,18 +35,18 @@ class NewestBytes:
         self._at_bytes = 0
 
     def expect_count(self) -> None:
-        """It will be counted in a moment; until then only what comes counts, so that a value is not
-        refused for those that it and others have superseded."""
+        """Expect a count soon. Until then only new records count, so that no message is refused
+        because of superseded records."""
         self.count(0, self._log.size_bytes)
 
     def count(self, size_bytes: int | None, at_bytes: int = 0) -> None:
-        """That was the size of the newest records when the whole log had `at_bytes`, or a little
-        later; None: not known."""
+        """Set the size of the newest records, measured when the whole log had `at_bytes`, or a
+        little later; None: not known."""
         self._counted, self._at_bytes = size_bytes, at_bytes
 
     @property
     def size_bytes(self) -> int:
-        """What came since it was counted counts as new subjects."""
+        """Return the size; records that came after the count are treated as new subjects."""
         size_bytes = self._log.size_bytes
         if self._counted is None:
             return size_bytes
@@ -52,14 +54,14 @@ class NewestBytes:
 
 
 def counts_newest(settings: StreamSettings) -> bool:
-    """Whether a limit of bytes is one of the newest records of each subject."""
+    """Return True if a limit of bytes applies to the newest records of each subject."""
     own, limits = settings.jetstream, settings.retention
     is_bucket = own is not None and own.max_msgs_per_subject is not None
     return is_bucket and limits.discard == "new" and limits.max_bytes is not None
 
 
 def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | None:
-    """None if old records give way to new ones, or nothing limits them."""
+    """Return None if old records give way to new ones, or nothing limits them."""
     limits = settings.retention
     if limits.discard == "old" or (limits.max_messages is None and limits.max_bytes is None):
         return None
@@ -73,7 +75,7 @@ def room_of(settings: StreamSettings, log: Log, newest: NewestBytes) -> Room | N
 
 
 def window_ns(settings: StreamSettings) -> int:
-    """How long message ids are remembered."""
+    """Return how long message ids are remembered."""
     return int(settings.dedupe_window_seconds * _SECOND_NS)
 
 

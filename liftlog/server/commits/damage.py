@@ -15,9 +15,10 @@ logger = logging.getLogger("liftlog.server")
 
 
 def quarantine_damage(log: Log, first_offset: int, next_offset: int) -> None:
-    """Quarantine what is damaged there, unless all of it is already known. Blocking: for threads.
+    """Quarantine the damage in this range, unless all of it is already known. Blocking: for
+    threads.
 
-    Raises StorageError when the manifest cannot be written: on a disk that fails to write as well,
+    Raises StorageError if the manifest cannot be written: on a disk that fails to write as well,
     the damage may be temporary, so the reader should retry. On a full disk it is only logged, and
     the reader gets the error about the damage.
     """

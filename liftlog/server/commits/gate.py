@@ -1,6 +1,9 @@
-"""When a group that is stored here counts as committed: with one copy at once, with several when
-the others have it too. `liftlog.cluster.leading` decides the latter; `ReplicatedGate` tells it what
-happens here, and tells the stream and the followers what comes of it."""
+"""Decides when a group that is stored here counts as committed: with one copy at once, with several
+when the others have it too.
+
+`liftlog.cluster.leading` decides the latter. `ReplicatedGate` reports events of this node to it,
+and passes its decisions on to the stream and the followers.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,28 @@ from liftlog.log import EncodedBatch
 from liftlog.stream.refusals import NOT_ENOUGH_REPLICAS, RefusalReason
 
 _TELL_SECONDS = 0.005
-"""A high watermark that no record carries to the followers within this time is told to them by
-itself."""
+"""A high watermark that no record carries to the followers within this time is sent by itself."""
 
 
 class LedStream(Protocol):
-    """What a gate tells the stream that it is bound to, but never from inside `written` and
-    `local`: that the high watermark has moved, or that this node leads it no longer."""
+    """The calls of a gate to its stream, never from inside `written` and `local`: the high
+    watermark has moved, or this node leads the stream no longer."""
 
     def commit_up_to(self, offset: int) -> None: ...
     def step_down(self, reason: str) -> None: ...
 
 
 class CommitGate(Protocol):
-    """Decides the high watermark of one stream that is led here. Belongs to the event loop."""
+    """Decides the high watermark of one stream that this node leads. Belongs to the event loop."""
 
     has_followers: bool
-    """Others may hold what is written here before it is durable here, and may commit it when this
-    node no longer leads. So a failed sync ends the lead, and what was written gets no answer."""
+    """True if others may hold records before they are durable here, and may commit them when this
+    node no longer leads. So a failed sync ends the lead, and written records get no answer."""
 
     @property
     def refuses(self) -> RefusalReason | None:
-        """Why messages that want an ack of all copies are not to be stored now: too few copies. The
-        others are stored, and can be read later."""
+        """Return why messages that want an ack of all copies must be refused now: too few copies.
+        The others are stored, and can be read later."""
         ...
 
     def bind(self, stream: LedStream) -> None:
@@ -44,44 +46,45 @@ class CommitGate(Protocol):
         ...
 
     def written(self, batches: Sequence[EncodedBatch]) -> None:
-        """These were appended; they are about to be synced. Followers may fetch them."""
+        """Note that these batches were appended and are about to be synced. Followers may fetch
+        them."""
         ...
 
     def local(self, end: int) -> int:
-        """What is below offset `end` is stored here, as the stream's durability says. Returns the
-        high watermark."""
+        """Note that everything below offset `end` is stored here, as the stream's durability says.
+        Returns the high watermark."""
         ...
 
     def stepped_down(self, reason: str) -> None:
-        """`StreamHost.step_down` was called, here or after a failed sync: this stream is not led
-        here any more. The gate is not called again."""
+        """Note that `StreamHost.step_down` was called, here or after a failed sync: this node no
+        longer leads the stream. The gate is not called again."""
         ...
 
 
 class LocalGate:
-    """The only copy is here: what is stored is committed."""
+    """The gate of a stream with its only copy here: stored records are committed."""
 
     has_followers = False
     refuses: RefusalReason | None = None
 
     def bind(self, stream: LedStream) -> None:
-        """There is nothing to tell it."""
+        """Do nothing: a local gate sends the stream no events."""
 
     def written(self, batches: Sequence[EncodedBatch]) -> None:
-        """No one waits for it."""
+        """Do nothing: there are no followers."""
 
     def local(self, end: int) -> int:
         return end
 
     def stepped_down(self, reason: str) -> None:
-        """No one else could lead."""
+        """Do nothing: no other node could lead."""
 
 
 class ReplicatedGate:
-    """One stream that is led here, in one epoch. Belongs to the event loop.
+    """The gate of one stream that this node leads, in one epoch. Belongs to the event loop.
 
-    Followers and the record come in through `fetched`, `expired`, `lost` and `adopt`. What they
-    commit is answered before these return.
+    Events of followers and of the record come in through `fetched`, `expired`, `lost` and `adopt`.
+    Messages that they commit are answered before these return.
     """
 
     has_followers = True
@@ -96,11 +99,10 @@ class ReplicatedGate:
         wake: Callable[[list[str]], None],
         ended: Callable[[str], None],
     ) -> None:
-        """`wake` gets the followers whose parked requests are to be answered now; inside the event
-        loop it is called between a write and its sync, so that what it sends leaves before the
-        sync. Before it, `keep` gets what was appended. `ended` gets the reason why this epoch is
-        over here, once. None of them blocks or raises. `now` is monotonic, in seconds.
-        """
+        """`wake` gets the followers whose parked requests are to be answered now. Inside the event
+        loop it is called between a write and its sync, so that its answers leave before the sync.
+        Before it, `keep` gets the appended batches. `ended` gets the reason why this epoch is over
+        here, once. None of them blocks or raises. `now` is monotonic, in seconds."""
         self.leader = leader
         self._log_end = log_end
         self._keep = keep
@@ -145,7 +147,8 @@ class ReplicatedGate:
     # --- what followers and the record say ---
 
     def fetched(self, request: FetchRequest) -> Verdict:
-        """A follower asks for more, which confirms what it has. See `Leader.fetched`."""
+        """Return the verdict on a follower's request, which confirms the records that it has. See
+        `Leader.fetched`."""
         before = self.leader.high_watermark
         verdict = self.leader.fetched(request, self._now())
         if self.leader.high_watermark > before:
@@ -153,19 +156,20 @@ class ReplicatedGate:
         return verdict
 
     def expired(self, node: str) -> None:
-        """A request was parked for long: it is answered without news."""
+        """Answer a request without news: it was parked for long."""
         self._wake_all(self.leader.expired(node, self._now()))
 
     def tell_of_record(self) -> None:
-        """Acks wait for followers that have not heard of the record: those that wait hear now."""
+        """Send the record to the parked followers that acks wait for and that do not have it
+        yet."""
         self._wake_all(self.leader.disagreeing(self._now()))
 
     def lost(self, node: str) -> None:
-        """The connection of a follower is gone, or it answers no ping."""
+        """Note that the connection of a follower is gone, or that it answers no ping."""
         self.leader.lost(node)
 
     def adopt(self, record: StreamRecord) -> None:
-        """A newer record. If it ends this epoch, the stream has stepped down on return."""
+        """Adopt a newer record. If it ends this epoch, the stream has stepped down on return."""
         before = self.leader.high_watermark
         self.leader.adopt(record)
         self._moved_from(before)

@@ -1,8 +1,8 @@
 """One stream inside the daemon: its log, its settings, who writes it and who waits for it.
 
 Everything here runs on the event loop, except for the log calls that `turns` hands to the writer
-pool. `committing` writes what publishers send; this module decides whose turn it is, what is taken
-in, and how the stream changes and ends.
+pool. `committing` writes the messages of publishers; this module decides whose turn it is, which
+messages are accepted, and how the stream changes and ends.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ SYSTEM = "system"
 """Origin of the streams that the daemon made for itself; no one else may change them."""
 
 _STALL_SECONDS = 1.0
-"""A commit that takes longer no longer keeps the daemon from reading for other streams."""
+"""A commit that takes longer than this no longer keeps the daemon from reading for other
+streams."""
 _LOOK_AGAIN_SECONDS = 0.05
 
 Overrides = dict[str, list[Any]]
-"""What the API set on top of a stream of the configuration file: [the file's value, the value that
-holds], by setting, as YAML shows them."""
+"""Settings of a stream of the configuration file that the API has overridden: [the file's value,
+the value that holds], by setting, as YAML shows them."""
 
 _T = TypeVar("_T")
 
 
 class Committers(CommitResources, Protocol):
-    """What the streams of a daemon share."""
+    """Resources that the streams of a daemon share."""
 
     dirty: dict[StreamHost, None]
     """The streams with something to commit at the end of the chunk that is being parsed."""
@@ -69,12 +70,12 @@ class Committers(CommitResources, Protocol):
     def mark_dirty(self, host: StreamHost) -> None: ...
     def now_ns(self) -> int: ...
     def steady_ns(self) -> int:
-        """The wall clock of the start plus the time since: it never steps."""
+        """Return the wall clock of the start plus the time since: it never steps."""
         ...
 
 
 class StreamHost:
-    """Made once the log is open."""
+    """One stream of the daemon. Made once the log is open."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class StreamHost:
         is_leading: bool = True,
     ) -> None:
         """Without a `gate` the only copy is here. A host that is not `is_leading` copies a stream
-        that another node leads: it takes no messages, and others append to its log."""
+        that another node leads: it accepts no messages, and other code appends to its log."""
         self.name = name
         self.settings = settings
         self.log = log
@@ -100,10 +101,11 @@ class StreamHost:
         self.failure = ""
         self._own_losses: list[dict[str, Any]] = list(log.metadata.get("possible_losses", []))
         self.possible_loss_events = 0
-        """Since the start."""
+        """Counted since the start."""
         self.recovery_point_offset = log.log_end_offset
         self.rewriting = False
-        """A compaction pass reads old segments; retention leaves their files for a while."""
+        """True while a compaction pass reads old segments; retention leaves their files for a
+        while."""
         self.observed = StreamObservations()
         self.turns = LogTurns(
             name, committers.pool, begin_next=self.kick, after_exclusive=self._after_exclusive
@@ -177,8 +179,8 @@ class StreamHost:
         self._shared.mark_dirty(self)
 
     def is_crowded(self) -> bool:
-        """Whether half of what may wait for this stream's disk, and for other nodes to have it,
-        waits, and neither is stuck."""
+        """True if half of the bytes that may wait for this stream's disk, and for other nodes, are
+        waiting, and neither is stuck."""
         if self.sequencer.pending_bytes * 2 < self.settings.max_pending_bytes:
             return False
         if self.turns.is_taken:
@@ -188,7 +190,7 @@ class StreamHost:
     # --- whose turn it is ---
 
     def kick(self) -> None:
-        """Begin what is to be done next, unless a job is under way: then its end does it. Never
+        """Begin the next job, unless one is running: then its end begins the next one. Never
         raises."""
         turns = self.turns
         if turns.is_taken or turns.is_closed:
@@ -215,8 +217,8 @@ class StreamHost:
     def fail(self, reason: str) -> None:
         """Stop this stream for good; the others continue.
 
-        Everything that was judged is nacked. Some of it may be on disk, but none of it was acked.
-        With followers it is as in `step_down`.
+        Every judged message is nacked. Some of them may be on disk, but none was acked. With
+        followers it is as in `step_down`.
         """
         self.failure = reason
         self._refuse_with = STORE_FAILED
@@ -232,7 +234,7 @@ class StreamHost:
     # --- what the gate says ---
 
     def commit_up_to(self, offset: int) -> None:
-        """Everything below `offset` is committed, if it is stored here. Never raises."""
+        """Note that everything below `offset` is committed, if it is stored here. Never raises."""
         try:
             self._commits.commit_up_to(offset)
         except Exception as error:  # noqa: BLE001  # a supervisor, as above
@@ -241,9 +243,11 @@ class StreamHost:
             self._note_idle()
 
     def step_down(self, reason: str) -> None:
-        """This stream is not led here any more. What was only judged is nacked. What was written
-        and is not committed gets no answer: the next leader may commit it. A write that is under
-        way ends as it does, and is not answered."""
+        """Stop leading this stream.
+
+        Messages that were only judged are nacked. Written ones that are not committed get no
+        answer: the next leader may commit them. A write in progress completes, and is not answered.
+        """
         logger.warning("stepped-down stream=%s reason=%s", self.name, reason)
         self._refuse_with = STORE_FAILED if self.failure else NOT_LEADING
         self._commits.step_down(NOT_LEADING)
@@ -264,15 +268,17 @@ class StreamHost:
         return self.turns.run_exclusive(call, then)
 
     def run_inline(self, call: Callable[[], object]) -> bool:
-        """Run a log call that appends little and syncs it, in the event loop and not in a thread:
-        while syncs are fast, and no other job of the log is under way. Returns whether it ran, and
-        raises what it raises."""
+        """Run a log call that appends little and syncs it, in the event loop and not in a thread,
+        if syncs are fast and no other job of the log runs.
+
+        Returns True if it ran, and raises the error of the call.
+        """
         inline = self._shared.inline
         began = time.perf_counter()
         if not inline.allows(1) or not self.turns.run_inline(call):
             return False
         inline.spent(time.perf_counter() - began)
-        # The next turn of the loop has a share of its own, be there messages from NATS or not.
+        # The next turn of the loop has a share of its own, whether messages come from NATS or not.
         asyncio.get_running_loop().call_soon(inline.begin_chunk)
         return True
 
@@ -302,7 +308,7 @@ class StreamHost:
 
     @contextmanager
     def compacting(self) -> Iterator[None]:
-        """While a compaction pass reads old segments of the stream."""
+        """Mark the time in which a compaction pass reads old segments of the stream."""
         self.rewriting = True
         try:
             yield
@@ -312,7 +318,7 @@ class StreamHost:
     # --- settings, and what else the manifest says ---
 
     def adopt(self, settings: StreamSettings, overrides: Overrides | None = None) -> None:
-        """From the next message on these settings hold; None leaves the overrides as they are.
+        """Apply these settings from the next message on; None leaves the overrides as they are.
 
         Call it as the `then` of an exclusive call that has stored them, and synced everything when
         `durability` changes. No group is out at that moment: groups are taken only while no job is
@@ -339,8 +345,8 @@ class StreamHost:
         self._commits.adopt(settings)
 
     def shown_settings(self) -> dict[str, Any]:
-        """The settings as YAML shows them, made once per change: they are half of what it costs to
-        describe a stream. Not to be changed."""
+        """The settings as YAML shows them, made once per change because they are half of the cost
+        of a description of a stream. Do not change them."""
         if self._shown_settings is None:
             self._shown_settings = self.settings.to_yaml_dict()
         return self._shown_settings
@@ -348,8 +354,8 @@ class StreamHost:
     def metadata(
         self, settings: StreamSettings | None = None, overrides: Overrides | None = None
     ) -> dict[str, Any]:
-        """The data of this layer in the manifest; with the new settings and overrides, if they are
-        given."""
+        """Return the data of this layer in the manifest; with the new settings and overrides, if
+        they are given."""
         overrides = self.overrides if overrides is None else overrides
         metadata = new_metadata(settings or self.settings, self.origin)
         metadata["possible_losses"] = self._own_losses
@@ -358,14 +364,16 @@ class StreamHost:
     def set_neighbours(
         self, destinations: Destinations, siblings: dict[bytes, tuple[str, ...]]
     ) -> None:
-        """Where acks may go, and the subjects of the streams that get messages of their own, by
-        name. Holds from the next message on."""
+        """Set the subjects to which acks may go, and by name the subjects of the streams that get
+        messages of their own. Applies from the next message on."""
         self.sequencer.destinations = destinations
         self.sequencer.sibling_streams = siblings
 
     def note_possible_loss(self, reason: str, time_ns: int) -> int:
-        """Messages may not have reached the stream before the one that comes next, whose offset is
-        returned. Stored with the next `metadata`, or in the side state if there are replicas."""
+        """Note that messages may be missing before the next one, whose offset is returned.
+
+        Stored with the next `metadata`, or in the side state if there are replicas.
+        """
         self.possible_loss_events += 1
         offset = self.sequencer.next_offset
         if not self.log.config.replicated:
@@ -375,7 +383,7 @@ class StreamHost:
 
     @property
     def possible_losses(self) -> list[dict[str, Any]]:
-        """The newest, also from before a restart, and of former leaders."""
+        """Return the newest possible losses, also from before a restart, and of former leaders."""
         leases = self.log.leases
         if not (self.log.config.replicated and leases.are_known):
             return self._own_losses
@@ -384,18 +392,18 @@ class StreamHost:
 
     @property
     def has_moved(self) -> bool:
-        """Whether records were written since its recovery point was saved."""
+        """True if records were written since its recovery point was saved."""
         return self.log.log_end_offset != self.recovery_point_offset
 
     def recovery_point_saved(self, next_offset: int) -> None:
-        """Recovery will scan from there."""
+        """Note the saved recovery point: recovery will scan from there."""
         self.recovery_point_offset = next_offset
 
     # --- readers ---
 
     def wait_high_watermark(self, offset: int) -> asyncio.Future[None]:
-        """Done as soon as the high watermark is above `offset`, or the stream ends. Cancel to
-        give up."""
+        """Return a future that is done when the high watermark is above `offset`, or the stream
+        ends. Cancel it to stop waiting."""
         if self.log.high_watermark > offset:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             future.set_result(None)
@@ -411,7 +419,7 @@ class StreamHost:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether messages are taken in, or refused only as the settings say."""
+        """True if messages are accepted, or refused only as the settings say."""
         return self._refuse_with in (None, PAUSED, READ_ONLY)
 
     def accept_again(self, refusal: RefusalReason) -> None:
@@ -420,7 +428,7 @@ class StreamHost:
             self._refuse_with = _standing_refusal(self.settings)
 
     async def drained(self) -> None:
-        """Returns when everything received so far is committed and answered, or has failed."""
+        """Return when everything received so far is committed and answered, or has failed."""
         while not self._is_idle():
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()
@@ -437,14 +445,14 @@ class StreamHost:
             self._idle.set_result(None)
 
     def close(self) -> None:
-        """Begin nothing more, and release everyone who waits. The broker closes the log, off the
+        """Begin no more jobs, and release all waiting callers. The broker closes the log, off the
         loop.
 
         A commit that a thread has begun runs to its end: its messages are on disk then, so they are
         committed and answered as usual, and only the next job does not begin. The broker closes the
         log after that, once the stream is drained or the writer threads have ended. Messages that
         are judged but not written get no answer, so their publishers retry. Records of the daemon's
-        own that are not committed yet are reported as failed, even if the commit under way holds
+        own that are not committed yet are reported as failed, even if the current commit contains
         them: as after a lost ack, the caller may store them again.
         """
         self.turns.close()
@@ -454,7 +462,7 @@ class StreamHost:
 
 
 def new_metadata(settings: StreamSettings, origin: str) -> dict[str, Any]:
-    """The metadata of a stream that is being created; see `StreamHost.metadata`."""
+    """Return the metadata of a stream that is being created; see `StreamHost.metadata`."""
     return {"settings": stored_form(settings), "origin": origin, "possible_losses": []}
 
 

@@ -1,4 +1,4 @@
-"""What is counted and measured of one stream: messages in, commits, how long acks take."""
+"""Counters and measurements of one stream: messages in, commits, the time that acks take."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _REFUSING_SECONDS = 5.0
 
 
 class StreamObservations:
-    """Noted once per run, commit group and answer, never per message. Belongs to the event loop;
-    what is copied is noted by the one thread that appends it."""
+    """Counters of one stream, updated once per run, commit group and answer, never per message.
+
+    Belongs to the event loop; the one thread that appends copied batches counts those.
+    """
 
     __slots__ = (
         "_arrivals",
@@ -42,15 +44,15 @@ class StreamObservations:
         self.inline_commits = 0
         self.commit_failures = 0
         self.records = 0
-        """Committed ones."""
+        """Number of committed records."""
         self.copied_offsets = 0
-        """Appended as they were in the log of the leader."""
+        """Number of offsets appended as they were in the log of the leader."""
         self.copied_bytes = 0
         self.read_records = 0
-        """Sent to consumers, at most: batches are not opened to count."""
+        """Upper bound of the records sent to consumers: batches are not opened to count."""
         self.read_bytes = 0
         self.repaired_ranges = 0
-        """Damaged ranges that came back from another replica."""
+        """Number of damaged ranges restored from another replica."""
         self.refusing = ""
         """Why the last commit failed; empty when it succeeded, or none was tried yet."""
         self.refusing_since = 0.0
@@ -60,26 +62,27 @@ class StreamObservations:
         self._arrivals: deque[tuple[float, int]] = deque()
 
     def read(self, records: int, size_bytes: int) -> None:
-        """A fetch of a consumer was answered."""
+        """Count an answered fetch of a consumer."""
         self.read_records += records
         self.read_bytes += size_bytes
 
     def copied(self, offsets: int, size_bytes: int) -> None:
-        """An answer of the leader was appended."""
+        """Count an appended answer of the leader."""
         self.copied_offsets += offsets
         self.copied_bytes += size_bytes
 
     def arrived(self, messages: int) -> None:
-        """Messages came in. They will be answered with the groups to come, in this order."""
+        """Count messages that came in. They will be answered with the next groups, in this
+        order."""
         self._arrivals.append((time.perf_counter(), messages))
 
     @property
     def wait_seconds(self) -> float:
-        """How long the oldest message that is not answered yet has waited; 0.0 if there is none."""
+        """Time for which the oldest message without an answer has waited; 0.0 if there is none."""
         return time.perf_counter() - self._arrivals[0][0] if self._arrivals else 0.0
 
     def answered(self, messages: int, records: int) -> None:
-        """A group is committed and its acks are on their way."""
+        """Count a committed group whose acks are on their way."""
         self.commits += 1
         self.refusing = ""
         self.records += records
@@ -93,7 +96,8 @@ class StreamObservations:
             messages -= count
 
     def failed(self, reason: str, still_waiting: int = 0) -> None:
-        """A commit failed, and every message that waited was refused, except the first ones."""
+        """Count a failed commit: every waiting message was refused, except the first
+        `still_waiting`."""
         self.commit_failures += 1
         self.refusing_since = time.monotonic()
         if not self.refusing:
@@ -105,13 +109,12 @@ class StreamObservations:
             still_waiting -= self._arrivals[-1][1]
 
     def refuses_seconds(self) -> float:
-        """The time for which all commits have failed; 0.0 if the last one succeeded or is long
-        ago."""
+        """Time for which all commits have failed; 0.0 if the last one succeeded or is long ago."""
         now = time.monotonic()
         if not self.refusing or now - self.refusing_since > _REFUSING_SECONDS:
             return 0.0
         return now - self.refusing_first
 
     def unanswered(self) -> None:
-        """No message that waits will be answered."""
+        """Note that no waiting message will be answered."""
         self._arrivals.clear()

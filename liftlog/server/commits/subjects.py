@@ -1,9 +1,9 @@
-"""The last offset of each subject, found in the log: at the start, after a change of the setting,
-and when records were removed that were not the oldest (compaction, damage, a failed sync).
+"""The last offset of each subject, found by scanning the log: at the start, after a change of the
+setting, and when records were removed that were not the oldest (compaction, damage, a failed sync).
 
 A small log is scanned when it is opened. A large one is scanned by a thread beside the commits, as
 is every log later. Until that is done, a message that names the expected last offset of its subject
-is refused with a code that says so, unless the subject was written to since.
+is refused with a code that says so, unless a message has been written to the subject since.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ logger = logging.getLogger("liftlog.server.stream")
 
 _SCAN_BYTES = 1024 * 1024
 _AT_ONCE_BYTES = 256 * 1024 * 1024
-"""A log of at most so many bytes is scanned before its stream is served; it takes a second."""
+"""A log up to this size is scanned before its stream is served; it takes a second."""
 _LOOK_AGAIN_SECONDS = 0.5
 _PAUSE_SECONDS = 0.001
-"""Between two reads of a scan, so that commits beside it get the interpreter."""
+"""Pause between two reads of a scan, so that commits beside it get the interpreter."""
 _SNAPSHOT_NAME = "subjects"
 _SNAPSHOT_MAX_SUBJECTS = 200_000  # beyond it a scan costs about as much
 
 
 def new_table(settings: StreamSettings, log: Log, known_from: int) -> SubjectSequences | None:
-    """A table that does not know the records below `known_from` yet; None if the settings want
-    none."""
+    """Return a table without the records below `known_from`; None if the settings want no table."""
     wanted = settings.subject_sequences
     if wanted is None:
         return None
@@ -66,11 +65,11 @@ def restore_subjects(log: Log, table: SubjectSequences) -> None:
 def scan_subjects(
     log: Log, scan: SubjectScan, go_on: Callable[[], bool] = lambda: True
 ) -> SubjectScan:
-    """Walk over all records that are committed now; returns `scan`. Blocking. Ends early, and
-    leaves `scan.end` as it was, when `go_on`, called for every megabyte, returns False.
+    """Scan all records that are committed now; returns `scan`. Blocking.
 
-    Damage is quarantined when it is found. Records that are lost count as deleted. Where records
-    exist but cannot be read, any subject may have its newest record among them.
+    Ends early, and leaves `scan.end` as it was, if `go_on`, called for every megabyte, returns
+    False. Damage is quarantined when it is found. Records that are lost count as deleted. Where
+    records exist but cannot be read, any subject may have its newest record among them.
     """
     offset, end, examined = log.log_start_offset, log.high_watermark, -1
     while offset < end:
@@ -110,7 +109,7 @@ def scan_subjects(
 
 
 def _end_of_segment(log: Log, offset: int, end: int) -> int:
-    """The end of the segment that holds `offset`, at most `end`."""
+    """Return the end of the segment that holds `offset`, at most `end`."""
     ends = [segment.next_offset for segment in log.segments]
     return min([stop for stop in ends if stop > offset], default=end)
 
@@ -136,7 +135,8 @@ def _learn(raw: bytes, offset: int, end: int, place: Place, scan: SubjectScan) -
 
 
 def _without_deleted(batch: RecordBatch) -> tuple[list[bytes], list[int]]:
-    """Subjects and offsets for a scan where tombstones delete: the offset of one is negative."""
+    """Return subjects and offsets for a scan where tombstones delete: the offset of one is
+    negative."""
     subjects, offsets = [], []
     columns = (batch.raw_subjects(), batch.offsets(), batch.keys(), batch.values())
     for subject, offset, key, value in zip(*columns, strict=True):
@@ -167,7 +167,7 @@ class SubjectUpkeep:
         self._closed = threading.Event()
 
     def adopt(self, settings: StreamSettings) -> None:
-        """Keep a table, resize it or drop it, as these settings say. They hold from the next
+        """Create, resize or drop the table according to these settings. They apply from the next
         message on."""
         if not self._is_leading:
             return
@@ -187,14 +187,14 @@ class SubjectUpkeep:
             self.request()
 
     def lost_from(self, offset: int) -> None:
-        """Records from `offset` on are lost that were acked before."""
+        """Note that records from `offset` on are lost that were acked before."""
         table = self._sequencer.subjects
         if table is not None:
             table.lost_from(offset, self._log.log_end_offset)
             self.request()
 
     def request(self) -> None:
-        """Records were removed: scan those that remain. Does nothing without a table."""
+        """Scan the remaining records, because some were removed. Does nothing without a table."""
         if self._sequencer.subjects is None or self._closed.is_set():
             return
         self._wanted, self._is_current = True, False
@@ -244,7 +244,7 @@ class SubjectUpkeep:
         return not self._closed.is_set()
 
     def close(self) -> None:
-        """A scan that is under way ends soon and changes nothing."""
+        """Stop: a running scan ends soon and changes nothing."""
         self._closed.set()
 
     def save(self) -> None:
@@ -252,7 +252,7 @@ class SubjectUpkeep:
         stream is closed. Blocking. Raises OSError."""
         table, log = self._sequencer.subjects, self._log
         if log.high_watermark < log.log_end_offset:
-            return  # what is not committed is not in the table
+            return  # records that are not committed are not in the table
         if table is not None and self._is_current and self._damage_seen == log.quarantined:
             write_subject_snapshot(log, table)
 
@@ -261,7 +261,7 @@ class SubjectUpkeep:
 
 
 def write_subject_snapshot(log: Log, table: SubjectSequences) -> None:
-    """Save the table, so that the next start need not scan a large log. The table must know of all
+    """Save the table, so that the next start need not scan a large log. The table must include all
     removals. Raises OSError."""
     if not 0 < len(table) <= _SNAPSHOT_MAX_SUBJECTS:
         return
@@ -270,7 +270,7 @@ def write_subject_snapshot(log: Log, table: SubjectSequences) -> None:
 
 
 def restore_subject_snapshot(log: Log, table: SubjectSequences) -> bool:
-    """Whether there was a snapshot of exactly this state of the log."""
+    """Restore the table; returns True if there was a snapshot of exactly this state of the log."""
     try:
         content = read_dispensable_file(log.environment.fs, _snapshot_path(log), _SNAPSHOT_NAME)
         state = _state_of(log)
@@ -287,7 +287,8 @@ def _snapshot_path(log: Log) -> Path:
 
 
 def _state_of(log: Log) -> dict[str, Any]:
-    """What the snapshot depends on: with other files or other damage there may be other records."""
+    """Return the state that the snapshot depends on: with other files or other damage there may be
+    other records."""
     return {
         "lineage": log.lineage,
         "log_end_offset": log.log_end_offset,

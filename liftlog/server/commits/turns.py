@@ -1,4 +1,4 @@
-"""Whose turn it is to use the log of one stream: one job at a time, in a writer thread.
+"""Decides whose turn it is to use the log of one stream: one job at a time, in a writer thread.
 
 A job is a commit, a flush, or an *exclusive call*: a log call that must not run beside a commit,
 such as a roll, retention, a lease or new settings. Exclusive calls and messages take turns, so
@@ -21,13 +21,13 @@ from liftlog.server.commits.writing import CommitJob, WriterPool
 logger = logging.getLogger("liftlog.server.stream")
 
 _CANCELLED_SECONDS = 10.0
-"""How long a cancelled caller waits for its exclusive call on a disk that stalls."""
+"""Time for which a cancelled caller waits for its exclusive call on a disk that stalls."""
 
 _T = TypeVar("_T")
 
 
 class ExclusiveCall(NamedTuple):
-    """See `StreamHost.run_exclusive`."""
+    """A log call that must not run beside a commit; see `StreamHost.run_exclusive`."""
 
     call: Callable[[], object]
     then: Callable[[], None] | None
@@ -44,8 +44,9 @@ class ExclusiveCall(NamedTuple):
 
 
 class LogTurns:
-    """Belongs to the event loop. Every writer of the log goes through `begin` or `run_exclusive`;
-    a commit inside the event loop instead finishes before anything else can run."""
+    """The turns of one log. Belongs to the event loop. Every writer of the log goes through `begin`
+    or `run_exclusive`; a commit inside the event loop instead finishes before anything else can
+    run."""
 
     def __init__(
         self,
@@ -56,9 +57,9 @@ class LogTurns:
         after_exclusive: Callable[[Exception | None], None],
     ) -> None:
         """`begin_next` is called after each job, to begin the one whose turn it is.
-        `after_exclusive` hears how an exclusive call ended, before its caller does."""
+        `after_exclusive` gets the outcome of an exclusive call before its caller does."""
         self.is_taken = False
-        """A job is under way."""
+        """True while a job runs."""
         self.begin_next = begin_next
         self.is_closed = False
         self._stream = stream
@@ -71,11 +72,11 @@ class LogTurns:
 
     @property
     def taken_seconds(self) -> float:
-        """How long the job under way has been running; 0.0 when there is none."""
+        """Time since the current job began; 0.0 if there is none."""
         return time.monotonic() - self._taken_since if self.is_taken else 0.0
 
     async def over(self) -> None:
-        """Return when the job under way has ended."""
+        """Return when the current job has ended."""
         while self.is_taken:
             if self._over is None:
                 self._over = asyncio.get_running_loop().create_future()
@@ -88,9 +89,9 @@ class LogTurns:
         done: Callable[[Exception | None], None],
         written: Callable[[], None] | None = None,
     ) -> None:
-        """Have a writer thread write and sync. `done` gets the error, or None, on the loop; after
-        it the next job begins. `written` is called on the loop between write and sync. Call it
-        while no job is under way."""
+        """Write and sync in a writer thread. `done` gets the error, or None, on the loop; after it
+        the next job begins. `written` is called on the loop between write and sync. Call it while
+        no job runs."""
         self.is_taken = True
         self._taken_since = time.monotonic()
         loop = asyncio.get_running_loop()
@@ -121,8 +122,8 @@ class LogTurns:
         return future
 
     def run_inline(self, call: Callable[[], object]) -> bool:
-        """Run `call` at once in the event loop, if no job is under way and no call waits; returns
-        whether it ran. Raises what `call` raises."""
+        """Run `call` at once in the event loop, if no job runs and no call waits; returns True if
+        it ran. Raises the error of `call`."""
         if self.is_taken or self._waiting or self.is_closed:
             return False
         error: Exception | None = None
@@ -151,15 +152,15 @@ class LogTurns:
         return outcome[0]
 
     def exclusive_comes_first(self, *, messages_wait: bool) -> bool:
-        """Whether an exclusive call comes before the messages. If not, the messages have their turn
-        now, and the next exclusive call comes before those that arrive later."""
+        """Return True if an exclusive call comes before the messages. If not, the messages have
+        their turn now, and the next exclusive call comes before those that arrive later."""
         if self._waiting and not (self._exclusive_ran_last and messages_wait):
             return True
         self._exclusive_ran_last = False
         return False
 
     def begin_exclusive(self) -> None:
-        """Begin the next exclusive call, unless there is none or a job is under way."""
+        """Begin the next exclusive call, unless there is none or a job is running."""
         if self.is_taken or not self._waiting:
             return
         work = self._waiting.popleft()
@@ -173,9 +174,9 @@ class LogTurns:
     def _exclusive_ended(
         self, work: ExclusiveCall, outcome: list[object], error: Exception | None
     ) -> None:
-        # `then` runs before the next job begins and before the caller hears of the outcome, and it
-        # also runs when the caller has cancelled its future. What `call` made durable and what
-        # `then` changes in memory therefore never differ for a commit or for another exclusive
+        # `then` runs before the next job begins and before the caller gets the outcome, and it also
+        # runs when the caller has cancelled its future. The durable effects of `call` and the
+        # changes of `then` in memory therefore never differ for a commit or for another exclusive
         # call.
         self._exclusive_ran_last = True
         self._after_exclusive(error)
@@ -184,8 +185,8 @@ class LogTurns:
         work.finish(outcome, error)
 
     def close(self) -> None:
-        """Refuse the exclusive calls that wait, and all later ones. One that a thread has begun
-        runs to its end, and its caller hears of its outcome."""
+        """Refuse all waiting exclusive calls, and all later ones. One that a thread has begun runs
+        to its end, and its caller gets its outcome."""
         self.is_closed = True
         while self._waiting:
             self._waiting.popleft().finish([], self._closed_error())
@@ -197,7 +198,7 @@ class LogTurns:
 def _call_loop(
     loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object
 ) -> None:
-    """From a writer thread to the loop. After the loop is gone there is no one left to tell."""
+    """Call a function on the loop from a writer thread. Does nothing after the loop has ended."""
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:

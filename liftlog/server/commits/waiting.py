@@ -1,5 +1,5 @@
-"""Who waits for the commits of one stream: for its high watermark to move, or for records that the
-daemon itself writes. Belongs to the event loop."""
+"""Callers that wait for the commits of one stream: for its high watermark to move, or for records
+that the daemon itself writes. Belongs to the event loop."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class WatermarkWaiters:
 
     def __init__(self) -> None:
         self.has_ended = False
-        """The high watermark will not move again: the stream has failed, or is closed."""
+        """True if the high watermark will not move again: the stream has failed, or is closed."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def add(self, offset: int) -> asyncio.Future[None]:
-        """Done when the high watermark is above `offset`, or at the end. Cancel to give up."""
+        """Return a future that is done when the high watermark is above `offset`, or at the end.
+        Cancel it to stop waiting."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.has_ended:
             future.set_result(None)
@@ -55,7 +56,7 @@ class WatermarkWaiters:
         self._waiting = still
 
     def end(self) -> None:
-        """Complete every future, also those to come."""
+        """Complete every future, also later ones."""
         self.has_ended = True
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
@@ -72,7 +73,7 @@ class OwnRecords:
 
     def wait(self, next_offset: int, told: Told) -> None:
         """Call `told` with None when everything below `next_offset` is committed, or with the error
-        when it is not."""
+        if it is not."""
         self._waiting.append((next_offset, told))
 
     def committed(self, next_offset: int) -> None:
@@ -81,8 +82,8 @@ class OwnRecords:
             waiting.popleft()[1](None)
 
     def failed(self, error: Exception | str, from_offset: int = 0) -> None:
-        """Everything from `from_offset` on was taken back, so the records there have lost their
-        offsets."""
+        """Fail everything from `from_offset` on: it was undone, so the records there have lost
+        their offsets."""
         waiting, self._waiting = self._waiting, deque()
         for next_offset, told in waiting:
             if next_offset <= from_offset:
@@ -91,7 +92,8 @@ class OwnRecords:
                 told(self._told_about(error))
 
     def stepped_down(self) -> None:
-        """Another node leads the stream now, and may commit what was written here."""
+        """Fail all callbacks: another node leads the stream now, and may commit the records written
+        here."""
         waiting, self._waiting = self._waiting, deque()
         for _, told in waiting:
             told(
@@ -103,7 +105,7 @@ class OwnRecords:
             )
 
     def refused(self, refusal: RefusalReason, told: Told) -> None:
-        """The stream accepts no records now."""
+        """Fail a callback: the stream accepts no records now."""
         if refusal is SHUTTING_DOWN:
             told(ShuttingDown("the daemon is stopping"))
         elif refusal in (NOT_LEADING, MOVING):

@@ -1,4 +1,4 @@
-"""How a commit group reaches the disk, and in which thread.
+"""Writes a commit group to disk, and chooses the thread for it.
 
 `GroupWriter` lays it out as batches, compresses and appends them. That runs inside the event loop
 if `InlineBudget` allows it, and otherwise in a thread of the `WriterPool`.
@@ -33,7 +33,7 @@ _MAX_JOBS_AT_ONCE = 64
 
 
 def compressed(batches: list[EncodedBatch], compression: str) -> list[EncodedBatch]:
-    """Each batch compressed, or unchanged if compression would not make it smaller.
+    """Return each batch compressed, or unchanged if compression would not make it smaller.
 
     Runs at about 100 MB/s and releases the GIL.
     """
@@ -44,8 +44,8 @@ def compressed(batches: list[EncodedBatch], compression: str) -> list[EncodedBat
 
 
 class GroupWriter:
-    """Made again when the settings change. Its methods use only the log, so `write` may run in a
-    thread."""
+    """Encodes and appends groups. Made again when the settings change. Its methods use only the
+    log, so `write` may run in a thread."""
 
     def __init__(self, log: Log, settings: StreamSettings) -> None:
         self._log = log
@@ -55,13 +55,13 @@ class GroupWriter:
         self.max_inline_bytes = math.inf if self._compression == "none" else _INLINE_BYTES
         """Compressing more would block the event loop for too long."""
         self.syncs_at: float = 0
-        """A group is synced that brings the records without a sync to so many."""
+        """A group is synced if it raises the number of records without a sync to this."""
         if self._acks_early:
             self.syncs_at = math.inf
             if settings.durability == "interval":
                 self.syncs_at = settings.flush.messages
         self.written: list[EncodedBatch] = []
-        """What the last `write` appended."""
+        """The batches of the last `write`."""
 
     def encode(self, group: CommitGroup) -> list[EncodedBatch]:
         batch = self._batch
@@ -73,7 +73,7 @@ class GroupWriter:
         )
 
     def write(self, batches: list[EncodedBatch]) -> None:
-        """Append them; they are not synced."""
+        """Append the batches, without a sync."""
         if self._compression != "none":
             batches = compressed(batches, self._compression)
         if self._acks_early:
@@ -84,7 +84,7 @@ class GroupWriter:
 
 
 class InlineBudget:
-    """When a commit may run inside the event loop. Shared by all streams of a daemon."""
+    """Decides when a commit may run inside the event loop. Shared by all streams of a daemon."""
 
     def __init__(self, max_messages: int, budget_seconds: float) -> None:
         self.max_messages = max_messages
@@ -103,7 +103,7 @@ class InlineBudget:
         )
 
     def observe(self, sync_seconds: float) -> None:
-        """A sync, inline or in a thread, took this long.
+        """Note the duration of a sync, inline or in a thread.
 
         The median decides: one slow sync does not end inline commits, and one lucky sync does not
         bring them back. A stall is the exception, as the loop has stalled with the disk: it ends
@@ -118,19 +118,22 @@ class InlineBudget:
         self._recent_slow.append(slow)
 
     def spent(self, seconds: float) -> None:
-        """An inline commit took this long of the present chunk's share."""
+        """Note how much of the current chunk's share an inline commit took."""
         self._left_seconds -= seconds
 
     def begin_chunk(self) -> None:
-        """A chunk is read: inline commits have their full share of time again."""
+        """Begin a chunk: inline commits have their full share of time again."""
         self._left_seconds = self._budget_seconds
 
 
 @dataclass(slots=True, eq=False)
 class CommitJob:
-    """`write`, `written` and `sync` run in a writer thread, in this order; `done` gets the first
-    error, or None, in that thread. After a failed `write` there is nothing but `done`. `written`
-    comes when all jobs of a batch have written, and never raises."""
+    """One commit in a writer thread: `write`, `written` and `sync` run in this order; `done` gets
+    the first error, or None, in that thread.
+
+    After a failed `write` only `done` is called. `written` is called when all jobs of a batch have
+    written, and never raises.
+    """
 
     write: Callable[[], object]
     sync: Callable[[], object] | None
@@ -140,10 +143,10 @@ class CommitJob:
 
 
 class WriterPool:
-    """A bounded number of threads over one queue, so that a slow disk never stops the event loop.
+    """A fixed number of threads over one queue, so that a slow disk never stops the event loop.
 
-    A thread takes the jobs that wait, and does all writes before all syncs: the first sync then
-    makes the file system's journal commit what the others need as well.
+    A thread takes all waiting jobs, and does all writes before all syncs: the first sync then makes
+    the file system's journal commit what the others need as well.
     """
 
     def __init__(self, threads: int) -> None:

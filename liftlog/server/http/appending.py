@@ -1,7 +1,7 @@
-"""Appending: a message is published on NATS, like any other, and answered with the stream's ack.
+"""Appends a message: it is published on NATS, like any other, and answered with the stream's ack.
 
-It takes a connection of its own, since the daemon's connection does not receive what it publishes
-itself (`no_echo`). The first message opens it, and it stays open.
+It takes a connection of its own, since the daemon's connection does not receive its own messages
+(`no_echo`). The first message opens it, and it stays open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Appender:
-    """`is_connected` tells whether the daemon has NATS at the moment."""
+    """Appends messages. `is_connected` returns True while the daemon has a connection to NATS."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Appender:
         *,
         ack_timeout_seconds: float,
     ) -> None:
-        """`recording` names the streams that record and ack a subject."""
+        """`recording` returns the streams that record and ack a subject."""
         self._recording = recording
         self._settings = settings
         self._servers = list(servers)
@@ -55,9 +55,11 @@ class Appender:
     async def append(
         self, stream: StreamInfo, message: PostedMessage, may_administer: Callable[[str], bool]
     ) -> Ack:
-        """One attempt; returns the stream's ack. PublishUnknown after a timeout: the message may
-        have been stored; with a message id it is safe to repeat it. The client `may_administer`
-        this stream; other streams that store the message it must be able to administer, too.
+        """Publish once; returns the stream's ack.
+
+        PublishUnknown after a timeout: the message may have been stored; with a message id it is
+        safe to repeat it. The client `may_administer` this stream; it must also be able to
+        administer other streams that store the message.
 
         Raises InvalidArgument, Forbidden, Conflict, NatsUnavailable, PublishFailed.
         """
@@ -147,9 +149,8 @@ class Appender:
 
 
 def subject_of(stream: StreamInfo, asked: str | None) -> str:
-    """Where to publish so that `stream` stores the message. Raises InvalidArgument for a subject
-    that the stream does not record.
-    """
+    """Return the subject on which to publish so that `stream` stores the message. Raises
+    InvalidArgument for a subject that the stream does not record."""
     if asked is None:
         patterns = stream.recorded_subjects
         if len(patterns) == 1 and is_literal(patterns[0]):
@@ -166,7 +167,7 @@ def subject_of(stream: StreamInfo, asked: str | None) -> str:
 
 
 def _fits_header(key: bytes | None) -> bool:
-    """Whether a NATS header carries the key unchanged: it loses blanks around a value."""
+    """Return True if a NATS header carries the key unchanged: it loses blanks around a value."""
     if key is None:
         return True
     try:
@@ -177,8 +178,8 @@ def _fits_header(key: bytes | None) -> bool:
 
 
 def _is_dead(client: Client) -> bool:
-    """Whether it is closed for good, or reports that it is connected while its read loop has ended,
-    which happens after input that nats-py cannot parse."""
+    """Return True if it is closed for good, or reports that it is connected while its read loop has
+    ended, which happens after input that nats-py cannot parse."""
     reading = client._reading_task
     return bool(client.is_closed) or (
         client.is_connected and (reading is None or bool(reading.done()))

@@ -35,7 +35,8 @@ EXPECTED_LAST_OFFSET = "Liftlog-Expected-Last-Offset"
 HEADER_PREFIX = "Liftlog-Header-"
 
 MAX_HEAD_BYTES = 7 * 1024
-"""The most for all headers added to a raw answer: most HTTP clients accept no line beyond 8 KiB."""
+"""Most bytes of all headers added to a raw answer: most HTTP clients accept no line beyond 8
+KiB."""
 
 _PIECE = 500
 """Header lines handled at a time."""
@@ -67,8 +68,8 @@ class PostedMessage:
 
 
 def record_json(stream: str, record: Record, encoding: Encoding) -> Iterator[str]:
-    """The text of a JSON object, in pieces; each takes about a millisecond at most, whatever the
-    number of headers.
+    """Yield the text of a JSON object, in pieces; each takes about a millisecond at most, whatever
+    the number of headers.
 
     Raises NotRepresentable with `utf-8`, for bytes that are not text.
     """
@@ -101,9 +102,9 @@ def _pieces(whole: list[_Item]) -> Iterator[list[_Item]]:
 
 
 def record_head(record: Record, header_block: bytes) -> list[tuple[str, str]]:
-    """A record without its value, as HTTP headers; text is percent-encoded where necessary.
+    """Return a record without its value, as HTTP headers; text is percent-encoded where necessary.
 
-    Raises NotRepresentable when it does not fit.
+    Raises NotRepresentable if it does not fit.
     """
     if len(header_block) > MAX_HEAD_BYTES:  # before each of its lines is parsed
         raise _does_not_fit(record, "the metadata")
@@ -134,7 +135,7 @@ def _does_not_fit(record: Record, what: str) -> NotRepresentable:
 
 
 def _quoted(raw: bytes) -> str:
-    """Percent-encoded wherever a header line would not carry it unchanged, including `%`."""
+    """Percent-encode every byte that a header line would not carry unchanged, including `%`."""
     text = quote_from_bytes(raw, safe=_UNRESERVED)
     if text[:1] == " ":
         text = "%20" + text[1:]
@@ -151,7 +152,7 @@ def _unquoted(text: str) -> bytes:
 
 
 def message_from_json(body: bytes) -> PostedMessage:
-    """Raises InvalidArgument, which names the field."""
+    """Parse a message in JSON. Raises InvalidArgument, which names the field."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -178,7 +179,8 @@ def message_from_json(body: bytes) -> PostedMessage:
 
 
 def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
-    """The body is the value; the rest is in the same headers as in a raw answer."""
+    """Parse a raw message. The body is the value; the rest is in the same headers as in a raw
+    answer."""
     tombstone = headers.get(TOMBSTONE, "false").lower()
     if tombstone not in ("true", "false"):
         raise InvalidArgument(f"{TOMBSTONE}: expected true or false")
@@ -199,7 +201,8 @@ def message_from_raw(headers: Mapping[str, str], body: bytes) -> PostedMessage:
 
 
 def _prefixed(headers: Mapping[str, str]) -> list[tuple[HeaderText, HeaderText]]:
-    """In their order; a name can occur several times. Text is checked as text later."""
+    """Return the headers in their order; a name can occur several times. Text is checked as text
+    later."""
     found: list[tuple[HeaderText, HeaderText]] = []
     for name, value in headers.items():
         if name.lower().startswith(HEADER_PREFIX.lower()):
@@ -226,7 +229,7 @@ def _text_of(found: dict[str, Any], name: str) -> str | None:
 
 
 def _checked_text(name: str, value: str | None) -> str | None:
-    """Refuses half of a surrogate pair: JSON can write it, but UTF-8 cannot encode it."""
+    """Refuse half of a surrogate pair: JSON can write it, but UTF-8 cannot encode it."""
     try:
         if value is not None:
             value.encode()
@@ -278,7 +281,7 @@ def _bounded(name: str, digits: str) -> int:
 
 
 def parse_offset(text: str) -> int:
-    """From a path or a query. Raises InvalidArgument."""
+    """Parse an offset from a path or a query. Raises InvalidArgument."""
     if not (text.isascii() and text.isdecimal()):
         shown = _shown(text)
         raise InvalidArgument(

@@ -1,4 +1,5 @@
-"""Who sends an HTTP request, and whether another site's page made a browser send it."""
+"""Identifies the sender of an HTTP request, and detects requests that another site's page made a
+browser send."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ class HostNames:
     """The names under which this daemon answers requests that need no credentials.
 
     A web page can let a name of its own resolve to this machine (DNS rebinding): the browser then
-    takes this port for part of that page's site and reads here whatever needs no credentials. Only
-    the name that the browser asks for gives this away. So such requests are answered only under
-    names that no stranger can register: IP addresses, `localhost`, names without a dot (of a
+    treats this port as part of that page's site and can read every answer that needs no
+    credentials. Only the host name in the request reveals this. So such requests are answered only
+    under names that no stranger can register: IP addresses, `localhost`, names without a dot (of a
     container, a service, this machine), and the configured ones in `allowed` (without a port, in
     any case).
     """
@@ -40,12 +41,12 @@ class HostNames:
         self._names = frozenset(name.lower().rstrip(".") for name in names if name)
 
     def knows(self, request: web.Request) -> bool:
-        """Whether the request asks for such a name. Browsers always send a `Host` header."""
+        """Return True if the request uses such a name. Browsers always send a `Host` header."""
         host = request.headers.get("Host")
         return host is None or self.is_ours(host)
 
     def is_ours(self, host: str) -> bool:
-        """Whether `host`, a `Host` header perhaps with a port, is a name of this daemon."""
+        """Return True if `host`, a `Host` header perhaps with a port, is a name of this daemon."""
         name = _without_port(host).lower()
         if not name:
             return False
@@ -60,7 +61,7 @@ class HostNames:
         return True
 
     def check(self, request: web.Request) -> None:
-        """Raises Forbidden."""
+        """Check the host name. Raises Forbidden."""
         if not self.knows(request):
             raise Forbidden(
                 "this daemon does not know the host name of the request as its own",
@@ -69,7 +70,7 @@ class HostNames:
 
 
 class Callers:
-    """Identifies the callers of the HTTP port, with the gate, the bounds and the audit of the pull
+    """Identifies the callers of the HTTP port, with the gate, the limits and the audit of the pull
     port. `failure_delay_seconds` slows down clients that guess tokens."""
 
     def __init__(
@@ -88,7 +89,7 @@ class Callers:
         self._hosts = hosts or HostNames()
 
     async def principal(self, request: web.Request) -> str | None:
-        """The caller of the API. Raises Unauthenticated, Forbidden, LimitExceeded."""
+        """Return the caller of the API. Raises Unauthenticated, Forbidden, LimitExceeded."""
         self.check_origin(request)
         policy = self.gate.policy
         token = _bearer_token(request)
@@ -101,7 +102,7 @@ class Callers:
         return (await self.identify(request, policy, token)).principal
 
     async def identify(self, request: web.Request, policy: Policy, token: str) -> Identity:
-        """The owner of the token. Raises Unauthenticated, LimitExceeded."""
+        """Return the owner of the token. Raises Unauthenticated, LimitExceeded."""
         began = asyncio.get_running_loop().time()
         try:
             identity = await self._authenticator.identify_bearer(
@@ -110,22 +111,26 @@ class Callers:
             if not identity.holds_in(self.gate.policy):
                 raise Unauthenticated("the ACL has changed meanwhile")
         except LiftlogError:
-            # At a time that does not tell how long it took to find out.
+            # Delayed, so that the time of the answer does not reveal how long the check took.
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(began + self._failure_delay - now)
             raise
         return identity
 
     def note_login(self, identity: Identity, request: web.Request) -> None:
-        """For the audit: further requests will come with a session's cookie, not with the token."""
+        """Note a login for the audit: further requests will come with a session's cookie, not with
+        the token."""
         assert identity.principal is not None
         self._audit.logged_in(identity.principal, peer_of(request), identity.method)
 
     def check_origin(self, request: web.Request, *, navigation: bool = False) -> None:
-        """Refuse requests that a page of another site made a browser send, directly or under a name
-        of its own that resolves to this machine: the browser may be able to reach what that page
-        cannot. Programs send none of these headers. With `navigation` the user may follow a link of
-        another site, whose page then cannot see the answer. Raises Forbidden."""
+        """Refuse requests that a page of another site made a browser send. Raises Forbidden.
+
+        The page may send them directly, or under a name of its own that resolves to this machine:
+        the browser may be able to reach a port that the page's author cannot. Programs send none of
+        these headers. With `navigation` the user may follow a link of another site, whose page then
+        cannot see the answer.
+        """
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
@@ -139,7 +144,7 @@ class Callers:
 
 
 def is_navigation(request: web.Request) -> bool:
-    """Whether a browser shows the answer as a page of its own, not inside another."""
+    """Return True if a browser shows the answer as a page of its own, not inside another."""
     return (
         request.method == "GET"
         and request.headers.get("Sec-Fetch-Mode") == "navigate"
@@ -148,8 +153,8 @@ def is_navigation(request: web.Request) -> bool:
 
 
 def asks(request: web.Request, principal: str | None) -> Hashable:
-    """The party among which requests take turns: the principal, or where the request comes from.
-    From now on it is the one of this request."""
+    """Set and return the party of this request, among which requests take turns: the principal, or
+    the origin of the request."""
     known = principal not in (None, ANONYMOUS)
     party: Hashable = principal if known else place_of(request.remote)
     asker = request.get(ASKER)
@@ -159,7 +164,7 @@ def asks(request: web.Request, principal: str | None) -> Hashable:
 
 
 def peer_of(request: web.Request) -> str:
-    """For logs."""
+    """Return the peer's name for logs."""
     return http_peer(request.remote)
 
 

@@ -42,7 +42,7 @@ class UnsupportedMedia(LiftlogError):
 
 
 class NotRepresentable(LiftlogError):
-    """The record does not fit the form that was asked for."""
+    """The record does not fit the requested form."""
 
     name = "NOT_REPRESENTABLE"
 
@@ -69,7 +69,7 @@ _STATUS: dict[type[LiftlogError], int] = {
     DiskFull: 507,
 }
 _OWN = (NoRecord, BodyTooLarge, UnsupportedMedia, NotRepresentable, NotPublished, PublishUnknown)
-"""Meant for the caller, although they have no code of the pull protocol."""
+"""Errors for the caller that have no code of the pull protocol."""
 _PRECONDITIONS = frozenset({10060, 10070, 10071})
 _TOO_LARGE = 10054
 _READ_ONLY = 10109
@@ -77,8 +77,8 @@ _RETRY_STATUS = frozenset({429, 503, 507})
 
 
 def status_of(error: LiftlogError) -> int:
-    """The status of an error. One that is not in the table (a later code): 503 if a retry may
-    succeed, else 409; 500 if it is not meant for clients."""
+    """Return the status of an error. One that is not in the table (a later code): 503 if a retry
+    may succeed, else 409; 500 if it is not meant for clients."""
     if isinstance(error, PublishRefused):
         return _status_of_refusal(error)
     known = _STATUS.get(type(error))
@@ -102,8 +102,8 @@ def _status_of_refusal(error: PublishRefused) -> int:
 
 
 def failure(error: Exception) -> web.Response:
-    """The answer that carries `error`. An error that is not meant for clients goes to the log only,
-    and the answer is INTERNAL."""
+    """Return the answer that carries `error`. An error that is not meant for clients is only
+    logged, and the answer is INTERNAL."""
     if isinstance(error, PublishRefused):
         return _answer(status_of(error), _refusal_object(error))
     if (want := for_want_of_descriptors(error)) is not None:
@@ -141,7 +141,7 @@ def _refusal_object(error: PublishRefused) -> dict[str, Any]:
 
 
 def http_failure(error: web.HTTPException) -> web.Response:
-    """The same for what aiohttp itself refuses: unknown paths and methods."""
+    """Return the answer for errors of aiohttp itself: unknown paths and methods."""
     response = _answer(
         error.status,
         {

@@ -1,6 +1,6 @@
-"""Bounds on HTTP connections: how many there are, and how long they may be slow.
+"""Limits on HTTP connections: how many there are, and how long they may be slow.
 
-aiohttp bounds headers and bodies, but neither the number of connections nor the time that a request
+aiohttp limits headers and bodies, but neither the number of connections nor the time that a request
 takes to arrive or an answer to be received. Here one rule covers both times: between two requests a
 connection has `timeout` seconds, in which the rest of the last answer has to leave and the next
 head to arrive. (A body has its own time limit, where it is read.)
@@ -8,8 +8,8 @@ head to arrive. (A body has its own time limit, where it is read.)
 When all places are taken, a connection that is not being served is ended: first those that have
 never presented a valid token, among these the ones from the address with most connections, and
 among these the one that has waited longest. So idle connections never lock out a health check, and
-a flood of unknown clients, even while their tokens are being checked, never locks out known ones.
-A connection that ends frees its place at once.
+a flood of unknown clients, even while their tokens are being checked, never locks out known ones. A
+connection that ends frees its place at once.
 
 Health checks are always served: some places are not available to other requests.
 """
@@ -65,12 +65,12 @@ class _Seat:
 
     @property
     def may_end(self) -> bool:
-        """Whether it is not being served, so that it may be ended to make room. One whose token is
-        being checked counts as not served, even if the client has disconnected."""
+        """True if it is not being served, so that it may be ended to make room. A connection whose
+        token is being checked counts as not served, even if the client has disconnected."""
         return self.waits or self.identifying is not None
 
     def find_place(self) -> str:
-        """Empty until the connection has its transport."""
+        """Return the client's address; empty until the connection has its transport."""
         transport = self.connection.transport
         if not self.place and transport is not None:
             peer = transport.get_extra_info("peername")
@@ -83,10 +83,10 @@ _SEAT = web.RequestKey("seat", _Seat)
 
 @contextlib.contextmanager
 def identifying(request: web.Request) -> Iterator[None]:
-    """Until the caller is identified its connection may be ended to make room.
+    """Allow that the connection is ended to make room, until its caller is identified.
 
-    If it is not identified, this holds to the end of the request: many callers may fail at once,
-    and answering them must not take the places of health checks.
+    If the caller is not identified, this holds to the end of the request: many callers may fail at
+    once, and answering them must not take the places of health checks.
     """
     seat = request.get(_SEAT)
     if seat is not None:
@@ -98,15 +98,15 @@ def identifying(request: web.Request) -> Iterator[None]:
 
 
 def require_place(request: web.Request) -> None:
-    """Refuse a caller that has been identified, but whose place was taken meanwhile: while it is
-    being identified, a connection takes no place from others. Raises HTTPServiceUnavailable."""
+    """Refuse a caller that has been identified, but whose place was taken meanwhile: during
+    identification a connection takes no place from others. Raises HTTPServiceUnavailable."""
     seat = request.get(_SEAT)
     if seat is not None:
         seat.guard.require_place(seat)
 
 
 def identified(request: web.Request) -> None:
-    """The caller is known: its connection is among the last to be ended."""
+    """Note that the caller is identified: its connection is among the last to be ended."""
     seat = request.get(_SEAT)
     if seat is not None:
         seat.is_known = True
@@ -160,7 +160,7 @@ class ConnectionGuard:
         return len(self._seats)
 
     def make_protocol(self) -> asyncio.Protocol:
-        """For `loop.create_server`: one call per accepted connection."""
+        """Return a protocol for `loop.create_server`: one call per accepted connection."""
         assert self._server is not None
         now = asyncio.get_running_loop().time()
         if self.connection_count >= self._most and not self._make_room():
@@ -173,7 +173,7 @@ class ConnectionGuard:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Notes which connections are being served: their time is bounded by the handler."""
+        """Note which connections are being served: the handler limits their time."""
         seat = self._seats.get(request.protocol)
         if seat is None:
             raise web.HTTPServiceUnavailable  # it was just ended: the client gets no answer
@@ -192,7 +192,8 @@ class ConnectionGuard:
             self._schedule()
 
     def require_place(self, seat: _Seat) -> None:
-        """The places for health checks must stay free when the request of `seat` is served."""
+        """Ensure that the places for health checks stay free when the request of `seat` is
+        served."""
         if self.connection_count <= self._most_served:
             return
         served = sum(not other.may_end for other in self._seats.values() if other is not seat)
@@ -208,7 +209,7 @@ class ConnectionGuard:
             self._timer = None
 
     def _schedule(self) -> None:
-        """Look for slow clients, only while there are clients."""
+        """Schedule the check for slow clients, only while there are clients."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(self.timeout_seconds / 4, 0.02), self._sweep)
@@ -227,7 +228,7 @@ class ConnectionGuard:
             self._schedule()
 
     def _make_room(self) -> bool:
-        """False when all connections are being served."""
+        """End a connection; False if all connections are being served."""
         crowds = Counter(seat.find_place() for seat in self._seats.values())
         leaving = min(
             (seat for seat in self._seats.values() if seat.may_end),
@@ -241,7 +242,8 @@ class ConnectionGuard:
         return True
 
     def _abort(self, seat: _Seat) -> None:
-        """With a reset: an orderly end would keep what the client does not read in the kernel."""
+        """End a connection with a reset: after an orderly end the kernel would hold the bytes that
+        the client does not read."""
         connection, task = seat.connection, seat.identifying
         del self._seats[connection]
         if connection.transport is not None:
@@ -258,7 +260,7 @@ def _reset(transport: asyncio.Transport) -> None:
 
 
 class _Refused(asyncio.Protocol):
-    """Answers why, and closes when the client has."""
+    """Sends the reason, and closes when the client has."""
 
     def __init__(self, lingering: set[_Refused]) -> None:
         self._lingering = lingering

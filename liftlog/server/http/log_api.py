@@ -46,7 +46,8 @@ _JSON = "application/json"
 _RAW = "application/octet-stream"
 _READERS = 2
 _CATCH_UP_SECONDS = 1.0
-"""So long a follower's copy may take to have what its leader has committed."""
+"""Time that a follower's copy may take to catch up with the records that its leader has
+committed."""
 
 
 TruncatePrefix = Callable[[str, int], Awaitable[Any]]
@@ -65,7 +66,7 @@ class LogApiLimits:
 
 
 class LogApi:
-    """Add its routes with `routes()`. Belongs to one event loop."""
+    """The routes of the log API; add them with `routes()`. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class LogApi:
     def _guarded(
         self, serve: Callable[[web.Request, str | None], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Bound the number of requests, identify the caller, and answer every error."""
+        """Limit the number of requests, identify the caller, and answer every error."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
@@ -124,7 +125,7 @@ class LogApi:
         return handle
 
     def _authorize(self, request: web.Request, principal: str | None, operation: Operation) -> str:
-        """Returns the stream of the request. Raises Forbidden, InvalidArgument."""
+        """Return the stream of the request. Raises Forbidden, InvalidArgument."""
         stream = request.match_info["stream"]
         self._callers.gate.authorize(principal, operation, stream, peer=peer_of(request))
         if operation != "read" and stream.startswith("_"):
@@ -148,7 +149,8 @@ class LogApi:
     async def _described(
         self, request: web.Request, principal: str | None, stream: str
     ) -> StreamInfo | None:
-        """The stream as its leader knows it; None when this node is it. Raises NotReady."""
+        """Return the stream as its leader describes it; None if this node is the leader. Raises
+        NotReady."""
         info = await self._ask_leader(request, principal, DescribeStream(stream))
         if info is None and self._broker.replicated is not None:
             self._broker.replicated.check_end_is_known(stream)
@@ -157,8 +159,8 @@ class LogApi:
     async def _copy_with(
         self, request: web.Request, principal: str | None, stream: str, offset: int
     ) -> Log:
-        """The log here, once it has this record if its leader has. Raises NotLeader when that takes
-        long."""
+        """Return this node's log, once it has this record if its leader has. Raises NotLeader if
+        that takes long."""
         host, streams = self._broker.readable_stream(stream), self._broker.replicated
         if offset < host.log.high_watermark or streams is None:
             return host.log
@@ -176,7 +178,7 @@ class LogApi:
     async def _ask_leader(
         self, request: web.Request, principal: str | None, message: Message
     ) -> StreamInfo | None:
-        """What the leader of the stream answers; None when this node is it."""
+        """Return the answer of the stream's leader; None if this node is the leader."""
         caller = Caller(principal, self._callers.gate, self._broker, peer_of(request))
         answer = await ask_leader(caller, message)
         return answer.info if isinstance(answer, StreamAnswer) else None
@@ -275,7 +277,7 @@ def _offsets(known: StreamInfo | Log) -> dict[str, int]:
 
 
 def _choice(request: web.Request, name: str, known: tuple[str, ...]) -> str:
-    """A query parameter; the first of `known` when it is missing."""
+    """Return a query parameter; the first of `known` if it is missing."""
     value = request.query.get(name, known[0])
     if value not in known:
         raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")

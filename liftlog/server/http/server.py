@@ -22,34 +22,35 @@ from liftlog.server.vitals.conditions import MayRead
 from liftlog.server.vitals.histogram import LATENCY_BOUNDS, Histogram
 
 NO_ROUTE = "none"
-"""The label of requests for a path that no route has: labels contain nothing of that path."""
+"""The label of requests for a path without a route: labels contain nothing of that path."""
 CUT_OFF = "cut off"
-"""Instead of a status: the request ended before its answer, to make room for others or because the
-daemon stopped."""
+"""Label in place of a status: the request ended before its answer, to make room for others or
+because the daemon stopped."""
 
 
 class Health(Protocol):
-    """How the daemon is, as JSON. Implemented in the room `life`, which lies above this one."""
+    """The health of the daemon, as JSON. Implemented in the room `life`, which lies above this
+    one."""
 
     @property
     def is_serving(self) -> bool:
-        """Whether the streams are open."""
+        """True if the streams are open."""
         ...
 
     def liveness(self) -> dict[str, Any]: ...
     async def readiness(self, may_read: MayRead | None = None) -> tuple[bool, dict[str, Any]]:
-        """Return whether clients should be sent here, and why not. `may_read` limits the streams
-        that are named."""
+        """Return True if clients should be sent here, and the reasons if not. `may_read` limits the
+        streams that are named."""
         ...
 
 
 class Metrics(Protocol):
-    """Implemented in the room `metrics`, which lies above this one."""
+    """The metrics page. Implemented in the room `metrics`, which lies above this one."""
 
     @property
     def content_type(self) -> str: ...
     async def render(self) -> bytes:
-        """In the text format of Prometheus."""
+        """Return the page in the text format of Prometheus."""
         ...
 
 
@@ -64,8 +65,8 @@ _METRICS = "/metrics"
 """All scrapes are one party: each takes long where there is much to show."""
 _SHUTDOWN_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
-"""How long the rest of an unwanted body is read and dropped, so that its sender sees the answer
-rather than a reset."""
+"""Time for which the rest of an unwanted body is read and dropped, so that its sender sees the
+answer rather than a reset."""
 
 
 class _ClientErrors(logging.Filter):
@@ -89,9 +90,12 @@ def _protocol_logger() -> logging.Logger:
 
 
 class SharedReadiness:
-    """Anyone may ask for the readiness, and with more streams it takes longer to find out. So one
-    answer serves all requests for about ten times as long as it took: even requests without pause
-    take no more than a tenth of the event loop."""
+    """One answer about readiness for many requests.
+
+    Any client may ask for the readiness, and with more streams the answer takes longer to compute.
+    So one answer serves all requests for about ten times as long as it took: even requests without
+    pause take no more than a tenth of the event loop.
+    """
 
     _SHARE = 10.0
     _MAX_AGE_SECONDS = 0.25
@@ -114,13 +118,14 @@ class SharedReadiness:
 
 
 class HttpCounters:
-    """What the HTTP port counts; the metrics page reads it. Belongs to one event loop."""
+    """Counters of the HTTP port, which the metrics page reads. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.requests_total: Counter[tuple[str, str]] = Counter()
         """By route, such as `/ui/streams/{stream}`, and status."""
         self.seconds: dict[str, Histogram] = {}
-        """By route, until the answer was made; sending it takes the client's time."""
+        """By route, the time until the answer was made. It excludes sending, which depends on the
+        client."""
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -248,8 +253,8 @@ class HttpServer:
 
     @web.middleware
     async def _in_turns(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """The parts that identify a caller name it (`callers.asks`)."""
-        party: object = request.transport  # until it is known who asks
+        """Take turns by caller. The parts that identify a caller name it (`callers.asks`)."""
+        party: object = request.transport  # until the caller is known
         if request.path in HEALTH_PATHS:
             party = _HEALTH
         elif request.path == _METRICS:
@@ -263,15 +268,15 @@ class HttpServer:
 
     @web.middleware
     async def _when_serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """While the streams are being opened, one that is not open yet must not look as if it did
-        not exist."""
+        """Answer "starting" while the streams are being opened: one that is not open yet must not
+        look as if it did not exist."""
         if request.path.startswith("/api/") and not self._health.is_serving:
             return failure(StreamUnavailable("the daemon is starting", hint="try again"))
         return await handler(request)
 
     # --- without credentials ---
-    # A probe is answered under any host name, but under a strange one only with the verdict: it may
-    # be another site's page that asks.
+    # A probe is answered under any host name, but under a strange one only with the verdict: the
+    # request may come from another site's page.
 
     async def _livez(self, request: web.Request) -> web.Response:
         body = self._health.liveness()

@@ -7,10 +7,12 @@ seam           plugs both into nats-py; the slower way if the parser does not fi
 servers        the servers to connect to, and how to log in
 endings        why a connection ends and what is refused, from the server's words
 connection     one connection to one server, from login to its end
-subscriptions  which subscriptions are wanted, and the state of each
-nats_link      one connection after another; repeats what was refused
-relay          what a stream that moves to another node does with messages meanwhile
+subscriptions  the wanted subscriptions, and the state of each
+nats_link      one connection after another; repeats refused subscriptions
+relay          passes messages to a stream that is moving to another node
 handover       moves from a server in lame duck mode to another one
 overlap        takes each message once while two connections deliver it
-jetstream      whether JetStream acks the same messages
+echoes         recognises the daemon's own messages when they come back
+jetstream      checks whether JetStream acks the same messages
+together       work under a lock, done once for all callers that wait for it
 """

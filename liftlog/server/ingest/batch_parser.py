@@ -32,19 +32,19 @@ _UNIFORM_RETRY_CHUNKS = 16
 
 
 class MessageSink(Protocol):
-    """Who gets the messages. Neither method may block, await or raise."""
+    """Receives the messages. Neither method may block, await or raise."""
 
     def deliver(self, sid: int, run: MessageRun) -> None:
-        """`sid` is the number of the run, if there are others that join it."""
+        """Take a run. `sid` is the number of the run if other subscriptions join it."""
         ...
 
     def chunk_end(self) -> None:
-        """All messages of what was read at once have been delivered."""
+        """Note that all messages of one read have been delivered."""
         ...
 
 
 class StockParser(Protocol):
-    """What the batch parser needs of nats-py's own parser."""
+    """The methods of nats-py's own parser that the batch parser calls."""
 
     buf: bytearray
 
@@ -143,8 +143,10 @@ class _Shape:
     __hash__ = None  # type: ignore[assignment]  # compared, never kept in a set
 
     def take(self, columns: _Columns, fields: Sequence[bytes]) -> int:
-        """Append the messages that were split into `fields`; returns how many bytes they are long.
-        0, and nothing done, when they are not what they look like."""
+        """Append the messages that were split into `fields`; returns their length in bytes.
+
+        Returns 0, without a change, if they are not what they look like.
+        """
         stride = self.stride
         count = len(fields) // stride
         payloads = fields[stride - 1 :: stride]
@@ -180,14 +182,14 @@ class _Shape:
 
 
 def _size_line(header_size: int, size: int) -> bytes:
-    """The end of a control line."""
+    """Return the end of a control line."""
     return b"%d %d\r\n" % (header_size, size) if header_size else b"%d\r\n" % size
 
 
 def _cut(
     ops: Sequence[bytes], bodies: Sequence[bytes], header_sizes: Mapping[bytes, int]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Headers and payloads of bodies that begin with their sizes."""
+    """Return headers and payloads of bodies that begin with their sizes."""
     headers, payloads = [], []
     for op, body in zip(ops, bodies, strict=True):
         start = body.index(b"\n") + 1
@@ -198,8 +200,9 @@ def _cut(
 
 
 class BatchParser:
-    """Not thread-safe. State is consistent at every await: a cancelled `parse` loses nothing that
-    was not delivered, and `reset` during an await ends the parse that is under way."""
+    """Parses one connection's input. Not thread-safe. State is consistent at every await: a
+    cancelled `parse` loses nothing that was not delivered, and `reset` during an await ends the
+    current parse."""
 
     def __init__(
         self,
@@ -211,10 +214,10 @@ class BatchParser:
         on_error: Callable[[bytes], bool] = lambda line: False,
         joined_runs: Mapping[bytes, bytes] = {},
     ) -> None:
-        """`on_error` gets each -ERR line and says whether that was all there is to do with it.
+        """`on_error` gets each -ERR line and returns True if it has handled the line completely.
 
         Messages of several subscriptions can be put in one run, in the order in which they came:
-        `joined_runs` has the `sid` under which the run is delivered for those of the others.
+        `joined_runs` maps the `sid` of each of the others to that under which the run is delivered.
         """
         self._joined = joined_runs
         self._stock = stock
@@ -238,7 +241,7 @@ class BatchParser:
         self._stock.reset()
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take what was read. Raises ProtocolError, whatever goes wrong, so that the client
+        """Parse the bytes of one read. Raises ProtocolError for every failure, so that the client
         reconnects instead of dying silently."""
         try:
             await self._parse(data)
@@ -260,16 +263,16 @@ class BatchParser:
             if self._generation != generation:
                 return
             if self._stock.buf:
-                raise ProtocolError  # it waits for more of a line that was whole
+                raise ProtocolError  # the stock parser waits for more of a line that was whole
             self._rest = b""
             rest = self.feed(rest) if rest else b""
         await self._pressure()
 
     def feed(self, data: bytes) -> bytes:
-        """Deliver the messages at the beginning of what was read, without an await.
+        """Deliver the messages at the beginning of a read, without an await.
 
-        Returns what follows them if it begins with a whole line of something else; anything
-        unfinished is kept for the next call. Raises ProtocolError.
+        Returns the bytes that follow them if they begin with a whole line of another kind; an
+        incomplete rest is kept for the next call. Raises ProtocolError.
         """
         if self._missing:
             # In the middle of a large message: gather pieces instead of copying them each time.
@@ -305,9 +308,12 @@ class BatchParser:
     # --- messages ---
 
     def _take_lone(self, data: bytes) -> bool:
-        """Deliver a chunk that is one whole message with a reply subject; False, and nothing done,
-        if it is anything else. `_take_messages` comes to the same, later: a publisher that sends
-        one message at a time waits for it."""
+        """Deliver a chunk that is one whole message with a reply subject. Returns False, without a
+        change, if it is anything else.
+
+        `_take_messages` has the same result, but takes longer, and a publisher that sends one
+        message at a time waits for it.
+        """
         line_end = data.find(_CRLF)
         words = data[: max(line_end, 0)].split(b" ")
         header_end = start = line_end + 2
@@ -329,7 +335,7 @@ class BatchParser:
     def _take_messages(self, data: bytes, pos: int) -> int:
         """Deliver every whole message from `pos` on; returns where something else begins."""
         start = pos
-        # A search for one byte is the fastest there is, and text does not hold this one.
+        # A search for one byte is the fastest there is, and text does not contain this one.
         may_have_cookie = data.find(_COOKIE_BYTE, pos) >= 0
         by_run: dict[bytes, _Columns] = {}
         if self._uniform is not None and not self._uniform_wait:
@@ -356,12 +362,12 @@ class BatchParser:
         return pos
 
     def _take_uniform(self, data: bytes, pos: int, by_run: dict[bytes, _Columns]) -> int:
-        """Messages of the shape that was learned: one call of the regex engine splits the chunk
-        into columns.
+        """Take messages of the learned shape: one call of the regex engine splits the chunk into
+        columns.
 
-        The split is a search, so what it skipped shows as text between two matches. It is read
-        message by message, and what follows counts only if it begins where the last of them ends:
-        else it was found inside of a payload.
+        The split is a search, so bytes that it skipped show as text between two matches. They are
+        parsed message by message, and the next match counts only if it begins where the last of
+        these messages ends: else it was found inside of a payload.
         """
         shape = self._uniform
         assert shape is not None
@@ -394,7 +400,7 @@ class BatchParser:
         self._uniform_wait = _UNIFORM_RETRY_CHUNKS
 
     def _learn_uniform(self, run: bytes, columns: _Columns, count: int) -> None:
-        """From the last `count` messages, which came one after the other."""
+        """Learn a shape from the last `count` messages, which came one after the other."""
         if count < _UNIFORM_MIN_ROWS or self._uniform_wait:
             return
         replies = columns.replies[-count:]
@@ -418,14 +424,14 @@ class BatchParser:
             self._uniform = shape
 
     def _sids_of(self, run: bytes) -> list[bytes]:
-        """Those that are as long as most of them, which one expression can find."""
+        """Return those of the most frequent length, which one expression can find."""
         sids = [run, *(sid for sid, joined in self._joined.items() if joined == run)]
         lengths = [len(sid) for sid in sids]
         usual = max(lengths, key=lengths.count)
         return [sid for sid in sids if len(sid) == usual]
 
     def _take_any(self, data: bytes, pos: int, until: int, by_run: dict[bytes, _Columns]) -> int:
-        """One message after the other, whatever its form, as long as they begin before `until`."""
+        """Take one message after the other, of any form, as long as they begin before `until`."""
         find = data.find
         length = len(data)
         columns = _Columns()
@@ -467,7 +473,8 @@ class BatchParser:
 
 
 def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """(sid, total size, subject, reply or b"") of a control line with `least` words or one more."""
+    """Return (sid, total size, subject, reply or b"") of a control line with `least` words or one
+    more."""
     if len(words) == least:
         return words[2], words[-1], words[1], b""
     if len(words) == least + 1:
@@ -476,5 +483,5 @@ def _arguments(words: Sequence[bytes], least: int) -> tuple[bytes, bytes, bytes,
 
 
 def _any_cookie(payloads: Sequence[bytes]) -> bool:
-    """Whether one of them begins like an envelope."""
+    """Return True if one of them begins like an envelope."""
     return any(map(bytes.startswith, payloads, repeat(_COOKIE_START)))

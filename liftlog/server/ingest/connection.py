@@ -40,7 +40,8 @@ _BEHIND_BYTES = 256 * 1024
 """If at least this much was unread at the end, NATS closed the connection because the daemon was
 slow."""
 _STILL_SECONDS = 1.0
-"""If the daemon did not read for this long before the connection ended, NATS took it for slow."""
+"""If the daemon did not read for this long before the connection ended, NATS treated it as a slow
+consumer."""
 _JUST_NOW_SECONDS = 5.0
 
 
@@ -61,7 +62,7 @@ class NatsConnection:
         tls_name: str = "",
         stood_still_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`stood_still_seconds` tells for how long the process did not run just now."""
+        """`stood_still_seconds` returns for how long the process has just been paused."""
         self.address = address
         self.ending: Ending | None = None
         self.lame_duck = False
@@ -72,15 +73,15 @@ class NatsConnection:
         self.connect_urls: list[object] = []
         """The servers of its cluster that the server last announced."""
         self.sids: dict[LinkSubscription, dict[str, int]] = {}
-        """Of each, the numbers of its subjects, without those that NATS refuses."""
+        """For each subscription, the numbers of its subjects, without those that NATS refuses."""
         self._handlers: dict[int, RunHandler] = {}
         """By run number. It is the first number that the subscription had on this connection."""
         self._runs: dict[LinkSubscription, int] = {}
         self._joined_runs: dict[bytes, bytes] = {}
-        """The run number of each other number."""
+        """Maps each other number to its run number."""
         self._wanted: dict[int, tuple[LinkSubscription, str]] = {}
         self._asked: dict[int, str] = {}
-        """Subjects that wait for an answer; not empty: why NATS has refused it."""
+        """Subjects that wait for an answer, with the reason if NATS has refused them, else ""."""
         self._refused_unnamed = ""
         self.chunk_end = on_chunk_end
         self._on_revoked = on_revoked
@@ -104,8 +105,8 @@ class NatsConnection:
         )
 
     async def log_in(self, settings: NatsSettings) -> None:
-        """Raises NatsUnavailable, OSError (also for files that the login needs), nats.errors.Error
-        and TimeoutError."""
+        """Log in. Raises NatsUnavailable, OSError (also for files that the login needs),
+        nats.errors.Error and TimeoutError."""
         options = login_options(settings, [self.address.url])
         if "tls" in options and self.address.tls_name:
             options.setdefault("tls_hostname", self.address.tls_name)
@@ -145,7 +146,7 @@ class NatsConnection:
 
     @property
     def cluster_name(self) -> str:
-        """Of the servers that know each other; empty if the server is alone."""
+        """Name of the servers that know each other; empty if the server is alone."""
         return str(self._client._server_info.get("cluster", ""))
 
     @property
@@ -154,13 +155,13 @@ class NatsConnection:
 
     @property
     def server_url(self) -> str:
-        """Where the connected server is, without a login."""
+        """The address of the connected server, without a login."""
         url = self._client.connected_url
         return f"{url.scheme}://{url.netloc.rpartition('@')[2]}" if url is not None else ""
 
     @property
     def has_jetstream(self) -> bool:
-        """Whether the server says that JetStream is on."""
+        """True if the server says that JetStream is on."""
         return self._client._server_info.get("jetstream") is True
 
     @property
@@ -169,12 +170,12 @@ class NatsConnection:
 
     @property
     def is_read(self) -> bool:
-        """Whether the read loop runs; it always does unless nats-py has failed."""
+        """True if the read loop runs; it always does unless nats-py has failed."""
         task = self._client._reading_task
         return task is not None and not task.done()
 
     def end(self, ending: Ending) -> None:
-        """Give up the connection. Nothing is received from it afterwards."""
+        """Abandon the connection. Nothing is received from it afterwards."""
         if self.ending is not None:
             return
         self.ending = ending
@@ -254,7 +255,7 @@ class NatsConnection:
         return Ending(Cause.OTHER, f"the connection to NATS was given up: {error!r}")
 
     def _not_read_seconds(self) -> float:
-        """The time for which the daemon has just not read; 0.0 if that ended a while ago."""
+        """Return the time for which the daemon has just not read; 0.0 if that ended a while ago."""
         now = time.monotonic()
         until, seconds = self._held
         if self._held_since:
@@ -274,7 +275,7 @@ class NatsConnection:
     # --- reading ---
 
     async def _pressure(self) -> None:
-        """Awaited by the parser after each chunk: pauses reading while too much is unsent."""
+        """Pause reading while too much is unsent. Awaited by the parser after each chunk."""
         self._held_since = time.monotonic()
         try:
             if self._transport.unsent_bytes() > _MAX_UNSENT_BYTES:
@@ -288,7 +289,7 @@ class NatsConnection:
             self._held_since = 0.0
 
     def _is_pressed(self) -> bool:
-        """Whether `_pressure` would have to wait."""
+        """Return True if `_pressure` would have to wait."""
         return self._reading_is_held() or self._transport.unsent_bytes() > _MAX_UNSENT_BYTES
 
     # --- writing ---
@@ -298,7 +299,7 @@ class NatsConnection:
         return self.ending is None and self._transport.send(commands)
 
     async def room(self) -> None:
-        """Returns when the server has taken most of what was sent, or the connection has ended."""
+        """Return when the server has taken most of the sent bytes, or the connection has ended."""
         with contextlib.suppress(OSError):
             await self._transport.drain()
 
@@ -309,9 +310,12 @@ class NatsConnection:
         wanted: Sequence[LinkSubscription],
         handler_of: Callable[[LinkSubscription], RunHandler] = lambda one: one.handler,
     ) -> dict[LinkSubscription, Refusals]:
-        """Subscribe to those of their subjects that NATS does not deliver yet, and leave those that
-        they do not want any more. Returns when NATS has answered, with what it refused and the
-        reasons. One call at a time. Raises NatsUnavailable."""
+        """Subscribe to those of their subjects that NATS does not deliver yet, and unsubscribe from
+        those that they no longer want.
+
+        Returns when NATS has answered, with the refused subjects and the reasons. One call at a
+        time. Raises NatsUnavailable.
+        """
         asked = [
             (one, subject)
             for one in wanted
@@ -339,9 +343,9 @@ class NatsConnection:
         return dict(found)
 
     def _leave(self, wanted: Iterable[LinkSubscription]) -> list[int]:
-        """Unsubscribe from subjects that are not wanted any more. First, since a new one may
-        overlap with them, and a message may not come twice. Returns their numbers: what NATS has
-        sent already is still delivered."""
+        """Unsubscribe from subjects that are no longer wanted. This comes first, since a new
+        subject may overlap with them, and no message may come twice. Returns their numbers:
+        messages that NATS has sent already are still delivered."""
         left: list[int] = []
         for one in wanted:
             sids = self.sids.get(one, {})
@@ -357,7 +361,7 @@ class NatsConnection:
         asked: Sequence[tuple[LinkSubscription, str]],
         handler_of: Callable[[LinkSubscription], RunHandler],
     ) -> list[tuple[LinkSubscription, str, str]]:
-        """Returns what NATS refused, and why."""
+        """Send the subscriptions; returns the refused subjects with the reasons."""
         self._refused_unnamed = ""
         commands = []
         for one, subject in asked:
@@ -377,7 +381,8 @@ class NatsConnection:
         return [(*self._forget(sid), problem) for sid, problem in answers.items() if problem]
 
     def _number(self, wanted: LinkSubscription, subject: str) -> int:
-        """A number for one subject. All of a subscription come in the same runs, in their order."""
+        """Return a number for one subject. All messages of a subscription come in the same runs, in
+        their order."""
         self._last_sid += 1
         sid = self._last_sid
         self.sids.setdefault(wanted, {})[subject] = sid
@@ -398,7 +403,7 @@ class NatsConnection:
         return wanted, subject
 
     def _sids_of(self, asked: Iterable[tuple[LinkSubscription, str]]) -> list[int]:
-        """Without those that are not subscribed to."""
+        """Return the numbers, without those that are not subscribed to."""
         found = [self.sids.get(one, {}).get(subject) for one, subject in asked]
         return [sid for sid in found if sid is not None]
 
@@ -407,20 +412,20 @@ class NatsConnection:
         self._handlers[self._runs[wanted]] = handler
 
     def _unsubscribe(self, sids: Iterable[int]) -> None:
-        """At once: no more messages are delivered."""
+        """Stop at once: no more messages are delivered."""
         self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
         for sid in sids:
             self._forget(sid)
 
     def stop(self, wanted: Iterable[LinkSubscription]) -> list[int]:
-        """Unsubscribe. What NATS has sent already is still delivered, until they are drained.
-        Returns their numbers."""
+        """Unsubscribe, and return the numbers. Messages that NATS has sent already are still
+        delivered, until the subscriptions are drained."""
         sids = [sid for one in wanted for sid in self.sids.get(one, {}).values()]
         self.send(b"".join(b"UNSUB %d\r\n" % sid for sid in sids))
         return sids
 
     async def drain(self, wanted: Iterable[LinkSubscription], seconds: float) -> None:
-        """Unsubscribe; returns when all messages under way were received. Raises NatsUnavailable if
+        """Unsubscribe; returns when all messages in flight were received. Raises NatsUnavailable if
         NATS does not answer in time."""
         sids = self.stop(wanted)
         try:
@@ -431,8 +436,8 @@ class NatsConnection:
                     self._forget(sid)
 
     async def confirm(self, seconds: float = CONFIRM_SECONDS) -> None:
-        """Returns when the server has processed everything sent before, and everything it had sent
-        until then was received. Raises NatsUnavailable."""
+        """Return when the server has processed everything sent before, and everything that it had
+        sent until then was received. Raises NatsUnavailable."""
         flushed = asyncio.ensure_future(self._client.flush(seconds))  # type: ignore[arg-type]
         ended = asyncio.ensure_future(self.ended.wait())
         try:

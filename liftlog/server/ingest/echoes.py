@@ -1,12 +1,12 @@
-"""What we have sent ourselves, and what comes back as messages while two servers are in use.
+"""Recognises the daemon's own messages, which come back while two servers are in use.
 
 NATS sends a client nothing that it has published itself (`no_echo`). With two connections, the
-daemon is two clients: what it sends over the old one reaches its subscriptions on the new one, if a
-stream has subjects of inboxes. No stream of `_INBOX.` may store it, however late it comes. A stream
-on another prefix that publishers use for their acks may: a handover takes care of `_INBOX.` alone.
+daemon is two clients: its messages over the old one reach its subscriptions on the new one, if a
+stream has subjects of inboxes. No stream of `_INBOX.` may store them, however late they come. A
+stream on another prefix that publishers use for their acks may: a handover only covers `_INBOX.`.
 
-NATS keeps the order from one connection to one subscription. So once the last message that was sent
-has come back, none of those before it will.
+NATS keeps the order from one connection to one subscription. So once the last sent message has come
+back, none of those before it will.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.stream.run import MessageRun
 
 FORGET_SECONDS = 60.0
-"""A connection that is silent for so long has long been given up."""
+"""A connection that is silent for this long was abandoned long ago."""
 
 
 class Echoes:
-    """What comes to one connection although we have sent it. Belongs to the event loop."""
+    """The daemon's own messages that may come to one connection. Belongs to the event loop."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` is a monotonic clock in seconds."""
         self._now = now
         self._over = [_OverOne(now)]
-        """Each connection that we have sent over, the last one at the end."""
+        """Each connection that was used for sending, the last one at the end."""
 
     def __len__(self) -> int:
         return sum(map(len, self._over))
 
     def for_next(self) -> Echoes:
-        """Those of the next connection: all that has not come yet may come there as well."""
+        """Return the echoes of the next connection: all that have not come yet may come there as
+        well."""
         following = Echoes(self._now)
         following._over[:0] = [one.copy() for one in self._over if len(one)]
         return following
 
     def sent(self, one: LinkSubscription, message: Parts) -> None:
-        """This will come back; or not, where the new server has not subscribed yet."""
+        """Note a message that will come back, unless the new server has not subscribed yet."""
         self._over[-1].sent(one, message)
 
     def are_due(self, one: LinkSubscription) -> bool:
-        """Whether some may still come to this subscription."""
+        """Return True if some may still come to this subscription."""
         return any(over.are_due(one) for over in self._over)
 
     def without(self, one: LinkSubscription, run: MessageRun) -> MessageRun | None:
-        """The messages of this run that others have sent; None if there are none."""
+        """Return the messages of this run that others have sent; None if there are none."""
         if not self.are_due(one):
             return run
         digests = [digest_of(one, parts) for parts in parts_of(run)]
@@ -60,13 +61,13 @@ class Echoes:
         return select(run, rows) if rows else None
 
     def forget_old(self) -> None:
-        """Free the memory of those that do not come any more."""
+        """Free the memory of messages that will not come any more."""
         for over in self._over:
             over.forget_old()
 
 
 class _OverOne:
-    """What was sent over one connection, by the subscription to which it comes back."""
+    """Messages sent over one connection, by the subscription to which they come back."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Cause(Enum):
-    """Label values of a metric, so the list is short."""
+    """Causes of an end. They are label values of a metric, so the list is short."""
 
     CLOSED = "closed"
     """NATS closed the connection and gave no reason."""
@@ -35,7 +35,7 @@ class Ending:
     cause: Cause
     text: str
     is_guess: bool = False
-    """NATS gave no reason; this one follows from what the daemon was doing."""
+    """True if NATS gave no reason: the cause is inferred from the state of the daemon."""
 
     def __str__(self) -> str:
         return self.text
@@ -55,7 +55,7 @@ _CAUSES = (
 
 
 def ending_of(words: str) -> Ending:
-    """The meaning of an -ERR text that ends the connection."""
+    """Return the meaning of an -ERR text that ends the connection."""
     lowered = words.lower()
     cause = next((cause for mark, cause in _CAUSES if mark in lowered), Cause.OTHER)
     if cause is Cause.SLOW_CONSUMER:
@@ -85,7 +85,7 @@ _MAX_TEXT = 400
 
 
 def rejection_of(words: str) -> Rejection | None:
-    """None if the -ERR ends the connection."""
+    """Return the rejection; None if the -ERR ends the connection."""
     lowered = words.lower()
     shown = words[:_MAX_TEXT]
     if "invalid publish subject" in lowered:
@@ -106,6 +106,6 @@ _ERR_LINE = re.compile(rb"-ERR\s+'?(.*?)'?\s*\r\n", re.DOTALL)
 
 
 def error_words(line: bytes) -> str | None:
-    """The text of an `-ERR '...'` line; None if it is another line."""
+    """Return the text of an `-ERR '...'` line; None if it is another line."""
     found = _ERR_LINE.fullmatch(line)
     return None if found is None else found[1].decode("utf-8", "replace")

@@ -35,7 +35,7 @@ _PAIR_SECONDS = 1.0
 """Both copies of a message arrive within this time."""
 _DRAIN_SECONDS = 3.0
 _MARK_SECONDS = 2.0
-"""Within this time, a server sends another one of its cluster what it has taken."""
+"""Time within which a server sends a message that it has taken to another one of its cluster."""
 _MARK_AGAIN_SECONDS = 0.02
 _MAX_MESSAGES = 500_000
 _MAX_HELD_BYTES = 64 * 1024 * 1024
@@ -53,8 +53,8 @@ class Handover:
         hurry: asyncio.Event,
         echoes: Echoes,
     ) -> None:
-        """Once `hurry` is set, the overlap ends as soon as possible. `echoes` may still come over
-        `old`, from a handover before, and so over `new`."""
+        """Once `hurry` is set, the overlap ends as soon as possible. `echoes` from an earlier
+        handover may still come over `old`, and so over `new`."""
         self._old = old
         self.new = new
         self.wanted = list(wanted)
@@ -62,7 +62,7 @@ class Handover:
         self._hurry = hurry
         self._echoes_on_old = echoes
         self.echoes = echoes.for_next()
-        """What may come over `new` although we have sent it."""
+        """The daemon's own messages that may come over `new`."""
         self._mark = f"_INBOX.{secrets.token_hex(11)}"
         self._mark_refused = asyncio.Event()
         self._overlap = Overlap(
@@ -84,11 +84,11 @@ class Handover:
 
     @property
     def copies(self) -> int:
-        """How many messages arrived over both connections."""
+        """Number of messages that arrived over both connections."""
         return self._overlap.copies
 
     async def run(self) -> None:
-        """Returns when the new connection has taken over. Raises NatsUnavailable if it failed; then
+        """Return when the new connection has taken over. Raises NatsUnavailable if it failed; then
         the old connection works as before."""
         await self._let_answers_pass()
         shared = [one for one in self.wanted if one in self._old.sids and not one.queue_group]
@@ -111,7 +111,8 @@ class Handover:
             self._switch()
 
     def sent(self, commands: bytes) -> None:
-        """Acks left over the old connection: for the new one they come from another client."""
+        """Note acks that left over the old connection: to the new one they come from another
+        client."""
         if not self._echoing:
             return
         for message in published(commands):
@@ -123,12 +124,14 @@ class Handover:
         return [one for one, pattern in self._echoing if matches(pattern, text)]
 
     async def _let_answers_pass(self) -> None:
-        """Wait until what was sent before this handover, and is not in `echoes`, cannot come over
-        the new connection any more. Raises NatsUnavailable.
+        """Wait until messages sent before this handover, and not in `echoes`, cannot come over the
+        new connection any more. Raises NatsUnavailable.
 
-        The old server has to take it first. It sends it to the new server at once if a client there
-        waits for it. One that is behind with that would deliver it to us, too, if we subscribed
-        before it comes. Servers keep the order, so a mark that is sent afterwards is waited for."""
+        The old server takes them first, and sends them to the new server at once if a client there
+        waits for them. A server that is behind would deliver them to the daemon too, if it
+        subscribed before they arrive. Servers keep the order, so the daemon sends a mark after them
+        and waits for it.
+        """
         if not self._echoing:
             return
         try:
@@ -156,12 +159,13 @@ class Handover:
         except TimeoutError:
             if self._old.cluster_name and self._old.cluster_name == self.new.cluster_name:
                 raise NatsUnavailable("what was sent before has not come there") from None
-            # They do not know each other, so what was sent does not come either.
+            # The servers are not connected, so the messages do not come either.
         finally:
             await self.new.drain([mark], _DRAIN_SECONDS)
 
     async def _send_mark(self, subject: bytes, came: asyncio.Event) -> None:
-        """Raises TimeoutError, and NatsUnavailable if there is no time for this."""
+        """Send the mark until it arrives. Raises TimeoutError, and NatsUnavailable if there is no
+        time for this."""
         endings = came, self._mark_refused, self._old.ended
         async with asyncio.timeout(_MARK_SECONDS):
             for number in count():
@@ -172,14 +176,14 @@ class Handover:
                 command = publish_commands([(subject, b"%d" % number)])
                 self._old.send(command)
                 self.sent(command)
-                # The old server knows of the subscription only after a moment.
+                # The old server learns of the subscription only after a moment.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_MARK_AGAIN_SECONDS):
                         await came.wait()
 
     def publish_refused(self, subject: str) -> bool:
-        """Whether NATS has refused a message of the handover's own. It may let us answer and
-        nothing else, so this is no reason to stay."""
+        """Return True if NATS has refused a message of the handover itself. NATS may allow only
+        answers, so this is no reason to stay."""
         if subject.lower() != self._mark.lower():
             return False
         self._mark_refused.set()
@@ -236,7 +240,8 @@ class Handover:
             one.handler(left)
 
     def _switch(self) -> None:
-        """Has no await: no message of the new connection may arrive in between."""
+        """Switch to the new connection. Has no await: no message of the new connection may arrive
+        in between."""
         for receiver, run in self._overlap.release():
             receiver.handler(run)
         self._on_chunk_end()
@@ -246,13 +251,13 @@ class Handover:
         asyncio.get_running_loop().call_later(_PAIR_SECONDS, self._end)
 
     def _end(self) -> None:
-        """No more copies are expected."""
+        """End the overlap: no more copies are expected."""
         for one in self.wanted:
             self._settle(self.new, one, self.echoes)
         asyncio.get_running_loop().call_later(FORGET_SECONDS, self.echoes.forget_old)
 
     def _settle(self, connection: NatsConnection, one: LinkSubscription, echoes: Echoes) -> None:
-        """Deliver without a detour, unless echoes may still come."""
+        """Deliver directly, unless echoes may still come."""
         if one in connection.sids:
             due = echoes.are_due(one)
             handler = partial(_deliver_others, connection, one, echoes) if due else one.handler

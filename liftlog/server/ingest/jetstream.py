@@ -21,7 +21,7 @@ from liftlog.stream.run import MessageRun
 logger = logging.getLogger("liftlog.server.nats")
 
 MARK = "liftlog"
-"""The key in answers on JetStream's API by which liftlog is told from JetStream."""
+"""The key in answers on JetStream's API that distinguishes liftlog from JetStream."""
 
 _API_PREFIX = "$JS.API."
 _NAMES = f"{_API_PREFIX}STREAM.NAMES"
@@ -31,7 +31,7 @@ _LOOK_SECONDS = 300.0
 
 
 class JetStreamWatch:
-    """Looks in the background: after each change, and from time to time. Belongs to the event
+    """Checks in the background: after each change, and from time to time. Belongs to the event
     loop."""
 
     def __init__(self, lock: asyncio.Lock) -> None:
@@ -46,12 +46,12 @@ class JetStreamWatch:
         self._due_at = 0.0
 
     def start_over(self) -> None:
-        """Look soon, and ask again even if NATS did not allow it before."""
+        """Check soon, and ask again even if NATS did not allow it before."""
         self._look, self._due_at = None, 0.0
 
     def refuses(self, subject: str) -> bool:
-        """Whether a refused publish to this subject was a question of ours. Then it is not asked
-        again over this connection."""
+        """Return True if a refused publish to this subject was a question of this check. The check
+        then asks no more over this connection."""
         if self._look is None or not subject.upper().startswith(_API_PREFIX):
             return False
         self._look.is_refused = True
@@ -60,7 +60,7 @@ class JetStreamWatch:
     def look(
         self, connection: NatsConnection, wanted: Sequence[LinkSubscription], now: float
     ) -> None:
-        """Begin to look if it is time to. Returns at once."""
+        """Begin a check if it is due. Returns at once."""
         if now < self._due_at or (self._looking is not None and not self._looking.done()):
             return
         self._due_at = now + _LOOK_SECONDS
@@ -89,14 +89,14 @@ class _Look:
         self._inbox = f"_INBOX.{secrets.token_hex(8)}"
         self._answers: dict[int, list[str]] = {}
         self._first = self._asked = 0
-        """The numbers of the questions that are asked now, from the first to before the next."""
+        """The numbers of the current questions, from the first to before the next."""
         self._missing = 0
         self._is_there = False
-        """Someone who is not liftlog has answered."""
+        """True if a server other than liftlog has answered."""
         self._done = asyncio.Event()
         self._subscription = LinkSubscription((f"{self._inbox}.*",), None, self._receive)
         self.is_refused = False
-        """NATS does not let the daemon ask, so asking again is useless."""
+        """True if NATS does not let the daemon ask, so asking again is useless."""
 
     async def ask(self, wanted: Sequence[LinkSubscription]) -> None:
         """Set `jetstream_streams` of each to the streams of JetStream that overlap with it.
@@ -125,14 +125,14 @@ class _Look:
             self._tell(one, sorted(streams))
 
     async def _listens(self) -> bool:
-        """Whether NATS lets the daemon hear answers."""
+        """Return True if NATS lets the daemon receive answers."""
         if self._subscription not in self.connection.sids:
             async with self._lock:
                 self.is_refused = bool(await self.connection.subscribe([self._subscription]))
         return not self.is_refused
 
     async def _answered(self, subjects: Sequence[str]) -> list[list[str] | None]:
-        """The streams on each subject; None without an answer. Raises NatsUnavailable."""
+        """Return the streams on each subject; None without an answer. Raises NatsUnavailable."""
         first = self._first = self._asked
         self._asked += len(subjects)
         self._answers = {}

@@ -61,7 +61,7 @@ class RefusedAck:
     subject: str
     text: str
     at: float
-    """By the monotonic clock."""
+    """Time by the monotonic clock."""
 
 
 class NatsLink:
@@ -69,7 +69,7 @@ class NatsLink:
 
     `on_chunk_end()` is called after the messages of one read were delivered. While
     `reading_is_held()`, the link awaits `wait_until_ready_to_read()` before it reads more.
-    `stood_still_seconds()` tells for how long the process did not run just now.
+    `stood_still_seconds()` returns for how long the process has just been paused.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class NatsLink:
 
     @property
     def subscriptions_refused(self) -> int:
-        """How often NATS has refused or ended a subscription."""
+        """Number of times that NATS has refused or ended a subscription."""
         return self._book.refusals
 
     @property
@@ -135,7 +135,7 @@ class NatsLink:
 
     @property
     def server_url(self) -> str:
-        """Where the connected server is, without a login; empty without a connection."""
+        """The address of the connected server, without a login; empty without a connection."""
         return self._connection.server_url if self._connection is not None else ""
 
     @property
@@ -145,13 +145,13 @@ class NatsLink:
 
     @property
     def generation(self) -> int:
-        """Another number after each connection that begins or ends."""
+        """Changes with each connection that begins or ends."""
         counters = self.counters
         return counters.connects + counters.disconnects + counters.handovers
 
     @property
     def server_has_jetstream(self) -> bool:
-        """Whether the connected server says that JetStream is on."""
+        """True if the connected server says that JetStream is on."""
         return self._connection is not None and self._connection.has_jetstream
 
     @property
@@ -161,12 +161,12 @@ class NatsLink:
 
     @property
     def unsent_bytes(self) -> int:
-        """What the server has not taken yet."""
+        """Bytes that the server has not taken yet."""
         return 0 if self._connection is None else self._connection.unsent_bytes
 
     @property
     def is_lame_duck(self) -> bool:
-        """Whether the server is about to stop and no other was found yet."""
+        """True if the server is about to stop and no other was found yet."""
         return self._connection is not None and self._connection.lame_duck
 
     def send(self, commands: bytes) -> None:
@@ -185,7 +185,7 @@ class NatsLink:
             self.counters.acks_dropped += commands.count(b"PUB ")
 
     async def room(self) -> None:
-        """Returns when NATS has taken most of what was sent. Raises NatsUnavailable."""
+        """Return when NATS has taken most of the sent bytes. Raises NatsUnavailable."""
         connection = self._connection
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
@@ -209,8 +209,8 @@ class NatsLink:
         self._supervisor = asyncio.create_task(self._supervise(), name="nats-link")
 
     def ask_again(self) -> None:
-        """Ask at once for what NATS refused, since permissions may have changed. Look at JetStream
-        again too."""
+        """Ask at once again for subscriptions that NATS refused, since permissions may have
+        changed. Also check JetStream again."""
         self._jetstream.start_over()
         self._book.ask_at_once()
         self._work.set()
@@ -230,7 +230,7 @@ class NatsLink:
                 await asyncio.sleep(self._settings.reconnect_wait_seconds)
 
     async def _connect(self, ending: Ending | None) -> NatsConnection:
-        """A connection on which every wanted subscription was requested. Retries for ever."""
+        """Return a connection on which every wanted subscription was requested. Retries forever."""
         while True:
             for address in self._pool.round():
                 connection = await self._open(address)
@@ -254,7 +254,7 @@ class NatsLink:
             await asyncio.sleep(self._settings.reconnect_wait_seconds * random.uniform(0.8, 1.2))
 
     async def _open(self, address: NatsServerAddress) -> NatsConnection | None:
-        """None if the server is not available; the log has the reason."""
+        """Connect to one server; None if it is not available, and the log has the reason."""
         connection = NatsConnection(
             address,
             self.seam,
@@ -316,7 +316,7 @@ class NatsLink:
         while not self._closing:
             self._work.clear()
             if connection.ending is None and not connection.is_read:
-                # nats-py takes itself for connected, but its read loop has ended.
+                # nats-py considers itself connected, but its read loop has ended.
                 self.counters.watchdog_reconnects += 1
                 connection.end(Ending(Cause.OTHER, "the read loop ended"))
             if connection.ending is not None:
@@ -348,7 +348,7 @@ class NatsLink:
             logger.warning("nats-disconnected cause=%s reason=%s", ending.cause.value, ending.text)
 
     async def _abandon(self) -> None:
-        """Forget the connection and close it."""
+        """Close the connection and forget it."""
         connection, self._connection = self._connection, None
         self._book.disconnected()
         if connection is not None:
@@ -357,7 +357,7 @@ class NatsLink:
     # --- lame duck mode ---
 
     async def _go_elsewhere(self, old: NatsConnection) -> NatsConnection:
-        """Returns the connection that serves from now on: `old` if no other server is available."""
+        """Return the connection that serves from now on: `old` if no other server is available."""
         self._warn("nats-lame-duck server=%s action=go-elsewhere", old.address.shown)
         # Its own address comes last: behind a load balancer, it may lead to another server.
         for address in sorted(self._pool.round(), key=lambda one: one.shown == old.address.shown):
@@ -374,7 +374,7 @@ class NatsLink:
         return old
 
     async def _hand_over(self, old: NatsConnection, new: NatsConnection) -> bool:
-        """Returns whether `new` serves now."""
+        """Hand over; returns True if `new` serves now."""
         try:
             async with self._lock:
                 handover = Handover(
@@ -449,7 +449,7 @@ class NatsLink:
                 logger.warning("nats-not-subscribed error=%s", error)
 
     async def _ask(self, missing: list[LinkSubscription]) -> None:
-        """The caller holds the lock. Raises NatsUnavailable."""
+        """Request the missing subscriptions. The caller holds the lock. Raises NatsUnavailable."""
         connection = self._connection
         if connection is None or not connection.connected:
             raise NatsUnavailable("there is no connection to NATS at the moment")
@@ -469,8 +469,11 @@ class NatsLink:
         is_acked: bool = False,
     ) -> LinkSubscription:
         """Request a subscription to subjects that do not overlap. It is made as soon as NATS is
-        available. `on_gap` is called with the reason whenever messages may have been missed. If
-        `is_acked`, the link checks whether JetStream acks the same messages."""
+        available.
+
+        `on_gap` is called with the reason whenever messages may have been missed. If `is_acked`,
+        the link checks whether JetStream acks the same messages.
+        """
         wanted = LinkSubscription(subjects, queue_group, handler, on_gap, is_acked)
         self._jetstream.changed()
         self._book.add(wanted)
@@ -478,7 +481,7 @@ class NatsLink:
         return wanted
 
     def retarget(self, wanted: LinkSubscription, subjects: tuple[str, ...]) -> None:
-        """Want these subjects instead. What is on the old ones is delivered until NATS has
+        """Want these subjects instead. Messages on the old ones are delivered until NATS has
         confirmed the new ones; see `attach`. Does nothing if they are the same."""
         if subjects == wanted.subjects:
             return
@@ -501,14 +504,17 @@ class NatsLink:
             )
 
     async def _attach(self, wanted: list[LinkSubscription]) -> None:
-        """The caller holds the lock. Raises NatsUnavailable."""
+        """Make the subscriptions. The caller holds the lock. Raises NatsUnavailable."""
         missing = self._book.unconfirmed_among(wanted)
         if missing:
             await self._ask(missing)
 
     async def unwant(self, wanted: LinkSubscription) -> bool:
-        """End a subscription, even if the caller is cancelled. If NATS answers in time, messages
-        under way are delivered before this returns. Returns whether it did."""
+        """End a subscription, even if the caller is cancelled.
+
+        If NATS answers in time, messages in flight are delivered before this returns. Returns True
+        if it did.
+        """
         self._book.remove(wanted)  # its turn may come late, on a connection that is made until then
         connection = self._connection
         is_made = connection is not None and wanted in connection.sids
@@ -516,8 +522,11 @@ class NatsLink:
         return connection is not None and wanted in ended
 
     async def _leave(self, leaving: list[tuple[LinkSubscription, bool]]) -> set[LinkSubscription]:
-        """The caller holds the lock. Returns those of which everything was received: not those
-        that were made on a connection that has ended since."""
+        """End the subscriptions. The caller holds the lock.
+
+        Returns those of which everything was received: not those that were made on a connection
+        that has ended since.
+        """
         connection = self._connection
         if connection is None:
             return set()
@@ -529,7 +538,7 @@ class NatsLink:
         return whole
 
     async def confirm(self) -> None:
-        """Returns when everything has been received that NATS had sent until now. Raises
+        """Return when everything has been received that NATS had sent until now. Raises
         NatsUnavailable."""
         connection = self._connection
         if connection is None or not connection.connected:
@@ -537,11 +546,11 @@ class NatsLink:
         await connection.confirm()
 
     async def drain(self) -> None:
-        """Unsubscribe from everything and receive what was under way. Nothing is delivered
+        """Unsubscribe from everything and receive the messages in flight. Nothing is delivered
         afterwards.
 
-        It waits only briefly for a server that does not answer: the received messages must still
-        be committed and acked.
+        It waits only briefly for a server that does not answer: the received messages must still be
+        committed and acked.
         """
         self._stopping.set()
         wanted = self._book.take_all()
@@ -571,7 +580,8 @@ class NatsLink:
 
 
 async def _checked(ending: Ending, address: NatsServerAddress) -> Ending:
-    """A server that does not listen any more has stopped, whatever the daemon was doing."""
+    """Return the ending, corrected if the server no longer listens: then it has stopped, whatever
+    the daemon was doing."""
     if not ending.is_guess:
         return ending
     try:

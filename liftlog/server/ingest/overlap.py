@@ -40,7 +40,7 @@ class Receiver(Protocol):
 
 
 class Overlap:
-    """Pure; belongs to the event loop."""
+    """Pairs the messages of two connections. Pure; belongs to the event loop."""
 
     def __init__(
         self,
@@ -60,17 +60,18 @@ class Overlap:
         self._next_number = 0
         self.held_bytes = 0
         self.copies = 0
-        """How many messages arrived over both connections."""
+        """Number of messages that arrived over both connections."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the overlap should end soon, since it uses too much memory."""
+        """True if the overlap should end soon, since it uses too much memory."""
         return len(self._seen) > self._max_messages or self.held_bytes > self._max_held_bytes
 
     # --- while both are subscribed ---
 
     def from_old(self, receiver: Receiver, run: MessageRun) -> None:
-        """The run is delivered in any case; its copies will be dropped."""
+        """Note a run over the old connection. It is delivered in any case; its copies will be
+        dropped."""
         now = self._now()
         for one in parts_of(run):
             seen = self._seen_of(receiver, one)
@@ -104,7 +105,7 @@ class Overlap:
     # --- after the old one is drained ---
 
     def release(self) -> list[tuple[Receiver, MessageRun]]:
-        """The messages that were held back, in the order of arrival."""
+        """Return the messages that were held back, in the order of arrival."""
         now = self._now()
         found: list[tuple[Receiver, MessageRun]] = []
         rows: list[int] = []
@@ -130,7 +131,8 @@ class Overlap:
         return found
 
     def late(self, receiver: Receiver, run: MessageRun) -> MessageRun | None:
-        """The part of a run over the new connection that is not a late copy; None if nothing is."""
+        """Return the part of a run over the new connection that is not a late copy; None if nothing
+        is."""
         rows = []
         now = self._now()
         for row, one in enumerate(parts_of(run)):
@@ -155,25 +157,26 @@ class Overlap:
 
 
 class _Seen:
-    """What is known of a set of equal messages."""
+    """The counts of a set of equal messages."""
 
     __slots__ = ("_expected", "at", "copies", "example", "held", "old", "old_at", "seconds")
 
     def __init__(self) -> None:
         self.old = 0
-        """How many arrived over the old connection."""
+        """Number that arrived over the old connection."""
         self.old_at = 0.0
         self.copies = 0
-        """How many of those over the new connection were taken for copies."""
+        """Number of those over the new connection that were treated as copies."""
         self.held: deque[int] = deque()
         self.example: tuple[Receiver, MessageRun, int] | None = None
         self.seconds: dict[int, float] = {}
-        """For how long the old connection was ahead by this many."""
+        """Time for which the old connection was ahead by this many."""
         self.at = 0.0
         self._expected: int | None = None
 
     def pass_time(self, now: float) -> None:
-        """Call this before a change. A single message tells nothing."""
+        """Add the time since the last change. Call this before a change. A single message says
+        nothing."""
         if self.old > 1:
             ahead = self.old - self.copies - len(self.held)
             self.seconds[ahead] = self.seconds.get(ahead, 0.0) + now - self.at
@@ -182,7 +185,7 @@ class _Seen:
 
     @property
     def expected_copies(self) -> int:
-        """How many messages of the old connection also arrive over the new one."""
+        """Return how many messages of the old connection also arrive over the new one."""
         # Needed for each late message, and `seconds` may have one entry per message.
         if self._expected is None:
             self._expected = self.old - min(max(self._without_copy(), 0), self.old)
@@ -229,7 +232,7 @@ def digest_of(receiver: Receiver, parts: Parts) -> bytes:
 
 
 def select(run: MessageRun, rows: Sequence[int]) -> MessageRun:
-    """A run of only these rows."""
+    """Return a run of only these rows."""
     if len(rows) == len(run):
         return run
     return MessageRun(

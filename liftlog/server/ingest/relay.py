@@ -1,6 +1,6 @@
-"""Messages of one subscription on their way to a stream that can move to another node.
+"""Passes the messages of one subscription to a stream that can move to another node.
 
-While it moves, two nodes are subscribed: `liftlog.cluster.handover` says what each does with the
+While it moves, two nodes are subscribed: `liftlog.cluster.handover` defines what each does with the
 messages. Here the messages pass by, as runs.
 """
 
@@ -15,15 +15,17 @@ from liftlog.stream.run import MessageRun
 
 
 class Relay:
-    """Belongs to the event loop. `receive` is the handler of the subscription, for as long as it
-    lasts; without `deliver` and a taker the messages are dropped. `now` is monotonic, in seconds.
+    """Receives the messages of one subscription. Belongs to the event loop.
+
+    `receive` is the handler of the subscription for its whole life; without `deliver` and a taker
+    the messages are dropped. `now` is monotonic, in seconds.
     """
 
     def __init__(self, now: Callable[[], float], deliver: RunHandler | None = None) -> None:
         self.giver: Giver | None = None
-        """While the stream moves away."""
+        """Set while the stream moves away."""
         self.taker: Taker[MessageRun] | None = None
-        """While the stream moves to this node, and a little longer."""
+        """Set while the stream moves to this node, and a little longer."""
         self._now = now
         self._deliver = deliver
 
@@ -44,11 +46,11 @@ class Relay:
         if rows and self._deliver is not None:
             self._deliver(select(run, rows))
         if taker.leads and not compares:
-            self.taker = None  # no copy comes any more
+            self.taker = None  # no more copies come
 
     def take(self, log_end: int, deliver: RunHandler) -> bool:
-        """This node leads, with a log that ends there. Deliver what was held, and what comes from
-        now on; False when that cannot be used."""
+        """Deliver the held messages, and all messages from now on: this node leads, with a log that
+        ends at `log_end`. Returns False if the held ones cannot be used."""
         held = None if self.taker is None else self.taker.take(log_end, self._now())
         if held is None:
             return False

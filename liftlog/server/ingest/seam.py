@@ -39,11 +39,11 @@ _STRICT_PATTERNS = {
 
 
 def separate_at_blanks_only() -> None:
-    """Make nats-py's own parser read control lines as nats-server writes them.
+    """Make nats-py's own parser split control lines as nats-server writes them.
 
-    Its patterns accept any whitespace as separator, even line ends. A header block that begins
-    with `12\r\n` is then taken for the sizes of the message: a publisher could choose where the
-    next message begins, and forge one. Patterns of another shape are left alone.
+    Its patterns accept any whitespace as separator, even line ends. A header block that begins with
+    `12\n` is then taken for the sizes of the message: a publisher could choose where the next
+    message begins, and forge one. Patterns of another shape are left alone.
     """
     for name, strict in _STRICT_PATTERNS.items():
         theirs = getattr(nats.protocol.parser, name, None)
@@ -81,7 +81,7 @@ class SingleClient(Client):
         self._liftlog_owner = owner
 
     async def _select_next_server(self) -> None:
-        # nats-py's own method would retry for ever without reporting why.
+        # nats-py's own method would retry forever without reporting why.
         server = self._server_pool[0]
         await self._connect_to_server(server)
         self._current_server = server
@@ -148,7 +148,7 @@ class RawClient(SingleClient):
 
 
 def parser_seam_problem() -> str | None:
-    """Why the batch parser does not fit this nats-py, or None if it does."""
+    """Return why the batch parser does not fit this nats-py, or None if it does."""
     client = Client()
     checks = (
         (isinstance(getattr(client, "_ps", None), Parser), "Client._ps is not a Parser"),
@@ -189,8 +189,8 @@ _CLIENT_METHODS = {
 
 
 def client_seam_problem() -> str | None:
-    """Why not even raw messages can be taken from this nats-py, or None if they can. Both seams use
-    the transport and the error handling of this package."""
+    """Return why not even raw messages can be taken from this nats-py, or None if they can. Both
+    seams use the transport and the error handling of this package."""
     client = Client()
     for name in _CLIENT_ATTRIBUTES:
         if not hasattr(client, name):
@@ -215,7 +215,7 @@ def _parameters(function: Any) -> list[str]:
 
 
 def choose_seam(wanted: str) -> str:
-    """`parser` or `client`. Raises ConfigError when the installed nats-py offers neither."""
+    """Return `parser` or `client`. Raises ConfigError if the installed nats-py supports neither."""
     common = client_seam_problem()
     problem = parser_seam_problem() if wanted in ("auto", "parser") else "not wanted"
     hint = "install a release of nats-py that liftlog's dependencies allow"
@@ -240,7 +240,7 @@ def make_client(
     tls_name: str = "",
     joined_runs: Mapping[bytes, bytes] = {},
 ) -> tuple[SingleClient, WideTransport | WebSocketTransport]:
-    """A nats-py client and its transport, whose messages go to `sink`. Not yet connected.
+    """Return a nats-py client and its transport, whose messages go to `sink`. Not yet connected.
 
     `pressure` is awaited after each chunk that passes through the read loop, which is every chunk
     while `is_pressed`. `scheme` is that of the server's URL, `tls_name` the name expected in its

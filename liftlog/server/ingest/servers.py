@@ -35,7 +35,7 @@ class NatsServerAddress:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Host and port."""
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or _USUAL_PORTS.get(parts.scheme, 4222)
 
@@ -45,7 +45,7 @@ class NatsServerAddress:
 
 
 class ServerPool:
-    """Belongs to the event loop."""
+    """The known servers. Belongs to the event loop."""
 
     def __init__(self, configured: Iterable[str]) -> None:
         self._configured = [NatsServerAddress(_with_port(url)) for url in configured]
@@ -53,8 +53,8 @@ class ServerPool:
         self._told: tuple[NatsServerAddress, list[object]] | None = None
 
     def round(self) -> list[NatsServerAddress]:
-        """All servers in random order, so that many daemons do not flock to one of them; the
-        configured ones first."""
+        """Return all servers in random order, the configured ones first. The order is random so
+        that many daemons do not all choose the same server."""
         first, then = list(self._configured), list(self._discovered)
         random.shuffle(first)
         random.shuffle(then)
@@ -63,8 +63,8 @@ class ServerPool:
     def learn(self, source: NatsServerAddress, connect_urls: Iterable[object]) -> None:
         """Replace the discovered servers by those that the server at `source` announces.
 
-        They get the login and the scheme of `source`, since only host and port are announced. It is
-        called twice a second, mostly with what is known already.
+        They get the login and the scheme of `source`, since only host and port are announced. This
+        is called twice a second, usually with servers that are known already.
         """
         urls = list(connect_urls)
         if self._told == (source, urls):
@@ -115,7 +115,7 @@ def _with_port(url: str) -> str:
 
 
 def login_options(settings: NatsSettings, servers: Sequence[str]) -> dict[str, Any]:
-    """Credentials and TLS. Reads the certificate files. Raises OSError, ssl.SSLError."""
+    """Return credentials and TLS. Reads the certificate files. Raises OSError, ssl.SSLError."""
     options: dict[str, Any] = {}
     if settings.user is not None:
         options["user"] = settings.user
@@ -142,8 +142,8 @@ def _tls_options(settings: NatsSettings, servers: Sequence[str]) -> dict[str, An
 
 
 def tls_context(settings: NatsSettings, servers: Sequence[str]) -> ssl.SSLContext | None:
-    """None if neither the settings nor the URLs of these servers ask for TLS. Reads the certificate
-    files. Raises OSError, ssl.SSLError."""
+    """Return None if neither the settings nor the URLs of these servers ask for TLS. Reads the
+    certificate files. Raises OSError, ssl.SSLError."""
     tls = settings.tls
     wanted = any((tls.ca, tls.cert, tls.hostname, tls.handshake_first))
     if not wanted and not any(url.startswith(("tls://", "wss://")) for url in servers):

@@ -11,7 +11,7 @@ from liftlog.stream.run import MessageRun
 logger = logging.getLogger("liftlog.server.nats")
 
 _ASK_AGAIN_SECONDS = (1.0, 30.0)
-"""Between two attempts at subscriptions that NATS refused: the first pause and the longest."""
+"""Pause before another attempt at subscriptions that NATS refused: the first and the longest."""
 
 RunHandler = Callable[[MessageRun], None]
 
@@ -30,8 +30,11 @@ def _ignore(reason: str) -> None:
 
 @dataclass(slots=True, eq=False)
 class LinkSubscription:
-    """What one receiver wants; it outlives connections. No message matches two of its subjects, and
-    messages on all of them arrive in the order in which NATS sends them."""
+    """The subscription of one receiver; it outlives connections.
+
+    No message matches two of its subjects, and messages on all of them arrive in the order in which
+    NATS sends them.
+    """
 
     subjects: tuple[str, ...]
     queue_group: str | None
@@ -39,18 +42,18 @@ class LinkSubscription:
     on_gap: Callable[[str], None] = _ignore
     """Called with the reason when messages may have been missed."""
     is_acked: bool = False
-    """Whether its messages are acked: then JetStream should not ack them as well."""
+    """True if its messages are acked: then JetStream should not ack them as well."""
     jetstream_streams: list[str] = field(default_factory=list)
     """Streams of JetStream that receive some of the same messages, as of the last check."""
     confirmed: bool = False
-    """As far as the daemon knows, NATS delivers on all subjects."""
+    """True if NATS delivers on all subjects, as far as the daemon knows."""
     refusals: dict[str, str] = field(default_factory=dict)
     """By subject, why NATS refuses it. The other subjects are delivered."""
     was_confirmed: bool = False
     was_refused: bool = False
-    """Since it was last confirmed."""
+    """True if NATS has refused it since it was last confirmed."""
     is_changed: bool = False
-    """Its subjects have changed after NATS was last asked for them."""
+    """True if its subjects have changed since NATS was last asked for them."""
 
     @property
     def problem(self) -> str:
@@ -62,14 +65,14 @@ class LinkSubscription:
         return ", ".join(self.refusals)
 
     def accepted(self) -> None:
-        """NATS has confirmed it."""
+        """Note that NATS has confirmed it."""
         if self.was_refused:
             self.on_gap("NATS refused the subscription for a while")
         self.confirmed, self.was_confirmed = not self.is_changed, True
         self.refusals, self.was_refused = {}, False
 
     def refused(self, refusals: Mapping[str, str]) -> None:
-        """NATS does not deliver on these subjects, and gives these reasons."""
+        """Note that NATS does not deliver on these subjects, with the reasons."""
         self.confirmed, self.was_refused = False, True
         self.refusals = dict(refusals)
 
@@ -91,20 +94,20 @@ class SubscriptionBook:
         self._wanted.append(subscription)
 
     def remove(self, subscription: LinkSubscription) -> None:
-        """Does nothing if it is not wanted any more."""
+        """Remove it. Does nothing if it is not wanted any more."""
         if subscription in self._wanted:
             self._wanted.remove(subscription)
         subscription.confirmed = False
 
     def take_all(self) -> list[LinkSubscription]:
-        """Want nothing any more; returns what was wanted."""
+        """Remove all subscriptions and return them."""
         taken, self._wanted = self._wanted, []
         return taken
 
     def answered(
         self, asked: Iterable[LinkSubscription], refused: Mapping[LinkSubscription, Refusals]
     ) -> None:
-        """NATS has answered: it refused some of what was asked, with these words."""
+        """Note the answer of NATS: it refused these subjects, with these reasons."""
         for one in asked:
             if one in refused:
                 self._refuse(one, refused[one])
@@ -114,7 +117,7 @@ class SubscriptionBook:
             one.accepted()
 
     def revoked(self, one: LinkSubscription, subject: str, problem: str) -> None:
-        """NATS has ended a subscription that it had confirmed."""
+        """Note that NATS has ended a subscription that it had confirmed."""
         if one in self._wanted:
             self._refuse(one, {**one.refusals, subject: problem})
             one.on_gap(f"NATS ended the subscription: {problem}")
@@ -129,19 +132,19 @@ class SubscriptionBook:
             )
 
     def disconnected(self) -> None:
-        """There is no connection any more."""
+        """Note that there is no connection any more."""
         for one in self._wanted:
             one.confirmed = False
 
     def gap(self, reason: str) -> None:
-        """Messages of every subscription may have been missed."""
+        """Report that messages of every subscription may have been missed."""
         for one in self._wanted:
             if one.was_confirmed:
                 one.on_gap(reason)
 
     def missing(self, now: float) -> list[LinkSubscription]:
-        """What to ask for: subscriptions made while there was no connection, and from time to time
-        those that NATS refused. The pause doubles each time."""
+        """Return the subscriptions to request: those made while there was no connection, and from
+        time to time those that NATS refused. The pause doubles each time."""
         missing = [one for one in self._wanted if not one.confirmed and not one.problem]
         if now >= self._ask_again_at:
             missing += [one for one in self._wanted if one.problem]
@@ -150,11 +153,11 @@ class SubscriptionBook:
         return missing
 
     def unconfirmed_among(self, asked: Iterable[LinkSubscription]) -> list[LinkSubscription]:
-        """Those that are still wanted and still missing."""
+        """Return those that are still wanted and still missing."""
         return [one for one in asked if one in self._wanted and not one.confirmed]
 
     def shorten_pause(self) -> None:
-        """NATS grants what it refused before: ask for the rest soon."""
+        """Ask for the rest soon, because NATS has granted a subscription that it refused before."""
         self._ask_again_seconds = _ASK_AGAIN_SECONDS[0]
 
     def ask_at_once(self) -> None:

@@ -1,4 +1,4 @@
-"""Work that takes a lock and a round trip, done for all who wait for the lock at once."""
+"""Work that takes a lock and a round trip, done once for all callers that wait for the lock."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ _R = TypeVar("_R")
 
 
 class Together(Generic[_T, _R]):
-    """Belongs to one event loop. `work` is called with the lock held, one call at a time; what it
-    returns or raises is for each of the items."""
+    """Joins calls of `work`. Belongs to one event loop.
+
+    `work` is called with the lock held, one call at a time; its result or error applies to each of
+    the items.
+    """
 
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[_T]], Awaitable[_R]]) -> None:
         self._lock = lock
         self._work = work
         self._items: list[_T] = []
         self._turns: list[asyncio.Task[_R]] = []
-        """The last one takes what is in `_items`, if there is anything."""
+        """The last one takes the items in `_items`, if there are any."""
 
     @property
     def waiting(self) -> Sequence[_T]:
@@ -27,8 +30,10 @@ class Together(Generic[_T, _R]):
         return self._items
 
     async def do(self, item: _T) -> _R:
-        """Have `work` done for `item`, and for what others bring until its turn comes. It is done
-        even if the caller is cancelled: half of the work would be that of the others, too."""
+        """Run `work` for `item`, and for the items that others add until its turn comes.
+
+        It runs even if the caller is cancelled, because the others share it.
+        """
         self._items.append(item)
         if len(self._items) == 1:
             turn = asyncio.create_task(self._take_turn())
@@ -47,5 +52,5 @@ class Together(Generic[_T, _R]):
             turn.exception()  # its callers may all be gone
 
     async def close(self) -> None:
-        """Returns when nothing is done or waits any more."""
+        """Return when nothing runs or waits any more."""
         await asyncio.gather(*self._turns, return_exceptions=True)

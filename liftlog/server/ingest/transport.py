@@ -85,7 +85,7 @@ class DirectReader(asyncio.StreamReader):
 
 
 class _DirectProtocol(asyncio.StreamReaderProtocol):
-    """What arrives goes to the reader with no call in between."""
+    """Passes arriving bytes to the reader without a call in between."""
 
     def __init__(self, reader: DirectReader) -> None:
         super().__init__(reader)
@@ -108,12 +108,13 @@ class WideTransport(TcpTransport):
         is_live: Callable[[], bool],
         feed: Feed | None = None,
     ) -> None:
-        """`is_live` tells whether the client still uses this connection."""
+        """`is_live` returns True while the client still uses this connection."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._is_live = is_live
         self._feed = feed
         self._out: asyncio.WriteTransport | None = None
-        """Where acks are written: to the transport itself, for a publisher that waits for one."""
+        """The object to which acks are written: the transport itself, because a publisher waits for
+        them."""
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         loop = asyncio.get_running_loop()

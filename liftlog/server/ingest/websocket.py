@@ -25,11 +25,11 @@ _CLOSE_SECONDS = 1.0
 
 
 class WebSocketTransport(Transport):
-    """For one connection."""
+    """A transport for one connection."""
 
     def __init__(self, is_live: Callable[[], bool], tls_name: str = "") -> None:
-        """`is_live` tells whether the client still uses this connection. `tls_name` is the name
-        expected in the server's certificate; if empty, the host of the URL."""
+        """`is_live` returns True while the client still uses this connection. `tls_name` is the
+        name expected in the server's certificate; if empty, the host of the URL."""
         self._is_live = is_live
         self._tls_name = tls_name
         self._session: aiohttp.ClientSession | None = None
@@ -84,7 +84,7 @@ class WebSocketTransport(Transport):
         return line + newline
 
     async def _frame(self) -> bytes:
-        """Empty at the end."""
+        """Return the next frame; empty at the end."""
         assert self._socket is not None, "connect comes first"
         message = await self._socket.receive()
         if message.type is aiohttp.WSMsgType.BINARY:

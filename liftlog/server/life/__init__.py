@@ -1,9 +1,9 @@
-"""How the daemon is controlled and watched while it runs.
+"""Control and supervision of the running daemon.
 
-signals          what each signal makes the daemon do
+signals          the effect of each signal
 reloading        SIGHUP: each part (daemon.py says which) is loaded, checked, then replaced
-service_manager  what systemd is told
+service_manager  notifications to systemd
 embedded         the embedded nats-server
 logs             log lines
-health           what `/readyz`, `liftlog health` and the web page say
+health           the content of `/readyz`, `liftlog health` and the web page's state
 """

@@ -37,7 +37,7 @@ _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
 
 def find_nats_server() -> Path:
-    """The nats-server of this Python environment, else the one on PATH.
+    """Return the nats-server of this Python environment, else the one on PATH.
 
     Raises ConfigError if neither exists.
     """
@@ -72,7 +72,7 @@ def write_config(directory: Path, *, port: int | None, extra: Mapping[str, Any])
 
 
 def announced_port(directory: Path, pid: int) -> int | None:
-    """The client port that server `pid` wrote into its ports file; None if it has not."""
+    """Return the client port that server `pid` wrote into its ports file; None if it has not."""
     for path in directory.glob(f"*_{pid}.ports"):
         try:
             urls = json.loads(path.read_text())["nats"]
@@ -124,7 +124,7 @@ class EmbeddedNats:
         return self._directory / "nats-server.log"
 
     async def start(self) -> str:
-        """Returns the URL once the server answers.
+        """Start the server; returns the URL once it answers.
 
         Raises ConfigError without a binary, NatsUnavailable if it does not start.
         """
@@ -183,7 +183,7 @@ class EmbeddedNats:
             (self._directory / _PORT_FILE).write_text(f"{self._port}\n")
 
     async def wait(self) -> int:
-        """Returns the exit status once the server has ended (negative: killed by that signal)."""
+        """Return the exit status once the server has ended (negative: killed by that signal)."""
         if self._process is None:
             raise RuntimeError("the embedded nats-server is not running")
         return await self._process.wait()
@@ -205,7 +205,7 @@ class EmbeddedNats:
                 failures += 1
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL after 5 s. Does nothing when the server is not running."""
+        """Send SIGTERM, then SIGKILL after 5 s. Does nothing if the server is not running."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -27,7 +27,7 @@ from liftlog.server.vitals.disk import DiskProbe
 STALLED_SECONDS = 10.0
 """A commit that takes longer means that the disk has stalled."""
 _ACK_REFUSED_SECONDS = 300.0
-"""For so long, an ack that NATS refused is reported."""
+"""An ack that NATS refused is reported for this long."""
 
 
 class Phase(Enum):
@@ -49,8 +49,8 @@ class Check:
 
 
 class Health:
-    """Asked by the HTTP port; adds what it finds to the conditions of the broker. Belongs to the
-    event loop."""
+    """The conditions of the daemon itself, which it adds to those of the broker. Called by the HTTP
+    port. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Health:
         *,
         ready_after_seconds: float = 0.0,
     ) -> None:
-        """After a start, replicas that are not in sync are waited for, until `ready_after_seconds`
-        have passed."""
+        """After a start, readiness waits for replicas that are not in sync, but at most for
+        `ready_after_seconds`."""
         self.phase = Phase.RECOVERING
         self.jetstream_api: JetStreamApi | None = None
         """Set if the daemon is to answer JetStream's clients."""
@@ -79,11 +79,11 @@ class Health:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the streams are open."""
+        """True if the streams are open."""
         return self.phase is not Phase.RECOVERING
 
     def liveness(self) -> dict[str, Any]:
-        """That there is an answer at all shows that the event loop runs."""
+        """Return the answer of `/livez`. Any answer at all shows that the event loop runs."""
         return {
             "status": "ok",
             "phase": self.phase.value,
@@ -94,7 +94,7 @@ class Health:
         }
 
     async def readiness(self, may_read: MayRead | None = None) -> tuple[bool, dict[str, Any]]:
-        """Whether the daemon is ready, and the body of the answer."""
+        """Return True if the daemon is ready, and the body of the answer."""
         found = await self._broker.conditions.now(may_read)
         problems = by_kind(one for one in found if one.is_unready)
         checks = {name: _shown(name, check, may_read) for name, check in self._checks().items()}
@@ -200,7 +200,7 @@ class Health:
         return self._broker.checkpoints.newer if self._broker.has_checkpoints else ""
 
     def _has_checkpoints(self) -> bool:
-        """Whether any node answers for them: the others pass on what they are asked."""
+        """Return True if some node answers requests for checkpoints: the others forward them."""
         streams = self._broker.replicated
         if streams is None or self._broker.has_checkpoints:
             return self._broker.has_checkpoints

@@ -1,9 +1,9 @@
-"""Log lines of the daemon: JSON, or aligned text for a terminal. On stderr, or in a file.
+"""Log lines of the daemon: JSON, or aligned text for a terminal, on stderr or in a file.
 
 Code logs events as `logger.info("stream-opened stream=%s offset=%d", name, offset)`: a name, then
 key=value pairs, then perhaps free text. The pairs are taken from the format string and its
-arguments, not from the finished text, so a value may contain blanks, quotes or an equals
-sign and is still logged correctly.
+arguments, not from the finished text, so a value may contain blanks, quotes or an equals sign and
+is still logged correctly.
 
 Every event stays on one line whatever its values contain, passwords in URLs are masked, and an
 event that is repeated many times is counted instead of printed.
@@ -47,7 +47,7 @@ _LOG_FILE_MODE = 0o640
 
 
 class Event(NamedTuple):
-    """One log record, taken apart."""
+    """One log record, split into name and fields."""
 
     name: str
     fields: dict[str, Any]
@@ -62,7 +62,8 @@ class _Template(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _take_apart(template: str) -> _Template | None:
-    """None if the text is not an event but a sentence with conversions of its own."""
+    """Split a format string; None if it is not an event but a sentence with conversions of its
+    own."""
     first = _FIELD.search(template)
     if first is None:
         return None if _CONVERSION.search(template) else _Template(template, (), "")
@@ -78,7 +79,7 @@ def _take_apart(template: str) -> _Template | None:
 
 
 def event_of(record: logging.LogRecord) -> Event:
-    """Never raises, whatever was logged."""
+    """Return the event. Never raises, whatever was logged."""
     arguments = record.args
     template = _take_apart(record.msg) if isinstance(record.msg, str) else None
     if template is None or not isinstance(arguments, (tuple, type(None))):
@@ -107,7 +108,7 @@ def _sentence(record: logging.LogRecord) -> str:
 
 
 def _field_value(conversion: str, value: Any) -> Any:
-    """Numbers stay numbers; everything else is text."""
+    """Return the value: numbers stay numbers; everything else is text."""
     if conversion[-1] in "di" and isinstance(value, int):
         return int(value)
     if isinstance(value, (bool, int, float)) and conversion == "%s":
@@ -119,7 +120,7 @@ def _field_value(conversion: str, value: Any) -> Any:
 
 
 def mask(text: str) -> str:
-    """Without user names and passwords in URLs, and in front of `HOST:PORT`."""
+    """Return the text without user names and passwords in URLs, and in front of `HOST:PORT`."""
     if "@" not in text:
         return text
     return _BARE_USER_INFO.sub("***@", _USER_INFO.sub("***@", text))
@@ -194,8 +195,11 @@ def _one_line(text: str) -> str:
 
 class RepeatFilter(logging.Filter):
     """Lets the same event through 100 times a minute; the next one after that minute says how many
-    were suppressed. The audit log is exempt: it has its own limit per principal, so that one of
-    them cannot hide what another does."""
+    were suppressed.
+
+    The audit log is exempt: it has its own limit per principal, so that no principal can hide the
+    actions of another.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -220,7 +224,7 @@ class RepeatFilter(logging.Filter):
 
 class LogFile(logging.FileHandler):
     """A log file that can be reopened after rotation. Only owner and group can read it, since it
-    names subjects, principals and their addresses."""
+    contains subjects, principals and their addresses."""
 
     def _open(self) -> TextIOWrapper:
         return cast(

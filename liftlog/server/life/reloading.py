@@ -19,7 +19,8 @@ from liftlog.log.files.filesystem import private
 logger = logging.getLogger("liftlog.server.reload")
 
 OUTCOME_NAME = "reloaded.json"
-"""In the data directory: what the last reload came to, for `liftlog reload`, which waits for it."""
+"""File in the data directory with the outcome of the last reload, for `liftlog reload`, which waits
+for it."""
 
 T = TypeVar("T")
 
@@ -47,13 +48,13 @@ class Reloads:
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, name: str, load: Callable[[], T], swap: Callable[[T], None]) -> None:
-        """`load` reads and checks the files, in a thread, and raises LiftlogError for bad ones;
-        `swap` gets what it returned, on the event loop, and must not fail."""
+        """Add a part. `load` reads and checks the files, in a thread, and raises LiftlogError for
+        bad ones; `swap` gets its result, on the event loop, and must not fail."""
         self._parts.append(_Part(name, load, swap))
 
     def tell_in(self, data_dir: Path) -> None:
-        """Keep the outcome of each reload in a file there; that of an earlier process is removed.
-        Raises OSError."""
+        """Write the outcome of each reload to a file in `data_dir`, and remove that of an earlier
+        process. Raises OSError."""
         path = data_dir / OUTCOME_NAME
         path.unlink(missing_ok=True)
         self._outcome_file = path
@@ -63,7 +64,7 @@ class Reloads:
         self._wanted.set()
 
     async def serve_requests(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        """Until it is cancelled. `before` and `after` are called around each reload."""
+        """Serve requests until cancelled. `before` and `after` are called around each reload."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -72,7 +73,7 @@ class Reloads:
             after()
 
     async def run(self) -> bool:
-        """Reload every part; returns whether all were valid. An invalid part keeps its previous
+        """Reload every part; returns True if all were valid. An invalid part keeps its previous
         content, and the others are swapped. Clients do not wait for a reload."""
         began_ns = time.monotonic_ns()
         problems: dict[str, str] = {}
@@ -118,7 +119,7 @@ class Reloads:
 
 
 def _write(path: Path, text: str) -> None:
-    """Not synced: it is about a process that runs."""
+    """Write the file, without a sync, because it only describes the running process."""
     temporary = path.with_suffix(".tmp")
     try:
         with open(temporary, "w", opener=private) as file:

@@ -19,11 +19,11 @@ logger = logging.getLogger("liftlog.server")
 _MICROSECONDS = 1_000_000
 _PINGS_PER_DEADLINE = 3
 _CLOSING_SECONDS = 20.0
-"""After the drain: send the last answers, close files, stop the embedded nats-server."""
+"""Time after the drain: send the last answers, close files, stop the embedded nats-server."""
 
 
 class ServiceManager:
-    """Belongs to the event loop; datagrams never block it."""
+    """Sends the notifications. Belongs to the event loop; datagrams never block it."""
 
     def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
         """`address` is a path, or begins with `@` for a name of Linux's abstract sockets."""
@@ -37,7 +37,8 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> ServiceManager:
-        """Removes the variables, so that no child process can notify in the name of the daemon."""
+        """Create one, and remove the variables, so that no child process can notify in the name of
+        the daemon."""
         address = environ.pop("NOTIFY_SOCKET", None)
         micros, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         watchdog = None
@@ -49,11 +50,11 @@ class ServiceManager:
         return cls(address, watchdog)
 
     def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
+        """Send one line for `systemctl status`."""
         self._tell(f"STATUS={_one_line(text)}")
 
     def ready(self, text: str) -> None:
-        """The start, or a reload, is done."""
+        """Report that the start, or a reload, is done."""
         self._tell(f"READY=1\nSTATUS={_one_line(text)}")
 
     def reloading(self) -> None:
@@ -62,8 +63,8 @@ class ServiceManager:
         self._tell(f"RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reloading")
 
     def stopping(self, drain_seconds: float) -> None:
-        """`drain_seconds` is what the settings allow. It is announced, because systemd would kill
-        the daemon after the unit's TimeoutStopSec."""
+        """Report the stop, with the time that the settings allow for the drain. Otherwise systemd
+        would kill the daemon after the unit's TimeoutStopSec."""
         micros = round((drain_seconds + _CLOSING_SECONDS) * _MICROSECONDS)
         status = "committing and acking what has arrived"
         self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS={status}")

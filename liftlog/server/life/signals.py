@@ -1,4 +1,4 @@
-"""What each signal makes the daemon do; docs/how-to/operate.md has the table."""
+"""The effect of each signal on the daemon; docs/how-to/operate.md has the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ logger = logging.getLogger("liftlog.server")
 
 _MAX_SHOWN_TASKS = 200
 REPEATED_SECONDS = 1.0
-"""Of a SIGTERM to a whole group of processes, one may come twice: from a wrapper, too."""
+"""A SIGTERM to a whole group of processes may arrive twice within this time: a wrapper may forward
+it, too."""
 
 
 class Signals:
@@ -92,7 +93,7 @@ def dump_tasks() -> None:
 
 
 def _awaits(awaited: Any) -> Iterator[str]:
-    """The chain of calls that wait for each other; a task itself knows only the first."""
+    """Yield the chain of calls that wait for each other; a task itself has only the first."""
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is None:

@@ -43,7 +43,8 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def labels_text(names: Sequence[str], values: Sequence[str]) -> str:
-    """`stream="orders",reason="paused"`: without braces, so that more can follow."""
+    """Return labels such as `stream="orders",reason="paused"`, without braces, so that more can
+    follow."""
     pairs = zip(names, values, strict=True)
     return ",".join(f'{name}="{value.translate(_LABEL_ESCAPES)}"' for name, value in pairs)
 
@@ -60,7 +61,7 @@ def number(value: float) -> str:
 
 @lru_cache
 def _bucket_ends(bounds: tuple[float, ...]) -> list[str]:
-    """The text between labels and number, for each bucket."""
+    """Return the text between labels and number, for each bucket."""
     return [f'le="{number(float(bound))}"}} ' for bound in (*bounds, float("inf"))]
 
 
@@ -79,7 +80,7 @@ class Page:
         self._lines.append(f"{shown} {value if type(value) is int else number(value)}\n")
 
     def histogram(self, name: str, labels: str, histogram: Histogram) -> None:
-        """Whole in one call, so that the buckets and the count are of one moment."""
+        """Add a histogram in one call, so that the buckets and the count are of one moment."""
         begin = f"{name}_bucket{{{labels}," if labels else f"{name}_bucket{{"
         totals = list(accumulate(histogram.counts))
         self._lines += [
@@ -95,7 +96,7 @@ class Page:
 
 _LOOK_EVERY = 64
 _PAGE = 250
-"""Checkpoints: two milliseconds of work."""
+"""Number of checkpoints that take two milliseconds of work."""
 MAX_SHOWN_CHECKPOINTS = 10_000
 MAX_SHOWN_GROUPS = 1_000
 MAX_SHOWN_PARTS = 10_000
@@ -105,7 +106,7 @@ _CHECKPOINT_METRICS = [metric for metric in CONSUMERS if metric.labels == ("cons
 
 
 class Exposition:
-    """Belongs to the event loop."""
+    """Renders the page. Belongs to the event loop."""
 
     content_type = CONTENT_TYPE
 
@@ -115,7 +116,7 @@ class Exposition:
         self._slices = Slices()
 
     async def render(self) -> bytes:
-        """The page, encoded."""
+        """Return the page, encoded."""
         async with self._one_at_a_time:
             self._slices = Slices()
             page = Page()
@@ -182,8 +183,11 @@ class Exposition:
             await self._slices.pause()
 
     async def _checkpoints(self, page: Page) -> int:
-        """Returns how many are shown. Each checkpoint is read once and then written for each
-        metric, because the samples of a metric must be adjacent."""
+        """Add the checkpoints; returns how many are shown.
+
+        Each checkpoint is read once and then written for each metric, because the samples of a
+        metric must be adjacent.
+        """
         rows: list[tuple[str, list[float | None]]] = []
         if self._sources.broker.has_checkpoints:
             checkpoints, after = self._sources.broker.checkpoints, None
@@ -199,8 +203,11 @@ class Exposition:
         return len(rows)
 
     async def _groups(self, page: Page) -> int:
-        """Returns how many are left out: a metric for each slot of any number of groups, or for
-        each random name that members had, would be too much for those who store them."""
+        """Add the groups; returns how many are left out.
+
+        A metric for each slot of any number of groups, or for each random name that members had,
+        would be too much for the systems that store them.
+        """
         rows: dict[str, list[tuple[str, float]]] = {metric.name: [] for metric in _GROUP_METRICS}
         keys, parts_left = [], MAX_SHOWN_PARTS
         if self._sources.broker.has_checkpoints:
@@ -233,7 +240,7 @@ class Exposition:
 
 
 def _row(found: Checkpoint) -> tuple[str, list[float | None]]:
-    """Labels, and values in the order of `_CHECKPOINT_METRICS`."""
+    """Return labels, and values in the order of `_CHECKPOINT_METRICS`."""
     labels = labels_text(("consumer", "stream"), (found.consumer, found.stream))
     unreadable = 1 if found.problem else 0
     return labels, [found.lag, found.offset, found.time_ns / 1e9, unreadable]
@@ -255,7 +262,8 @@ def _add_group(
 def _add_parts(
     rows: dict[str, list[tuple[str, float]]], labels: str, state: GroupState, lags: list[int]
 ) -> None:
-    """Members without a name of their own are one: their random names would be new metrics."""
+    """Add the members of a group. Members without a name of their own count as one: each random
+    name would be a new metric."""
     owned: dict[str, list[int]] = {}
     for slot, owner in enumerate(state.owners):
         if owner != FREE:

@@ -1,4 +1,4 @@
-"""What the charts of the web page are made from: the counters of the streams and of the daemon."""
+"""The counters of the streams and of the daemon from which the charts of the web page are made."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from liftlog.server.web.history import DAEMON, Reading, of_consumer, of_group
 from liftlog.server.web.waiting import Place, Waiting, received_ns
 
 _MAX_READERS = 10_000
-"""Consumers that are looked at, and as many groups."""
+"""Most consumers that are looked at, and most groups."""
 _MAX_FOLLOWED = 1000
-"""The lags of so many consumers, and of so many groups, are kept one by one: 8 KiB each."""
+"""The lags of this many consumers, and of this many groups, are stored one by one: 8 KiB each."""
 _HOSTS_PER_TURN = 100
 _EVENTS = ("refused", "possible_losses")
 _NO_ACKS = [0] * (len(LATENCY_BOUNDS) + 1)
@@ -30,7 +30,8 @@ _ZERO = Reading(
 
 
 class Readings:
-    """Call it for the present state. Belongs to the event loop, and gives others their turn."""
+    """Reads the counters: call it for the present state. Belongs to the event loop, and yields to
+    other tasks."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -77,7 +78,8 @@ class Readings:
             return [None] * len(places)
 
     def _add(self, found: dict[str, Reading]) -> None:
-        """Over all streams, also those that were deleted since: their sum would fall."""
+        """Add the sums over all streams, including those that were deleted since: otherwise a sum
+        would fall."""
         before, self._before = self._before, found.copy()
         for name, reading in found.items():
             last = before.get(name, _ZERO)
@@ -116,7 +118,7 @@ def _counted(reading: Reading, name: str) -> float:
 
 
 def _of_stream(host: StreamHost, lag: float, last: Reading | None) -> Reading:
-    """`last`, if it is as it was at the look before."""
+    """Return a reading; `last` itself if nothing has changed since."""
     observed = host.observed
     records = observed.records + observed.copied_offsets
     received_bytes = observed.received_bytes + observed.copied_bytes
@@ -145,8 +147,8 @@ def _of_stream(host: StreamHost, lag: float, last: Reading | None) -> Reading:
 
 
 class _Reader(NamedTuple):
-    """A consumer or a group. `name` is that of its history. `lag` None: it cannot continue, or its
-    stream cannot be read here."""
+    """A consumer or a group. `name` is that of its history. `lag` is None if it cannot continue, or
+    its stream cannot be read here."""
 
     name: str
     stream: str

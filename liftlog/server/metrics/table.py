@@ -43,7 +43,7 @@ def _histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> M
 
 
 def _per(labels: tuple[str, ...], *metrics: Metric) -> tuple[Metric, ...]:
-    """With these labels, before those that each has of its own."""
+    """Return the metrics with these labels, before those that each has of its own."""
     return tuple(one._replace(labels=labels + one.labels) for one in metrics)
 
 

@@ -1,4 +1,4 @@
-"""Where the value of each metric comes from: of a stream, of the daemon, and of its process."""
+"""The sources of all values: of a stream, of the daemon, and of its process."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ _ALARMING = {refusal.reason: 0 for refusal in (DISK_FULL, OVERLOADED, STORE_FAIL
 
 
 def refused(host: StreamHost) -> dict[str, int]:
-    """By reason. Reasons that alerts use are exported from the start: otherwise the first refusal
-    would not count as an increase."""
+    """Return counts of refusals by reason. Reasons that alerts use are exported from the start:
+    otherwise the first refusal would not count as an increase."""
     return _ALARMING | host.sequencer.refused
 
 
@@ -100,7 +100,7 @@ _DENIABLE = {(what, way): 0 for what in (*OPERATIONS, LOGIN) for way in ("http",
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The parts of a daemon that count."""
+    """The parts of a daemon that have counters."""
 
     broker: Broker
     link: NatsLink
@@ -117,7 +117,8 @@ class Sources:
 
 
 def daemon_values(sources: Sources, found: Iterable[Condition]) -> dict[str, float]:
-    """By name; values that the system does not provide are left out. `found` is what is wrong."""
+    """Return values by name, without those that the system does not provide. `found` are the
+    present conditions."""
     api = sources.health.jetstream_api
     return {
         "liftlog_ready": int(not any(one.is_unready for one in found)),
@@ -143,7 +144,7 @@ def daemon_histograms(sources: Sources) -> dict[str, Histogram]:
 
 
 def labelled_histograms(sources: Sources) -> dict[str, dict[tuple[str, ...], Histogram]]:
-    """By name and label values."""
+    """Return histograms by name and label values."""
     api = sources.health.jetstream_api
     seconds = sources.requests.seconds
     return {
@@ -161,7 +162,7 @@ def condition_values(found: Iterable[Condition]) -> dict[tuple[str, ...], float]
 def labelled_values(
     sources: Sources, found: Iterable[Condition]
 ) -> dict[str, dict[tuple[str, ...], float]]:
-    """By name and label values. `found` is what is wrong."""
+    """Return values by name and label values. `found` are the present conditions."""
     checkpoints = sources.broker.checkpoints if sources.broker.has_checkpoints else None
     refused = checkpoints.refused if checkpoints is not None else {}
     reloads, api = sources.reloads, sources.health.jetstream_api
@@ -189,7 +190,7 @@ def labelled_values(
 def _replication_values(
     streams: ReplicatedStreams | None,
 ) -> dict[str, dict[tuple[str, ...], float]]:
-    """Nothing of a daemon that belongs to no cluster."""
+    """Return the values of replication; none for a daemon that belongs to no cluster."""
     if streams is None:
         return {metric.name: {} for metric in REPLICATION}
     led, followed, session = streams.led, streams.followed, streams.session
@@ -304,8 +305,10 @@ _PROC = Path("/proc/self")
 
 
 def _start_time() -> float:
-    """Seconds since 1970; 0.0 without /proc. Works under a hardened systemd unit too, which hides
-    /proc/stat and with it the boot time."""
+    """Return the start time in seconds since 1970; 0.0 without /proc.
+
+    Works under a hardened systemd unit too, which hides /proc/stat and with it the boot time.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         started = float(_stat_fields()[19]) / os.sysconf("SC_CLK_TCK")
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
@@ -313,7 +316,8 @@ def _start_time() -> float:
 
 
 def _stat_fields() -> list[str]:
-    """The fields of /proc/self/stat after the name, which may contain blanks and brackets."""
+    """Return the fields of /proc/self/stat after the name, which may contain blanks and
+    brackets."""
     return (_PROC / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -321,8 +325,8 @@ _STARTED = _start_time()
 
 
 def process_values() -> dict[str, float]:
-    """By the names that every Prometheus client uses; values that the system does not provide are
-    left out."""
+    """Return values by the names that every Prometheus client uses, without those that the system
+    does not provide."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     values: dict[str, float] = {
         "process_cpu_seconds_total": usage.ru_utime + usage.ru_stime,

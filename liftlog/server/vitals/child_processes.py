@@ -21,7 +21,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def tied_to_parent(command: Sequence[str], *, parent: int | None = None) -> list[str]:
-    """`command` (absolute program path first), run so that it dies with the thread that starts it.
+    """Return `command` (absolute program path first) in a form that dies with the thread that
+    starts it.
 
     `parent` is the process that will run it: this one if None, 0 for one not known yet.
     """

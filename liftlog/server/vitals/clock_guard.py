@@ -1,4 +1,4 @@
-"""Notices when the wall clock is suddenly ahead, so that no record is taken for older than it is.
+"""Detects a wall clock that is suddenly ahead, so that no record counts as older than it is.
 
 A clock that is ahead makes all records look old, and limits by age would then delete them. So ages
 are judged by a time that does not follow a sudden jump ahead of the wall clock: it stays behind by
@@ -6,11 +6,11 @@ the length of the jump, and advances with the monotonic clock. That time is stor
 directory, in the file `clock`, so a restart changes nothing.
 
 A jump is trusted after an hour, if it is at most a tenth of the time for which each stream keeps
-its records; or when an operator confirms it (`liftlog serve --believe-clock`), or the other nodes
-of the cluster have the same time. A jump back is followed at once: it makes nothing older.
+its records; or when an operator confirms it (`liftlog serve --believe-clock`), or when the other
+nodes of the cluster have the same time. A jump back is followed at once: it makes nothing older.
 
 In a cluster the file also notes that this clock was ahead of others when it was last measured. If
-the file cannot be read, none of these doubts ends: nothing is too old until it can be read.
+the file cannot be read, none of these doubts ends: no record is too old until it can be read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DOWN_NS = 3600 * 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """The wall clock at some moment, how far it was ahead of the time for judging ages, and the
+    """The wall clock at some moment, by how much it was ahead of the time for judging ages, and the
     monotonic clock, which counts from the start of the machine."""
 
     wall_ns: int
@@ -47,8 +47,10 @@ class ClockState:
 
 
 def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
-    """None if there is none, or it is damaged: then the wall clock is believed. Raises StorageError
-    if it cannot be read."""
+    """Read the file; None if there is none, or it is damaged: then the wall clock is trusted.
+
+    Raises StorageError if it cannot be read.
+    """
     try:
         with storage_errors(f"reading {CLOCK_NAME}"):
             content = read_checkpoint_file(fs, data_dir / CLOCK_NAME, CLOCK_NAME)
@@ -60,25 +62,28 @@ def read_clock_state(fs: FileSystem, data_dir: Path) -> ClockState | None:
         dispute = str(content.get("dispute", ""))
         return ClockState(wall_ns, monotonic_ns, str(content["boot_id"]), ahead_ns, dispute)
     except (CorruptMetadata, UnsupportedFormat, KeyError, TypeError, ValueError) as error:
-        if isinstance(error.__cause__, OSError):  # the disk does not give its bytes at present
+        if isinstance(error.__cause__, OSError):  # the disk cannot return its bytes at present
             raise StorageError(str(error)) from error
         logger.warning("clock-file-ignored error=%s", error)
         return None
 
 
 def write_clock_state(fs: FileSystem, data_dir: Path, state: ClockState) -> None:
-    """Durable on return. Raises OSError."""
+    """Write the file. Durable on return. Raises OSError."""
     write_checkpoint_file(fs, data_dir / CLOCK_NAME, CLOCK_NAME, asdict(state))
 
 
 class ClockGuard:
-    """Thread-safe. A step is one of more than ten minutes against the monotonic clock; while the
-    machine was off, one of more than an hour."""
+    """The time for judging ages. Thread-safe.
+
+    A step is a change of more than ten minutes against the monotonic clock, or of more than an hour
+    while the machine was off.
+    """
 
     def __init__(
         self, clock: Clock, before: ClockState | None = None, boot_id: str | None = None
     ) -> None:
-        """`before` is what an earlier process has stored."""
+        """`before` is the state that an earlier process has stored."""
         self._clock = clock
         self._boot_id = boot_id or ""
         self._lock = threading.Lock()
@@ -87,22 +92,23 @@ class ClockGuard:
         self._stepped_at_ns: int | None = None
         self._ahead_ns = 0
         self.dispute = ""
-        """Why other nodes have another time, as it was last measured; empty if it was right."""
+        """Why the last measurement found that other nodes have another time; empty if the clock was
+        right."""
         self.unread = ""
-        """Why it cannot be read what an earlier process has stored; empty if it was read."""
+        """Why the state of an earlier process cannot be read; empty if it was read."""
         if before is not None:
             self._continue(before)
 
     def wall_clock_is_trusted(self) -> bool:
-        """False for an hour after a step, and while it cannot be read whether there was one:
-        meanwhile nothing is deleted for its age."""
+        """False for an hour after a step, and while it cannot be read whether there was one.
+        Meanwhile nothing is deleted for its age."""
         with self._lock:
             self._look()
             return self._stepped_at_ns is None and not self.unread
 
     def now_ns(self) -> int:
-        """The time for judging ages. A clock that jumped ahead does not make records old, and
-        after a jump back new records do not seem older than they are."""
+        """Return the time for judging ages. A clock that jumped ahead does not make records old,
+        and after a jump back new records do not seem older than they are."""
         with self._lock:
             self._look()
             return self._wall_ns - max(self._ahead_ns, 0)
@@ -124,13 +130,14 @@ class ClockGuard:
             self._stepped_at_ns, self._ahead_ns, self.unread = None, 0, ""
 
     def confirm(self) -> None:
-        """An operator says that the wall clock is right, whatever was measured before."""
+        """Trust the wall clock, whatever was measured before, because an operator says that it is
+        right."""
         self.dispute = ""
         self.believe("the operator has confirmed it")
 
     def resume(self, before: ClockState | None) -> None:
-        """What an earlier process has stored could be read, after `unread`. What was noticed since
-        the start counts on."""
+        """Apply the state of an earlier process, which could be read only now, after `unread`.
+        Steps that were detected since the start count on."""
         with self._lock:
             self._look()
             self.unread = ""
@@ -138,7 +145,7 @@ class ClockGuard:
                 self._continue(before)
 
     def state(self) -> ClockState:
-        """To be stored for the next process."""
+        """The state to store for the next process."""
         with self._lock:
             self._look()
             ahead_ns = max(self._ahead_ns, 0)

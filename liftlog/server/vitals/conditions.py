@@ -1,4 +1,4 @@
-"""The one list of conditions, that is of what is wrong with the daemon, for every surface.
+"""The one list of conditions, that is of the daemon's problems, for every surface.
 
 `/readyz`, `liftlog health`, `info`, `stream info`, `top` and `doctor`, every web page, the pull
 protocol and the metrics show this list. To add a condition, add its kind to `KINDS`, and yield a
@@ -44,9 +44,12 @@ class About(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A condition that may come about. `meaning` is a sentence for the reference page, `next_step`
-    is what an operator does first. A kind that `concerns_streams` is also a warning of each stream
-    of the daemon, since its publishers or readers notice it."""
+    """A kind of condition. `meaning` is a sentence for the reference page, `next_step` is the first
+    action of an operator.
+
+    A kind that `concerns_streams` is also a warning of each stream of the daemon, since its
+    publishers or readers notice it.
+    """
 
     name: str
     severity: Severity
@@ -269,9 +272,11 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is wrong now. `subject` names the stream or node if the kind is about one.
-    `streams` are further streams that the text leads up to: each viewer sees those that it may
-    read."""
+    """One problem that exists now.
+
+    `subject` names the stream or node if the kind is about one. `streams` are further streams,
+    which follow the text: each viewer sees those that it may read.
+    """
 
     kind: Kind
     text: str
@@ -282,7 +287,7 @@ class Condition:
     def of(
         cls, name: str, text: str, subject: str = "", *, streams: Iterable[str] = ()
     ) -> Condition:
-        """A condition of the kind with this name."""
+        """Return a condition of the kind with this name."""
         return cls(KINDS[name], text, subject, tuple(sorted(streams)))
 
     @property
@@ -291,7 +296,7 @@ class Condition:
 
     @property
     def words(self) -> str:
-        """The text with everything that it names, but not the subject."""
+        """The text with all names that belong to it, but not the subject."""
         return f"{self.text}: {_listed(self.streams, ', ')}" if self.streams else self.text
 
     @property
@@ -300,7 +305,8 @@ class Condition:
         return f"{self.subject}: {self.words}" if self.subject else self.words
 
     def shown_to(self, may_read: MayRead) -> Condition | None:
-        """The condition as a viewer sees it; None for one of a stream that they may not read."""
+        """Return the condition as a viewer sees it; None for one of a stream that they may not
+        read."""
         if self.kind.about is About.STREAM and not may_read(self.subject):
             return None
         if not self.streams:
@@ -319,7 +325,7 @@ class Condition:
 
 
 def sentences_by_kind(conditions: Iterable[Condition]) -> dict[str, list[str]]:
-    """By the name of the kind."""
+    """Return the sentences, by the name of the kind."""
     found: dict[str, list[str]] = {}
     for one in conditions:
         found.setdefault(one.kind.name, []).append(one.sentence)
@@ -327,13 +333,16 @@ def sentences_by_kind(conditions: Iterable[Condition]) -> dict[str, list[str]]:
 
 
 def by_kind(conditions: Iterable[Condition]) -> dict[str, str]:
-    """One text for each kind, with at most twenty subjects."""
+    """Return one text for each kind, with at most twenty subjects."""
     return {name: _listed(texts, "; ") for name, texts in sentences_by_kind(conditions).items()}
 
 
 def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:
-    """At most twenty of each kind, and one that says how many more there are. So what is sent stays
-    short with thousands of streams. `conditions` has the worst first, and so has the result."""
+    """Return at most twenty of each kind, and one that says how many more there are.
+
+    So answers stay short with thousands of streams. `conditions` has the worst first, and so has
+    the result.
+    """
     shown: list[Condition] = []
     counts: Counter[str] = Counter()
     for one in conditions:
@@ -377,8 +386,8 @@ class Conditions:
     def add(
         self, producer: Producer, *, refresh: Callable[[], Awaitable[object]] | None = None
     ) -> None:
-        """`producer` yields what is wrong at this moment; it must neither wait nor take long.
-        `refresh` is awaited before, for what has to be measured."""
+        """`producer` yields the problems of this moment; it must neither wait nor take long.
+        `refresh` is awaited before, for values that have to be measured."""
         self._producers.append(producer)
         if refresh is not None:
             self._refreshers.append(refresh)

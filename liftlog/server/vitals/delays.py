@@ -41,7 +41,8 @@ class SyncTimes:
 
 
 class LoopWatch:
-    """How late a timer of the event loop fires: what a blocking call costs all other tasks.
+    """Measures how late a timer of the event loop fires: the delay that a blocking call causes for
+    all other tasks.
 
     `run` is a task; the attributes may be read at any time.
     """
@@ -53,7 +54,7 @@ class LoopWatch:
         self._stood_still = (0.0, 0.0)  # until when, for how long
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Measure until cancelled."""
         self._due = time.monotonic() + _INTERVAL_SECONDS
         while True:
             await asyncio.sleep(self._due - time.monotonic())

@@ -43,7 +43,7 @@ def raise_open_file_limit() -> int:
 
 
 def for_want_of_descriptors(error: Exception) -> LimitExceeded | None:
-    """The error for clients if `error` means that no descriptor was left; else None."""
+    """Return the error for clients if `error` means that no descriptor was left; else None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
@@ -68,9 +68,11 @@ class Shares:
 
 
 def shares_of(limit: int, *, read_files: int, pull: int, http: int) -> Shares:
-    """The three numbers are what the settings ask for. With a small limit everyone gets a part of
-    it; else connections and readers get what they ask for, and streams what is left. Raises
-    ConfigError below `LEAST`."""
+    """Divide `limit` descriptors. The other three numbers are those that the settings ask for.
+
+    With a small limit everyone gets a part of it; else connections and readers get what they ask
+    for, and streams the rest. Raises ConfigError below `LEAST`.
+    """
     if limit < LEAST:
         raise ConfigError(
             f"the daemon may open {limit} files, and needs {LEAST}",
@@ -102,7 +104,7 @@ class Descriptors:
         return max(0, limit - self._open), limit
 
     def check_spare(self) -> None:
-        """Raises LimitExceeded when no stream should be created."""
+        """Raise LimitExceeded if no stream should be created."""
         self._good_until = float("-inf")
         left, limit = self.left()
         if left < _SPARE:

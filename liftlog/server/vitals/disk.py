@@ -1,4 +1,5 @@
-"""The disk of the data directory: whether it can be written, and a reserve for when it is full.
+"""The disk of the data directory: a probe of whether it can be written, and a reserve for when it
+is full.
 
 A disk that hangs must block neither the event loop nor the answer about it: each probe runs in a
 thread of its own, one at a time, and callers wait for it only briefly.
@@ -33,8 +34,11 @@ _WAIT_SECONDS = 0.5
 
 
 def for_failed_storage(error: Exception) -> StreamUnavailable | None:
-    """The error for clients if `error` means that files cannot be used, which is no damage. None
-    for others, and for errors that have a name of their own for clients, like a full disk."""
+    """Return the error for clients if `error` means that files cannot be used, which is no damage.
+
+    Returns None for other errors, and for those that have a name of their own for clients, such as
+    a full disk.
+    """
     if not isinstance(error, StorageError) or error.code:
         return None
     cause = error.__cause__
@@ -55,7 +59,8 @@ class DiskState:
 
 
 class DiskProbe:
-    """Belongs to the event loop, except `_look`. Use it while holding the directory's lock."""
+    """Probes the disk. Belongs to the event loop, except `_look`. Use it while holding the
+    directory's lock."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -73,7 +78,8 @@ class DiskProbe:
         )
 
     async def state(self) -> DiskState:
-        """At most two seconds old, or with the problem that the disk does not answer."""
+        """Return a result that is at most two seconds old, or one that says that the disk does not
+        answer."""
         if time.monotonic() - self._looked_at < _FRESH_SECONDS:
             return self._last
         late = time.monotonic() - self._looking_since
@@ -111,7 +117,8 @@ class DiskProbe:
             self._looked_at = time.monotonic()
 
     def _look(self) -> DiskState:
-        """In a thread. Does not sync: commits themselves show whether syncs return in time."""
+        """Probe the disk. Runs in a thread. Does not sync: commits themselves show whether syncs
+        return in time."""
         try:
             found = os.statvfs(self._directory)
             free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
@@ -141,7 +148,8 @@ _STEP_BYTES = 16 * 1024
 
 
 class DiskReserve:
-    """Blocking, except `lent`. Use it only while holding the data directory's lock."""
+    """The reserve file. Blocking, except `lent`. Use it only while holding the data directory's
+    lock."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE_NAME
@@ -149,7 +157,7 @@ class DiskReserve:
 
     @contextlib.asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
-        """Lends the room of the reserve, to one caller at a time, for work that frees room."""
+        """Lend the room of the reserve, to one caller at a time, for work that frees room."""
         async with self._lent:
             await asyncio.to_thread(self.release)
             try:
@@ -158,7 +166,8 @@ class DiskReserve:
                 await asyncio.to_thread(self.keep)
 
     def is_disk_full(self) -> bool:
-        """Whether less room is left than one commit group may need, not counting the reserve."""
+        """Return True if less room is left than one commit group may need, not counting the
+        reserve."""
         try:
             found = os.statvfs(self._path.parent)
         except OSError:

@@ -37,8 +37,8 @@ class Histogram:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
-    """The value below which `part` of the observations lie, taken as evenly spread within their
-    bucket; NaN without observations. Above every bound it is the highest bound."""
+    """Return the value below which `part` of the observations lie, taken as evenly spread within
+    their bucket; NaN without observations. Above every bound it is the highest bound."""
     wanted = part * sum(counts)
     if not wanted:
         return math.nan

@@ -1,4 +1,4 @@
-"""Warnings of what is tried again many times a second, each at most once a minute."""
+"""Warnings of events that repeat many times a second, each logged at most once a minute."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _TIDY_SECONDS = 10.0
 
 
 class RareWarnings:
-    """Belongs to one thread. The lines of the last minute are kept in memory: do not put into them
-    what differs each time."""
+    """Limits repeated warnings. Belongs to one thread. The lines of the last minute are kept in
+    memory, so they must not contain values that differ each time."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
