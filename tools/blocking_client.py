@@ -50,7 +50,6 @@ NAMES = {
     "__aexit__": "__exit__",
     "anext": "next",
     "aclose": "close",
-    "first_of": "first_of_sync",
 }
 ASYNCIO = {"sleep": "time.sleep", "CancelledError": "BaseException"}
 """What stands for the names of asyncio. A wait of asyncio is cancelled where a blocking one is

@@ -19,14 +19,15 @@ Importing this package loads no server dependency.
 
 from __future__ import annotations
 
+from liftlog.client.aio.batch_reader import BatchReader
 from liftlog.client.aio.client import Client, RecordReader
 from liftlog.client.aio.consumer import Consumer
 from liftlog.client.aio.group import GroupConsumer
+from liftlog.client.blocking.batch_reader import SyncBatchReader
 from liftlog.client.blocking.client import SyncClient, SyncRecordReader
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.blocking.group import SyncGroupConsumer
 from liftlog.client.opening import connect, connect_sync
-from liftlog.client.reading.batch_reader import BatchReader, SyncBatchReader
 from liftlog.client.reading.batches import FetchAnswer
 from liftlog.client.reading.read_options import (
     Column,

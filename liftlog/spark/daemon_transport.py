@@ -14,9 +14,9 @@ from typing import Self
 
 from envelope.format import MAX_KEY_BYTES
 from liftlog.client import Filter, LeaseInfo, SyncClient, connect_sync
+from liftlog.client.blocking.batch_reader import together
 from liftlog.client.connecting.reconnecting import Backoff, may_pass
 from liftlog.client.connecting.target import RECONNECT_FOR_SECONDS
-from liftlog.client.reading.batch_reader import together
 from liftlog.errors import (
     CorruptRange,
     DiskFull,

@@ -1,6 +1,7 @@
 """The asyncio client.
 
 client        `Client`: reading, and the consumer that it opens
+batch_reader  the iterator that `read_batches` returns
 calls         its calls that are one request and one answer
 consumer      `Consumer`: a stream read from a stored checkpoint on
 group         the members of a consumer group share a stream

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
+from liftlog.client.aio.batch_reader import BatchReader, together
 from liftlog.client.aio.calls import Calls
 from liftlog.client.aio.consumer import Consumer
 from liftlog.client.aio.group import GroupConsumer
@@ -17,7 +18,6 @@ from liftlog.client.groups.grouping import (
     GroupSettings,
     SlotsCallback,
 )
-from liftlog.client.reading.batch_reader import BatchReader, together
 from liftlog.client.reading.batches import FetchAnswer, take_records
 from liftlog.client.reading.consuming import (
     CHECKPOINT_EVERY,

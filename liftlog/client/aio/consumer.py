@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Self
 
+from liftlog.client.aio.batch_reader import BatchReader
 from liftlog.client.aio.calls import Calls
 from liftlog.client.aio.consuming_block import Batches, ConsumingBlock
-from liftlog.client.reading.batch_reader import BatchReader
 from liftlog.client.reading.consuming import ConsumerSettings, ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Self
 
+from liftlog.client.aio.batch_reader import BatchReader, first_of, together
 from liftlog.client.aio.consuming_block import Batches, ConsumingBlock
 from liftlog.client.aio.routing import Router
 from liftlog.client.connecting.reconnecting import ReadPatience, is_interruption
@@ -21,7 +22,6 @@ from liftlog.client.groups.grouping import (
     GroupSettings,
     logger,
 )
-from liftlog.client.reading.batch_reader import BatchReader, first_of, together
 from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.client.requests import fetch_answer, fetch_request, result_of
 from liftlog.errors import GroupFenced, LiftlogError, RequestTimeout

@@ -4,12 +4,15 @@ copies. `session` puts a new one in the place of one that was lost."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from liftlog.client.connecting.base_link import BaseLink
 from liftlog.client.connecting.buffers import BufferPool
 from liftlog.client.connecting.channel import RECEIVE_BYTES, Channel
 from liftlog.client.connecting.reconnecting import unanswered
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.handshake import Credentials, State
@@ -37,7 +40,7 @@ class Link(BaseLink):
         self._loop = asyncio.get_running_loop()
         self._fd = channel.fileno()
         self._waiter: asyncio.Future[None] | None = None
-        self.input_waits = False
+        self._input_waits = False
         self._opening: asyncio.Future[None] | None = None
         self._heard_at = self._looked_at = self._loop.time()
         self._watch = self._loop.call_later(LOOK_SECONDS, self._look)
@@ -62,15 +65,6 @@ class Link(BaseLink):
                 if connection.state is State.CHALLENGED:
                     connection.authenticate(credentials, self._channel.peer_certificate)
 
-    def leave_input_to(self, waiter: asyncio.Future[None]) -> None:
-        """Leave the next input to the task behind `waiter`; it calls `receive` if `input_waits`.
-
-        With many connections, each then looks at its bytes right after it received them, while they
-        are in the processor's cache, and not after all others received theirs. If it is cancelled
-        instead, nothing is lost: the loop calls again.
-        """
-        self._waiter = waiter
-
     async def ask(self, message: Message, deadline: float) -> Exchange:
         """Send one request and wait for its answer. Raises RequestTimeout at `deadline`."""
         began = self._loop.time()
@@ -86,6 +80,30 @@ class Link(BaseLink):
             if not exchange.done:
                 self.give_up(exchange)
         return exchange
+
+    async def input_for(self, ahead: ReadAhead, deadline: float | None) -> bool:
+        """Wait until `ahead` may have a batch; False at the deadline (time.monotonic).
+
+        The next input is left to this task: with many connections, each then looks at its bytes
+        right after it received them, while they are in the processor's cache, and not after all
+        others received theirs. If the task is cancelled instead, nothing is lost: the loop calls
+        again.
+        """
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        ready: asyncio.Future[None] = self._loop.create_future()
+        ahead.on_ready = partial(wake, ready)
+        timer = None if deadline is None else self._loop.call_at(deadline, wake, ready)
+        self._waiter = ready
+        try:
+            await ready
+            if self._input_waits:
+                self.receive()
+        finally:
+            ahead.on_ready = None
+            if timer is not None:
+                timer.cancel()
+        return True
 
     def _release(self, error: LiftlogError) -> None:
         if not self._loop.is_closed():
@@ -103,14 +121,14 @@ class Link(BaseLink):
     def _on_readable(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
-            self.input_waits = True
+            self._input_waits = True
             waiter.set_result(None)
         else:
             self.receive()
 
     def receive(self) -> None:
         """Receive the bytes that have arrived and pass them to the requests they answer."""
-        self.input_waits = False
+        self._input_waits = False
         if self.error is not None:
             return
         connection = self.connection
@@ -169,6 +187,21 @@ class Link(BaseLink):
             self.lose(f"it has been silent for {allowed:g} s")
             return
         self._watch = self._loop.call_later(LOOK_SECONDS, self._look)
+
+
+async def first_input(reads: Sequence[tuple[Link, ReadAhead]], seconds: float) -> None:
+    """Wait until one of the reads may have a batch, or so long."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    timer = loop.call_later(seconds, wake, ready)
+    for _, ahead in reads:
+        ahead.on_ready = partial(wake, ready)
+    try:
+        await ready
+    finally:
+        timer.cancel()
+        for _, ahead in reads:
+            ahead.on_ready = None
 
 
 def wake(waiter: asyncio.Future[None]) -> None:

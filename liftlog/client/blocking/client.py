@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
+from liftlog.client.blocking.batch_reader import SyncBatchReader, together
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consumer import SyncConsumer
 from liftlog.client.blocking.group import SyncGroupConsumer
@@ -18,7 +19,6 @@ from liftlog.client.groups.grouping import (
     GroupSettings,
     SlotsCallback,
 )
-from liftlog.client.reading.batch_reader import SyncBatchReader, together
 from liftlog.client.reading.batches import FetchAnswer, take_records
 from liftlog.client.reading.consuming import (
     CHECKPOINT_EVERY,

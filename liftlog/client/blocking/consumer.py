@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from liftlog.client.blocking.batch_reader import SyncBatchReader
 from liftlog.client.blocking.calls import SyncCalls
 from liftlog.client.blocking.consuming_block import Batches, ConsumingBlock
-from liftlog.client.reading.batch_reader import SyncBatchReader
 from liftlog.client.reading.consuming import ConsumerSettings, ConsumerState
 from liftlog.errors import LiftlogError
 from liftlog.records.decode import Record, RecordBatch

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Self
 
+from liftlog.client.blocking.batch_reader import SyncBatchReader, first_of, together
 from liftlog.client.blocking.consuming_block import Batches, ConsumingBlock
 from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.connecting.reconnecting import ReadPatience, is_interruption
@@ -21,7 +22,6 @@ from liftlog.client.groups.grouping import (
     GroupSettings,
     logger,
 )
-from liftlog.client.reading.batch_reader import SyncBatchReader, first_of_sync, together
 from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.client.requests import fetch_answer, fetch_request, result_of
 from liftlog.errors import GroupFenced, LiftlogError, RequestTimeout
@@ -115,7 +115,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._pass(lane, reader)
             idle.append(reader)
         if not alone and not self._arrived:
-            first_of_sync(idle, pause)
+            first_of(idle, pause)
 
     def _read(self, lane: Lane) -> SyncBatchReader | None:
         """Begin to read it; None while a connection for that is being opened."""

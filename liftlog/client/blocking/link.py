@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Sequence
 
 from liftlog.client.connecting.base_link import BaseLink
 from liftlog.client.connecting.buffers import BufferPool
 from liftlog.client.connecting.channel import RECEIVE_BYTES, Channel
 from liftlog.client.connecting.reconnecting import unanswered
+from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import LiftlogError
 from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.handshake import Credentials, State
@@ -56,31 +58,28 @@ class SyncLink(BaseLink):
                 self.give_up(exchange)
         return exchange
 
-    def fileno(self) -> int:
-        """Of its socket."""
-        return self._channel.fileno()
-
-    @property
-    def waits_for(self) -> int:
-        """What a poll of its socket has to ask for."""
-        return select.POLLIN | (select.POLLOUT if self._unsent else 0)
-
-    def wait(self, deadline: float | None = None) -> bool:
-        """Receive once for reads, or wait until `deadline`: False if nothing came.
-
-        A daemon that owes an answer and is silent for too long counts as lost.
-        """
+    def input_for(self, ahead: ReadAhead, deadline: float | None) -> bool:
+        """Receive once, after which `ahead` may have a batch; False if nothing came before the
+        deadline (time.monotonic). A daemon that is silent for too long meanwhile counts as lost."""
+        if self.error is not None:
+            ahead.abandon(self.error)
+            return True
         allowed = self._allowed_silence()
-        now = time.monotonic()
         if self._silent_since is None:
-            self._silent_since = now
+            self._silent_since = time.monotonic()
         silent_until = self._silent_since + allowed
         if self._step(silent_until if deadline is None else min(deadline, silent_until)):
             self._silent_since = None
             return True
-        if time.monotonic() >= silent_until:
-            self.lose(f"it has been silent for {allowed:g} s")
-        return False
+        if time.monotonic() < silent_until:
+            return False
+        self.lose(f"it has been silent for {allowed:g} s")
+        return True
+
+    def enter_into(self, poll: select.poll) -> None:
+        """Have it report when this connection can go on."""
+        events = select.POLLIN | (select.POLLOUT if self._unsent else 0)
+        poll.register(self._channel.fileno(), events)
 
     # --- the socket ---
 
@@ -125,6 +124,16 @@ class SyncLink(BaseLink):
                 self._flush()
             if not came and deadline is not None and time.monotonic() >= deadline:
                 return -1
+
+
+def first_input(reads: Sequence[tuple[SyncLink, ReadAhead]], seconds: float) -> None:
+    """Wait until one of the reads may have a batch, or so long."""
+    poll = select.poll()
+    for link, _ in reads:
+        if link.error is not None:
+            return
+        link.enter_into(poll)
+    poll.poll(seconds * 1000)
 
 
 def _milliseconds(deadline: float | None) -> float | None:

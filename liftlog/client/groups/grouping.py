@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from liftlog.client.groups.arrived import Arrived, slots_of
 from liftlog.client.groups.group_member import GroupMember, Lane
-from liftlog.client.reading.batch_reader import ahead_of
+from liftlog.client.reading.base_reader import ahead_of
 from liftlog.client.reading.batches import take_records
 from liftlog.client.reading.read_ahead import DEFAULT_READ_AHEAD_BYTES, ReadAhead
 from liftlog.client.reading.read_options import ReadOptions, Start

@@ -3,6 +3,6 @@
 read_options  the options of a read
 read_ahead    one continuous read, without I/O
 batches       turns an answer into checked batches
-batch_reader  the iterators of `read_batches`
+base_reader   position and state of the readers of both clients
 consuming     how far a consumer has come, and when to store that
 """

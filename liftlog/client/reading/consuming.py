@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from liftlog.client.reading.batch_reader import BatchReader, SyncBatchReader
+from liftlog.client.reading.base_reader import BaseReader
 from liftlog.client.reading.read_options import RESETTABLE, ReadOptions, Reset, Start, Until
 from liftlog.errors import (
     CheckpointMoved,
@@ -241,7 +241,7 @@ class ConsumerState:
         self.stream = settings.stream
         self._settings = settings
         self._progress = Progress(settings.every, settings.interval, exclusive=settings.exclusive)
-        self._reader: BatchReader | SyncBatchReader | None = None
+        self._reader: BaseReader | None = None
         self._arrived: RecordBatch | None = None  # none of it was returned yet
         self._batch: RecordBatch | None = None  # its records are being returned
         self._records: list[Record] = []
@@ -287,7 +287,7 @@ class ConsumerState:
         self._batch, self._records, self._index = None, [], 0
         return rest
 
-    def _count_all(self, reader: BatchReader | SyncBatchReader) -> None:
+    def _count_all(self, reader: BaseReader) -> None:
         """Count as processed all records returned and all that the read passed over."""
         self._progress.arrive(reader.position, reader.incarnation, reader.epoch, self._in_hand)
         self._in_hand = 0

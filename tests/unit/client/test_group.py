@@ -20,7 +20,7 @@ from support.daemons.pull_broker import LogBroker
 from liftlog.client import connect
 from liftlog.client.groups.arrived import Arrived, slots_of
 from liftlog.client.groups.grouping import MOST_LANES, GroupReading, GroupSettings
-from liftlog.client.reading.batch_reader import _Reader
+from liftlog.client.reading.base_reader import BaseReader
 from liftlog.client.reading.read_ahead import ReadAhead
 from liftlog.errors import (
     Conflict,
@@ -555,7 +555,7 @@ def test_lanes_that_are_not_read_yet_join_at_once() -> None:
     assert [lane.slots for lane in reading._state.lanes] == [{0: 101, 1: 101, 2: 200}, {3: 300}]
 
 
-class ReadByHand(_Reader):
+class ReadByHand(BaseReader):
     """The read of the newest lane, whose fetches a test answers."""
 
     def __init__(self, reading: GroupReading) -> None:

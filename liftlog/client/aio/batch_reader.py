@@ -1,0 +1,77 @@
+"""The iterator that `read_batches` of the asyncio client returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from liftlog.client.aio.link import first_input
+from liftlog.client.aio.routing import ReadRoute
+from liftlog.client.reading.base_reader import BaseReader
+from liftlog.client.reading.read_ahead import ReadAhead
+from liftlog.records.decode import RecordBatch
+
+if TYPE_CHECKING:
+    from liftlog.records.columns.positions import Batches
+
+
+class BatchReader(BaseReader):
+    """Async iterator over record batches. Leaving the loop early cancels pending requests.
+
+    `anext` may be cancelled and called again, and called again after it raised ConnectionLost.
+    """
+
+    def __init__(self, session: ReadRoute, ahead: ReadAhead) -> None:
+        super().__init__(ahead, session.target.reconnect_for)
+        self._session = session
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RecordBatch:
+        batch = await self.next_within(None)
+        assert batch is not None
+        return batch
+
+    async def next_within(self, seconds: float | None) -> RecordBatch | None:
+        """The next batch, or None if none arrives within `seconds`, not counting the time spent
+        reconnecting. With 0 it takes what has arrived. Raises StopAsyncIteration at the end."""
+        ahead = self._ahead
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            if ahead.needs_bound:
+                await self._session.bound(ahead)
+            batch = self._take()
+            if batch is not None:
+                return batch
+            if ahead.interruption is not None:
+                await self._session.go_on(ahead, self._patience)
+                continue
+            if ahead.finished:
+                raise StopAsyncIteration
+            if not await self._session.link.input_for(ahead, deadline):
+                return None
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        self._ahead.stop()
+
+    def __del__(self) -> None:
+        # Stopping only sends a frame, and only if the connection is still open.
+        if self._session.usable:
+            self._ahead.stop()
+
+
+async def first_of(readers: Sequence[BatchReader], seconds: float) -> None:
+    """Wait until one of them may have a batch, or so long. None of them has one now."""
+    await first_input([(reader._session.link, reader._ahead) for reader in readers], seconds)
+
+
+def together(reader: BatchReader) -> AsyncIterator[Batches]:
+    """The same reader, which from now on returns adjacent small batches together: for callers that
+    convert them to records or rows."""
+    merging: Any = reader
+    merging._take = reader._ahead.next_some
+    merged: AsyncIterator[Batches] = merging
+    return merged

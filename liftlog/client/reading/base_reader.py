@@ -1,0 +1,46 @@
+"""The part of the readers of both clients that does not wait."""
+
+from __future__ import annotations
+
+from liftlog.client.connecting.reconnecting import ReadPatience
+from liftlog.client.reading.read_ahead import ReadAhead
+
+
+class BaseReader:
+    """The position and state of a reader."""
+
+    def __init__(self, ahead: ReadAhead, reconnect_for: float | None) -> None:
+        self._ahead = ahead
+        self._take = ahead.next_batch
+        self._patience = ReadPatience(reconnect_for)
+
+    @property
+    def high_watermark(self) -> int | None:
+        """The stream's, as of the newest answer; None before the first."""
+        return self._ahead.high_watermark
+
+    @property
+    def position(self) -> int | None:
+        """The offset after all records returned or skipped; None until that is known."""
+        return self._ahead.position
+
+    @property
+    def incarnation(self) -> str | None:
+        """The incarnation of the stream: store it with a position."""
+        return self._ahead.incarnation
+
+    @property
+    def epoch(self) -> int | None:
+        """The stream's leader epoch in the newest answer: store it with a position."""
+        return self._ahead.epoch
+
+    @property
+    def divided_by(self) -> frozenset[int] | None:
+        """The slots of a group to which all records of the newest batch belong, if the daemon has
+        left out the others."""
+        return self._ahead.divided_by
+
+
+def ahead_of(reader: BaseReader) -> ReadAhead:
+    """The fetches of a reader, and the batches that have arrived for it."""
+    return reader._ahead
