@@ -93,7 +93,7 @@ class Elect:
 
 
 class Lack(enum.Enum):
-    """What a leader lacks if it cannot serve its streams."""
+    """The resource whose absence keeps a leader from serving its streams."""
 
     NATS = "no connection to NATS"
     STORE = "the metadata store is out of reach"
@@ -117,7 +117,7 @@ class Yield:
 
 @dataclass(slots=True)
 class _Sight:
-    """What this node observed of another node, and what the others reported of it."""
+    """Observations of another node: those of this node, and those that the others reported."""
 
     heard: float
     lost: float | None = None
@@ -269,7 +269,7 @@ class Elections:
 
     def stops(self, leader: Leader, now: float) -> bool:
         """Return True if this node should take no more messages for a stream that it leads, because
-        the other nodes may have elected a new leader that this one does not know of.
+        the other nodes may have elected a new leader meanwhile.
 
         Replicas that still fetch from this leader have not elected another one. So a leader that
         most replicas fetch from goes on even while the store is unreachable.

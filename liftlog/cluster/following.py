@@ -302,7 +302,7 @@ class Follower:
         that both have.
 
         The high watermark would be the wrong place, because a record above it may be committed. Any
-        place below it is wrong too, unless an operator gave up acked records on purpose.
+        place below it is wrong too, unless an operator chose to lose acked records.
         """
         if epoch == NO_EPOCH:
             return self._resync(answer)

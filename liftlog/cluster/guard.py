@@ -30,8 +30,8 @@ from liftlog.cluster.record import StreamRecord
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What one node has of a stream: the newest record that it received, and the end of its copy;
-    None if it has no copy that can be served."""
+    """The state of a stream on one node: the newest record that it received, and the end of its
+    copy; None if it has no copy that can be served."""
 
     record: StreamRecord
     log: LogEnd | None = None
@@ -97,7 +97,7 @@ def is_given_up(
     `stored`.
 
     It may if an operator has decided so, or if nothing was or will be acked by the history that
-    would be given up. `heard` includes this node. A leader sends its record to its followers, so it
+    would be dropped. `heard` includes this node. A leader sends its record to its followers, so it
     is not enough that few nodes have it now: there must also be no other node that leads by it.
     """
     if stored is None or stored.deleted or stored.incarnation != known.incarnation:
@@ -119,11 +119,11 @@ def is_given_up(
 def restored_by_operator(
     stored: StreamRecord | None, heard: Mapping[str, Known | None]
 ) -> StreamRecord | None:
-    """As `restored`, but without regard to nodes that did not answer: their changes are given up.
+    """As `restored`, but ignores nodes that did not answer, and drops their changes.
 
     Among records that contradict each other it prefers one that comes from every version that most
     nodes have, and that most nodes have seen. This may be `stored`; then nodes that have acted by
-    another record are told to give that up.
+    another record must drop theirs.
     """
     records = [one.record for one in heard.values() if one is not None]
     if not any(is_regressed(one, stored) for one in records):

@@ -8,7 +8,7 @@ two leaders that changed the same state differently gave it different versions. 
 empty state, which most streams have: there is nothing to copy, and nothing to store.
 
 A replica may have a version of a higher epoch than its leader's if an operator has restored the
-metadata without the nodes that knew of that epoch. Such a state was given up with its epoch.
+metadata without the nodes that knew of that epoch. Such a state was dropped with its epoch.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
     """Return True if the leader of `epoch`, which has stored the version `stored`, has already sent
     a follower a newer version than `told`.
 
-    A state that only one follower got from a former leader is given up.
+    A state that only one follower got from a former leader is dropped.
     """
     return told is not None and stored >> _CHANGES_BITS == epoch and told < stored
 
 
 def confirmed(epoch: int, stored: int) -> int:
     """Return which version of the leader of `epoch`, or of one before it, a follower has that has
-    stored `stored`: none, if the version belongs to an epoch that was given up."""
+    stored `stored`: none, if the version belongs to an epoch that was dropped."""
     return EMPTY if stored >> _CHANGES_BITS > epoch else stored
 
 

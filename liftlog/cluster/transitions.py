@@ -157,8 +157,8 @@ def failover(record: StreamRecord, dead: Collection[str], node: str) -> StreamRe
 def recover(record: StreamRecord, node: str, *, lost: Collection[str] = ()) -> StreamRecord | None:
     """Unclean recovery: make `node` the leader although acked records may be missing in its copy.
 
-    Permitted only if no known copy is complete: an operator names each member of `isr` and
-    `eligible` in `lost` and so gives it up. Returns None if `node` leads already.
+    Permitted only if no known copy is complete: an operator declares each member of `isr` and
+    `eligible` as lost by naming it in `lost`. Returns None if `node` leads already.
     """
     _check_exists(record)
     if record.leader == node:

@@ -239,7 +239,7 @@ class Coordinator:
                 flight.drafts[key] = without(self.groups[key], gone)
 
     def _asking(self, key: GroupKey) -> set[str]:
-        """Return the members whose joins, heartbeats or commits wait to be judged."""
+        """Return the members with waiting joins, heartbeats or commits."""
         members = self.groups[key].members
         return {
             asked.member

@@ -226,7 +226,7 @@ class StreamExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamUpdate:
-    """What an update changed, or with `dry_run` would change.
+    """Result of an update; with `dry_run`, the result that it would have.
 
     Each of `differences` has `setting`, `existing` and `requested`. `removal` is what retention
     then removes, if anything.

@@ -131,7 +131,7 @@ class ClientConnection:
         )
         self.get_buffer = self._frames.get_buffer
         self.buffer_updated = self._frames.buffer_updated
-        self._exchanges: dict[int, Exchange | None] = {}  # None: given up, answer still to come
+        self._exchanges: dict[int, Exchange | None] = {}  # None: cancelled, answer still to come
         self._backlog: deque[tuple[Exchange, bytes]] = deque()
         self._fetch_backlog: deque[tuple[Exchange, bytes]] = deque()
         self._outgoing: list[bytes] = []

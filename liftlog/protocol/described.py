@@ -129,8 +129,8 @@ class LeaseInfo(Described):
 
 @dataclass(frozen=True, slots=True)
 class Removal(Described):
-    """What retention would remove at once: at most `records` records, and `segments` files of
-    `size_bytes` together. Readers then start at `log_start_offset`."""
+    """Result of retention if it ran at once: it removes at most `records` records, and `segments`
+    files of `size_bytes` together. Readers then start at `log_start_offset`."""
 
     log_start_offset: int = 0
     records: int = 0

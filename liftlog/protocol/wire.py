@@ -38,7 +38,7 @@ class WireType:
     max_uint: int = -1
     max_chars: int = -1
     """Limits that `accepts` applies: integers from 0 to `max_uint`, text of up to `max_chars`. Most
-    fields are such, and need no call to be checked."""
+    fields have one of these types, and are checked without a call."""
 
 
 def uint(maximum: int = MAX_UINT) -> WireType:

@@ -92,20 +92,20 @@ class ClusterSettings(SettingsModel):
     session_seconds: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = Field(
         default=15.0,
         alias="session",
-        description="A node that has not renewed its session for so long counts as down; whole "
-        "seconds. With `store: nats` at least 12s, since NATS takes up to 9 s to elect a leader. A "
-        "leader whose disk has not answered for so long has another replica take over.",
+        description="A node that has not renewed its session within this time counts as down; "
+        "whole seconds. With `store: nats` at least 12s, since NATS takes up to 9 s to elect a "
+        "leader. A leader whose disk has not answered within this time hands its streams over.",
     )
     lag_max_seconds: Duration = Field(
         default=10.0,
         alias="lag_max",
-        description="A follower that has not caught up for so long leaves the in-sync set.",
+        description="A follower that lags for longer than this leaves the in-sync set.",
     )
     suspect_after_seconds: PositiveDuration = Field(
         default=2.0,
         alias="suspect_after",
-        description="A leader that most replicas have not heard for so long, though it is "
-        "connected, is replaced. One whose process has ended is replaced sooner.",
+        description="A leader from which most replicas have received nothing for this long, "
+        "though it is connected, is replaced. One whose process has ended is replaced sooner.",
     )
     balance_interval_seconds: PositiveDuration = Field(
         default=30.0,
@@ -116,14 +116,14 @@ class ClusterSettings(SettingsModel):
     catch_up_rate_bytes: Size = Field(
         default=64 * 2**20,
         alias="catch_up_rate",
-        description="Maximum size per second of what replicas that are not in sync fetch of this "
-        "node, all together.",
+        description="Maximum size per second that replicas out of sync fetch from this node, all "
+        "together.",
     )
     forget_after_seconds: PositiveDuration = Field(
         default=7 * 86400.0,
         alias="forget_after",
-        description="Deletions of compacted streams are kept for a replica that is away for so "
-        "long. One that comes back later copies such a stream from its begin.",
+        description="Deletions in compacted streams are kept for this long for a replica that is "
+        "away. One that comes back later copies such a stream from its start.",
     )
     ready_after_seconds: Duration = Field(
         default=600.0,
@@ -133,11 +133,11 @@ class ClusterSettings(SettingsModel):
     )
     unclean: Literal["manual", "balanced"] = Field(
         default="manual",
-        description="What becomes of a stream when no replica is left that has all that was acked: "
-        "the nodes with one have lost their disks. `manual`: it has no leader until an operator "
-        "names one, with `liftlog cluster elect --lost`. `balanced`: as soon as all its replicas "
-        "are up, the one with the longest log leads, and acked messages that it lacks are "
-        "lost: also when a node was only started without its disk. The same on all nodes.",
+        description="How a stream gets a leader after all complete replicas are lost with their "
+        "disks. `manual`: it has no leader until an operator names one, with `liftlog cluster "
+        "elect --lost`. `balanced`: as soon as all its replicas are up, the one with the longest "
+        "log leads, and acked messages that it lacks are lost, even if a node was only started "
+        "without its disk. The same on all nodes.",
     )
     web: Annotated[str, AfterValidator(_url)] = Field(
         default="",

@@ -321,7 +321,7 @@ class LoggingSettings(SettingsModel):
 
 
 class CommitSettings(SettingsModel):
-    """Whether a commit runs inside the event loop or in a writer thread."""
+    """Limits of commits inside the event loop, and the writer threads for all others."""
 
     inline_max_messages: Annotated[int, Field(strict=True, ge=0, le=65_535)] = Field(
         default=64,

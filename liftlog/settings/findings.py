@@ -58,7 +58,7 @@ def message_of(findings: Iterable[Finding], subject: str) -> str:
 
 
 def from_validation(error: ValidationError, model: type[BaseModel], raw: Any) -> Iterator[Finding]:
-    """Translate the errors of pydantic into liftlog's words."""
+    """Translate the errors of pydantic into findings."""
     for item in error.errors(include_url=False, include_context=True):
         path: KeyPath = tuple(item["loc"])
         kind = item["type"]

@@ -20,7 +20,7 @@ _MAX_SHOWN = 80
 # nats-server refuses a larger max_payload.
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_REPLICAS = 7
-# Of a key-value bucket, as in JetStream.
+# In a key-value bucket, as in JetStream.
 MAX_HISTORY = 1000
 # As in JetStream.
 MAX_DESCRIPTION_BYTES = 4 * 1024

@@ -170,8 +170,7 @@ class RenewedLease:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop renewing. Returns when the lease is released, or at once if it is not to be
-        released."""
+        """Stop renewing. Returns when the lease is released, or at once if the caller keeps it."""
         self._stop.set()
         if self._releases:
             self._thread.join()

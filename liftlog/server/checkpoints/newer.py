@@ -45,7 +45,7 @@ def is_newer(key: bytes, value: bytes) -> bool:
 
 
 def in_words(keys: Iterable[bytes]) -> str:
-    """The number of records of each kind, in words."""
+    """Return the number of records of each kind, as text."""
     counts = Counter(map(kind_of, keys))
     return ", ".join(f"{count} of the kind {kind!r}" for kind, count in sorted(counts.items()))
 

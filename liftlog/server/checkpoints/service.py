@@ -344,7 +344,7 @@ class Checkpoints:
 
     @property
     def newer(self) -> str:
-        """The records that only a newer version understands, in words; empty if there are none."""
+        """The records that only a newer version understands, as text; empty if there are none."""
         groups = {key for key in self.table.newer if kind_of(key) == GROUP}
         return in_words((self.table.newer - groups) | self.groups.newer)
 

@@ -40,7 +40,7 @@ logger = logging.getLogger("liftlog.server.cleaner")
 
 _LOOK_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 1.0
-"""Pause before another look while a repair is to be tried again."""
+"""Pause before the next attempt to repair."""
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 600.0
 _PATIENCE_SECONDS = 30.0
@@ -114,8 +114,8 @@ class Mender:
     # --- for the rest of the daemon ---
 
     def is_expected(self, host: StreamHost, first: int, end: int) -> bool:
-        """Return True if damage in [first, end) is likely to be repaired soon, so that no reader
-        should get an error yet."""
+        """Return True if damage in [first, end) will probably be repaired soon: readers should wait
+        and get no error yet."""
         if host.failure or not self._donors.count(host.name):
             return False
         log = host.log

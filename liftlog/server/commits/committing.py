@@ -168,7 +168,7 @@ class GroupCommits:
         self._observe_sync()
         if group is self._sequencer.oldest_out:
             self._finish(group, error)
-        elif isinstance(error, SyncFailed):  # the lead ended meanwhile: there is no one to answer
+        elif isinstance(error, SyncFailed):  # the lead ended meanwhile: nobody waits for an answer
             self._abandon_tail(error, keep_offsets=False)
 
     def _observe_sync(self) -> None:
@@ -256,7 +256,7 @@ class GroupCommits:
                 self._step_down(f"a sync failed ({error}) that followers did not wait for")
                 return
         # Any other error came from the append, which has rolled itself back: the log ends where it
-        # ended before, and what was written earlier is intact.
+        # ended before, and earlier records are intact.
         self._nack(group, error)
         if isinstance(error, SyncFailed) and acked_before_sync:
             self._subjects.lost_from(durable_end)

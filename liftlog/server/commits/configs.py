@@ -11,7 +11,7 @@ _SECOND_NS = 1_000_000_000
 
 
 def log_config(settings: StreamSettings, *, replicated: bool = False) -> LogConfig:
-    """`replicated`: the log is one of the copies that a cluster keeps, be it the only one."""
+    """`replicated`: the log is a copy of a stream of a cluster, even if it is the only copy."""
     age, compaction = settings.segment.max_age_seconds, settings.compaction
     if compaction is not None and compaction.enabled and compaction.max_lag_seconds is not None:
         # Only sealed segments are compacted, so a quiet stream must roll for max_lag, too.

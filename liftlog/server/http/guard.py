@@ -83,7 +83,7 @@ _SEAT = web.RequestKey("seat", _Seat)
 
 @contextlib.contextmanager
 def identifying(request: web.Request) -> Iterator[None]:
-    """Allow that the connection is ended to make room, until its caller is identified.
+    """Let the connection be ended to make room until its caller is identified.
 
     If the caller is not identified, this holds to the end of the request: many callers may fail at
     once, and answering them must not take the places of health checks.

@@ -464,7 +464,7 @@ class NatsConnection:
         if self.ending is None:
             self.ending = Ending(Cause.OTHER, "closed by the daemon")
         self._handlers.clear()
-        # uvloop raises RuntimeError where what is left is written to a transport that is closed.
+        # uvloop raises RuntimeError if the rest is written to a transport that is closed.
         with contextlib.suppress(OSError, nats.errors.Error, TimeoutError, RuntimeError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._client.close()

@@ -115,7 +115,7 @@ class _Look:
             elif found != [None]:
                 found = [[] for _ in questions]
         except NatsUnavailable:
-            return  # keep what is known so far
+            return  # keep the earlier result
         logger.debug("jetstream-looked asked=%d there=%s", len(questions), self._is_there)
         told: dict[LinkSubscription, set[str]] = {}
         for (one, _), names in zip(questions, found, strict=False):

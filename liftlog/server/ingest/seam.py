@@ -63,13 +63,13 @@ class Owner(Protocol):
     """The owner of the client; it decides what happens to the connection. No method may raise."""
 
     def on_error_words(self, words: str) -> None:
-        """NATS has sent `-ERR`."""
+        """Handle an `-ERR` that NATS has sent."""
 
     def on_trouble(self, error: Exception) -> None:
-        """The connection cannot continue."""
+        """Handle an error after which the connection cannot continue."""
 
     def on_info(self, info: Mapping[str, Any]) -> None:
-        """NATS has sent another INFO after the first."""
+        """Handle an INFO that NATS has sent after the first."""
 
 
 class SingleClient(Client):

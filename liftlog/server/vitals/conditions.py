@@ -65,7 +65,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "recovery",
             Severity.UNREADY,
-            "The daemon has started and still opens its streams.",
+            "The daemon has started and is still opening its streams.",
             "wait: after an unclean stop it scans what was written since the last recovery point",
         ),
         Kind(
@@ -209,8 +209,8 @@ KINDS: dict[str, Kind] = {
             "stamps_ahead",
             Severity.WARNING,
             "Records of the stream have timestamps ahead of the clock: the clock is wrong, or was.",
-            "compare the clock with those of other machines; if it is right, nothing is to be "
-            "done: `liftlog docs how-to/retention`",
+            "compare the clock with those of other machines; if it is right, no action is "
+            "needed: `liftlog docs how-to/retention`",
             About.STREAM,
         ),
         Kind(
@@ -223,7 +223,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "acks_refused",
             Severity.WARNING,
-            "NATS has refused acks in the last five minutes; their publishers wait in vain.",
+            "NATS has refused acks in the last five minutes; their publishers time out.",
             "allow the daemon's NATS user to publish to the reply subjects: "
             "`liftlog docs how-to/nats`",
         ),

@@ -1,12 +1,12 @@
 """Streams as tables: `liftlog export`, and how its result is read.
 
-    planning               what is requested, and where a run begins: pure
+    planning               the request, and where a run begins: pure
     snapshot               the content of the table after a run; the bytes of a manifest: pure
     store                  files in a directory, or at a URL
     table, manifests       snapshots that are committed by one link()
     delta                  the same for a Delta table
     opening                a table, opened for a run; its newest snapshot, for readers
-    run_plan               what a run reads, fixed under a lease
+    run_plan               the input of a run, fixed under a lease
     tasks                  the tasks of all phases, which any host can run: scan, merge, optimize
     scanning               one range of the log -> files
     merging                which files are rewritten, and one bucket of keys -> a file
@@ -15,7 +15,7 @@
     files                  the files of the table, and those between the phases
     buckets                which keys belong to which merge task
     engine                 runs the tasks on Spark: the only module that imports pyspark at its top
-    session                a Spark session, or an error that names what is not installed
+    session                a Spark session, or an error that names the missing package
     interrupts             Ctrl-C while Spark starts and while it works
     job                    a whole run, step by step
 

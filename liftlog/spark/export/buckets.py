@@ -26,7 +26,7 @@ class Bucket(NamedTuple):
     total: int
 
     def meets(self, other: Bucket) -> bool:
-        """Whether some key can be in both."""
+        """Return True if some key can be in both."""
         common = min(self.total, other.total)
         return self.number % common == other.number % common
 
@@ -44,7 +44,7 @@ def buckets_for(size_bytes: int, bucket_bytes: int) -> int:
 
 
 def numbers_of(keys: pa.Array, total: int) -> NDArray[np.uint32]:
-    """The bucket of each key. Rows without a key are in that of the empty key."""
+    """Return the bucket of each key. Rows without a key are in that of the empty key."""
     if total == 1:
         return np.zeros(len(keys), np.uint32)
     texts = keys.fill_null(b"").to_pylist()

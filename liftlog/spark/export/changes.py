@@ -43,10 +43,11 @@ from liftlog.spark.export.tasks import Engine, Task, TaskResult, Tell
 from liftlog.spark.newest import newest_of_each
 
 FOLD_PART = 0.25
-"""Of the keyed files: how much may have changed before the next run folds."""
+"""Part of the keyed files that may have changed before the next run folds."""
 
 MOST_CHANGES = 16
-"""Files of one kind in a bucket, before a run makes one of them. Each costs a reader a request."""
+"""Most files of one kind in a bucket; then a run merges them into one. Each costs a reader a
+request."""
 
 _SMALL_TABLE = 1024 * 1024
 """Below this, the bytes of files say more about their footers than about their rows."""
@@ -106,7 +107,7 @@ class ChangeTask:
             return TaskResult(changed.finish() + gone.finish(), removed=tuple(counts))
 
     def _decide(self, store: Store, removed: Offsets) -> tuple[pa.Array, Offsets, Flags]:
-        """The keys that came, the offsets of what was absorbed, and which rows win."""
+        """Return the new keys, the offsets of the absorbed rows, and which rows win."""
         keys: list[pa.Array] = []
         places = [np.zeros(0, np.int64)]
         for batch in self._rows(store, schema_of((KEY, OFFSET))):
@@ -128,7 +129,8 @@ class ChangeTask:
     def _replaced(
         self, store: Store, keys: pa.Array, removed: Offsets
     ) -> tuple[list[tuple[str, int]], list[Offsets]]:
-        """Rows of older files that no longer count: how many of which file, and their offsets."""
+        """Return the rows of older files that no longer count: how many of which file, and their
+        offsets."""
         schema = schema_of((KEY, OFFSET))
         number, total = self.bucket
         counts: list[tuple[str, int]] = []
@@ -169,12 +171,13 @@ class RestageTask:
 
 
 def must_fold(old: Rows, staged: Sequence[StagedFile]) -> bool:
-    """Whether the changes, with those of this run, are more than FOLD_PART of the keyed files.
+    """Return True if the changes, with those of this run, are more than FOLD_PART of the keyed
+    files.
 
-    With f = FOLD_PART, a fold rewrites at most the keyed files and f of them in changes, and comes
-    only after f of them has been written. So for each byte of changes at most 1 + (1 + f) / f bytes
-    are written over time, six for a quarter, beside what MOST_CHANGES costs: at most f of the table
-    in that many runs.
+    With f = FOLD_PART, a fold rewrites at most the keyed files and changes of f times their size,
+    and it comes only after changes of that size have been written. So for each byte of changes at
+    most 1 + (1 + f) / f bytes are written over time, six for a quarter. MOST_CHANGES adds to this
+    at most f of the table in that many runs.
     """
     keyed = [file for file in old.files if file.kind == "keyed"]
     changed = [file for file in old.files if file.kind == "changed"]
@@ -246,8 +249,8 @@ def add_changes(
 def plan_changes(
     work: MergeWork, old: Rows, staged: Sequence[StagedFile], bucket_bytes: int
 ) -> list[ChangeTask]:
-    """Only buckets with new rows, or with rows below the log start, have a task; and that reads
-    only files that may have such a row."""
+    """Plan tasks for the buckets with new rows, or with rows below the log start. A task reads only
+    files that may have such a row."""
     start = work.log_start_offset
     total = _buckets(old, staged, bucket_bytes)
     finest = [Bucket(n, len(file.rows)) for file in staged[:1] for n in range(len(file.rows))]
@@ -287,8 +290,8 @@ def _has_keys_of(file: DataFile, bucket: Bucket, filled: Sequence[Bucket]) -> bo
 
 
 def _buckets(old: Rows, staged: Sequence[StagedFile], bucket_bytes: int) -> int:
-    """The same from one fold to the next: a file of offsets cannot be divided, since it has no
-    keys."""
+    """Return the number of buckets. It stays the same from one fold to the next: a file of offsets
+    cannot be divided, since it has no keys."""
     changes = [file for file in [*old.files, *old.removed] if file.kind in ("changed", "removed")]
     if changes:
         return min(file.bucket.total for file in changes)

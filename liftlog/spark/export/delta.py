@@ -156,9 +156,10 @@ class DeltaLakeTable:
     def garbage(
         self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
     ) -> list[str]:
-        """Files of this exporter that were superseded at least as long ago as `keep_seconds` say,
-        or the table's property `delta.deletedFileRetentionDuration`, and files that no version has
-        ever named. Versions are not counted.
+        """Return unneeded files: files of this exporter that were superseded at least
+        `keep_seconds` ago, or for as long as the table's property
+        `delta.deletedFileRetentionDuration` says, and files that no version has ever named.
+        Versions are not counted.
 
         Usually only the last commits are read to find out which runs were committed, since earlier
         runs have checked the older ones. Now and then, and for another duration than that of the
@@ -197,7 +198,7 @@ class DeltaLakeTable:
         return left + [path for path in gone if not _is_below(path, left)]
 
     def _emptied(self, gone: Sequence[str]) -> list[str]:
-        """The directories that hold nothing else than files of `gone`."""
+        """Return the directories that hold only files of `gone`."""
         directories = sorted({path.rpartition("/")[0] for path in gone})
         wanted = set(gone)
         return [
@@ -217,7 +218,7 @@ class DeltaLakeTable:
             return self._table
 
     def _sequence(self, table: DeltaTable | None) -> int:
-        """The number of the last committed run; 0: no run was committed."""
+        """Return the number of the last committed run; 0 if no run was committed."""
         if table is None:
             return 0
         with _storage_errors(self._where):
@@ -235,7 +236,8 @@ def _is_below(path: str, entries: Sequence[str]) -> bool:
 
 
 def newest_in(where: str, store: Store) -> Snapshot | None:
-    """The snapshot of the last run, with its files as other tools may have changed them since."""
+    """Return the snapshot of the last run, with its files as other tools may have changed them
+    since."""
     _check_path(where, store)
     with _storage_errors(where):
         if not DeltaTable.is_deltatable(store.uri):
@@ -246,8 +248,8 @@ def newest_in(where: str, store: Store) -> Snapshot | None:
 
 
 def _check_path(where: str, store: Store) -> None:
-    """Raises InvalidArgument: delta-rs treats paths as URLs, so it would look for the table
-    elsewhere, or not find its log."""
+    """Check the path. Raises InvalidArgument: delta-rs treats paths as URLs, so it would look for
+    the table elsewhere, or not find its log."""
     found = re.search(r"[#?]|%[0-9A-Fa-f]{2}", store.uri.partition("://")[2] or store.uri)
     if found is not None:
         raise InvalidArgument(
@@ -259,7 +261,7 @@ def _check_path(where: str, store: Store) -> None:
 
 @contextmanager
 def _storage_errors(where: str) -> Iterator[None]:
-    """Errors of delta-rs become StorageError."""
+    """Turn errors of delta-rs into StorageError."""
     try:
         yield
     except (DeltaError, OSError) as error:
@@ -267,7 +269,7 @@ def _storage_errors(where: str) -> Iterator[None]:
 
 
 def _last_run(table: DeltaTable, where: str) -> Snapshot | None:
-    """The last run, without its files. It is usually the last commit."""
+    """Return the last run, without its files. It is usually the last commit."""
     for limit in _HISTORY_STEPS:
         for commit in table.history(limit):
             if _METADATA in commit:
@@ -276,7 +278,7 @@ def _last_run(table: DeltaTable, where: str) -> Snapshot | None:
 
 
 def _files(table: DeltaTable) -> tuple[DataFile, ...]:
-    """The files of the table. Another tool may have rewritten some."""
+    """Return the files of the table. Another tool may have rewritten some."""
     found = []
     for one in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         named = parse_file_name(one["path"].rpartition("/")[2])

@@ -1,6 +1,6 @@
 """Runs the tasks of an export on Spark: local or on a cluster, with or without Connect.
 
-To Spark the tasks are a data source, whose rows are their results. Spark pickles its classes by
+To Spark the tasks are a data source, and its rows are their results. Spark pickles its classes by
 their names: every host of a cluster needs liftlog installed. The tasks are passed as an option,
 which is text.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TOLD = "told"
 
 _BROADCAST_ROWS = 4_000_000
-"""So many offsets, about 100 MiB in each executor, are sent to it rather than shuffled."""
+"""Up to this many offsets, about 100 MiB in each executor, are sent to it rather than shuffled."""
 
 _ROWS = pa.schema([pa.field(TOLD, pa.utf8())])
 _PROGRESS_SECONDS = 0.2
@@ -70,7 +70,8 @@ class SparkEngine:
         return results(tasks, [row[0] for row in rows])
 
     def cancel(self) -> None:
-        """From any thread. A job that begins after this call goes on."""
+        """Cancel the running job. Callable from any thread. A job that begins after this call goes
+        on."""
         context = _context_of(self._spark)
         with suppress(*_FAILURES):  # then the job fails by itself
             if context is None:

@@ -1,9 +1,10 @@
-"""Ctrl-C around calls of Spark. They run in threads of their own, and this one only waits.
+"""Ctrl-C during calls of Spark. The calls run in threads of their own, and the main thread only
+waits.
 
-A call into the JVM cannot be interrupted where it stands. PySpark tells its JVM where to report its
-port, and a JVM that can no longer report it stays for ever, without a parent. py4j logs tracebacks
-for a call that an exception ends, and PySpark's own handler of SIGINT, which it sets in the main
-thread only, makes another call in the middle of that one.
+A call into the JVM cannot be interrupted. PySpark passes its JVM a place to report its port, and a
+JVM that can no longer report it stays forever, without a parent. py4j logs tracebacks for a call
+that an exception ends, and PySpark's own handler of SIGINT, which it sets in the main thread only,
+makes another call in the middle of that one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_SECONDS = 0.05
 _LONGEST_START_SECONDS = 60.0
-"""A signal waits at most so long for the JVM."""
+"""A signal waits at most this long for the JVM."""
 _CANCEL_SECONDS = 0.5
 _CANCELS = 20
 
@@ -52,10 +53,11 @@ class _Call(Generic[T]):
 
 
 def start(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
-    """What `create` returns. A signal that arrives before `is_connected` is held back until then:
-    from then on the JVM ends with this process.
+    """Return the result of `create`. A signal that arrives before `is_connected` is held back until
+    then: from then on the JVM ends with this process.
 
-    Only signals that have a handler of Python. Raises what `create` and the handlers raise.
+    Applies only to signals that have a handler in Python. Raises the errors of `create` and the
+    handlers.
     """
     if not _is_main_thread():
         return create()
@@ -76,8 +78,8 @@ def start(create: Callable[[], T], is_connected: Callable[[], bool]) -> T:
 
 
 def run(call: Callable[[], T], cancel: Callable[[], None]) -> T:
-    """What `call` returns. If this thread is interrupted meanwhile, `cancel` makes `call` end, and
-    the exception goes on when it has ended, or after ten seconds."""
+    """Return the result of `call`. If this thread is interrupted meanwhile, `cancel` makes `call`
+    end, and the exception is raised when it has ended, or after ten seconds."""
     if not _is_main_thread():
         return call()
     made = _Call(call)
@@ -85,7 +87,7 @@ def run(call: Callable[[], T], cancel: Callable[[], None]) -> T:
         made.begin()
         made.is_over.wait()
     except BaseException:
-        for _ in range(_CANCELS):  # what it cancels may begin only after it
+        for _ in range(_CANCELS):  # the job that it cancels may begin only after it
             _Call(cancel).begin()
             if made.is_over.wait(_CANCEL_SECONDS):
                 break
@@ -95,7 +97,7 @@ def run(call: Callable[[], T], cancel: Callable[[], None]) -> T:
 
 @contextmanager
 def _held_back() -> Iterator[list[int]]:
-    """Yields the signals that have arrived and wait for their handlers."""
+    """Yield the signals that have arrived and wait for their handlers."""
     arrived: list[int] = []
     handlers: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
     held = {number: handler for number, handler in handlers.items() if callable(handler)}

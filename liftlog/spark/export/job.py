@@ -49,12 +49,12 @@ logger = logging.getLogger("liftlog.spark.export")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run did. If `committed` is false, there was nothing to do, or it was a dry run.
+    """The result of a run. If `committed` is false, there was nothing to do, or it was a dry run.
 
     `files`, `rows` and `size_bytes` are what it wrote, `written_share` is the part of the table's
-    bytes that this is; `table_...` is what the table contains now;
-    `discards` says which rows were removed that the stream no longer has; `lost` is what this run
-    could not read. `keys_in_doubt` counts keys of the table whose newest value may have been lost.
+    bytes that this is; `table_...` is the present content of the table; `discards` names the
+    removed rows that the stream no longer has; `lost` are the records that this run could not read.
+    `keys_in_doubt` counts keys of the table whose newest value may have been lost.
     """
 
     stream: str
@@ -84,7 +84,7 @@ class Summary:
 
 
 class ExportJob:
-    """One run; use once. `options` say how every host reaches the daemon."""
+    """One run; use once. `options` tell every host how to reach the daemon."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class ExportJob:
         return rows
 
     def _check_visible(self, directory: str, rows: Rows) -> None:
-        """That the driver sees what the tasks of this run have written."""
+        """Check that the driver sees the files that the tasks of this run have written."""
         for file in [*rows.files, *rows.removed]:
             if not file.path.startswith(join(directory, "")):
                 continue
@@ -369,8 +369,8 @@ class ExportJob:
 def _lost_so_far(
     plan: RunPlan, previous: Snapshot | None, lost: tuple[Lost, ...]
 ) -> tuple[Lost, ...]:
-    """What is missing from the table. A loss counts until the next full run; in mode compacted only
-    until retention reaches the lost offsets."""
+    """Return the records that are missing from the table. A loss counts until the next full run; in
+    mode compacted only until retention reaches the lost offsets."""
     if previous is None or plan.beginning.full:
         return lost
     before = previous.lost

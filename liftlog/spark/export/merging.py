@@ -36,7 +36,7 @@ from liftlog.spark.newest import Flags, newest_of_each
 
 @dataclass(frozen=True, slots=True)
 class MergeWork:
-    """What is the same for all buckets. `directory` is that of the run, below `table`."""
+    """The data that all buckets share. `directory` is that of the run, below `table`."""
 
     table: str
     directory: str
@@ -79,7 +79,7 @@ class MergeTask:
             return TaskResult(keyed.finish() + keyless.finish())
 
     def _wanted(self, store: Store) -> Flags:
-        """For all rows, in order: whether they are in this bucket and win."""
+        """Return for all rows, in order, whether they are in this bucket and win."""
         keys: list[pa.Array] = []
         offsets = [np.zeros(0, np.int64)]
         ours = [np.zeros(0, np.bool_)]
@@ -110,8 +110,8 @@ class MergeTask:
 
 
 def buckets_to_stage(old: Sequence[DataFile], most_bytes: int, bucket_bytes: int) -> int:
-    """The number of buckets for staging at most `most_bytes`: as many as the merge, which knows the
-    real size, may need.
+    """Return the number of buckets for staging at most `most_bytes`: as many as the merge, which
+    knows the real size, may need.
 
     `old` are all files of the table, also those of removed offsets: a run that adds changes divides
     them as these are, even if no rows that are divided as finely are left.
@@ -127,8 +127,8 @@ def plan_merge(
     bucket_bytes: int,
     removed: Sequence[DataFile] = (),
 ) -> tuple[list[DataFile], list[MergeTask]]:
-    """The files of the previous snapshot that stay as they are, and the tasks that merge the rest,
-    without the rows whose offsets are in `removed`.
+    """Return the files of the previous snapshot that stay as they are, and the tasks that merge the
+    rest, without the rows whose offsets are in `removed`.
 
     There are as many buckets as before, and more if one would have more than `bucket_bytes`. Files
     of buckets without new rows stay. Files that retention has reached are merged too, so that the
@@ -166,7 +166,7 @@ def plan_merge(
 
 
 def concerns(file: DataFile, bucket: Bucket) -> bool:
-    """Whether some row of the file can be in the bucket.
+    """Return True if some row of the file can be in the bucket.
 
     Rows without a key are in the bucket of the empty key, which is the first.
     """

@@ -42,10 +42,10 @@ def open_table(request: ExportRequest) -> Table:
 
 
 def newest(directory: str) -> Snapshot | None:
-    """The newest snapshot of the table in `directory`; None before the first export.
+    """Return the newest snapshot of the table in `directory`; None before the first export.
 
-    Its files stay for an hour after the next snapshot (`--keep`), those of a Delta table as
-    long as that table says. Raises InvalidArgument, CorruptMetadata.
+    Its files stay for an hour after the next snapshot (`--keep`), those of a Delta table as long as
+    that table says. Raises InvalidArgument, CorruptMetadata.
     """
     store = _store_of(directory)
     if not isinstance(store, LocalStore) or store.names(DELTA_LOG):
@@ -70,7 +70,7 @@ def _store_of(directory: str) -> Store:
 
 @dataclass(frozen=True, slots=True)
 class Vacuumed:
-    """What was removed from a table, or would be: files and directories, and their bytes."""
+    """The files and directories that were removed from a table, or would be, and their bytes."""
 
     paths: tuple[str, ...]
     size_bytes: int
@@ -118,7 +118,7 @@ def vacuum(
 
 
 def paths(directory: str) -> list[str]:
-    """The files of the newest snapshot, for any reader of Parquet.
+    """Return the files of the newest snapshot, for any reader of Parquet.
 
     Raises Conflict if some of their rows do not count, as in a table that is merged on read.
     """
@@ -140,7 +140,7 @@ def paths_of(directory: str, files: Sequence[DataFile]) -> list[str]:
 
 
 def batches(directory: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of the newest snapshot, in no particular order; `columns` None: all columns.
+    """Yield the rows of the newest snapshot, in no particular order; `columns` None: all columns.
 
     Needs memory for a portion of rows and for the offsets of rows that do not count. Raises
     StreamNotFound, CorruptMetadata, StorageError, InvalidArgument.
@@ -160,7 +160,8 @@ def batches(directory: str, columns: Sequence[str] | None = None) -> Iterator[pa
 
 
 def query(directory: str) -> str:
-    """SQL for DuckDB that selects the rows of the newest snapshot, and needs nothing of liftlog.
+    """Return SQL for DuckDB that selects the rows of the newest snapshot, and needs nothing of
+    liftlog.
 
     Its files stay as those of `newest`. Raises StreamNotFound, CorruptMetadata.
     """
@@ -195,8 +196,8 @@ def live_rows(
     columns: tuple[str, ...],
     files: Sequence[DataFile] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that count, of some files of the snapshot or of all; `columns` include the offset.
-    Raises StorageError."""
+    """Yield the rows that count, of some files of the snapshot or of all; `columns` include the
+    offset. Raises StorageError."""
     removed = read_offsets(store, snapshot.removed)
     for file in snapshot.files if files is None else files:
         for batch in read_rows(store, file, schema_of(columns)):
@@ -208,7 +209,7 @@ def live_rows(
 
 
 def in_doubt(directory: str) -> Iterator[pa.RecordBatch]:
-    """The keys of a compacted table for which a newer value may be among the lost records
+    """Yield the keys of a compacted table for which a newer value may be among the lost records
     (`Snapshot.lost`): batches with the columns key and offset, in no particular order.
 
     A key that is not among them has its newest value. Raises CorruptMetadata, StorageError.

@@ -22,7 +22,7 @@ DEFAULT_FILE_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PackWork:
-    """What is the same for all tasks. `directory` is that of the run, below `table`."""
+    """The data that all tasks share. `directory` is that of the run, below `table`."""
 
     table: str
     directory: str
@@ -59,7 +59,7 @@ def can_be_packed(files: Sequence[DataFile], file_bytes: int | None) -> bool:
 def plan_packing(
     work: PackWork, files: Sequence[DataFile], file_bytes: int | None
 ) -> tuple[list[DataFile], list[PackTask]]:
-    """The files that stay as they are, and the tasks that replace the others.
+    """Return the files that stay as they are, and the tasks that replace the others.
 
     `file_bytes` is about how large a file should be; None: the defaults.
     """
@@ -72,7 +72,7 @@ def plan_packing(
 def _groups(
     files: Sequence[DataFile], file_bytes: int | None
 ) -> list[tuple[Bucket, list[DataFile]]]:
-    """Files to merge into one, at least two each."""
+    """Return groups of files to merge into one, at least two each."""
     groups: list[tuple[Bucket, list[DataFile]]] = []
     for kind in ("keyless", "records"):
         some = [file for file in files if file.kind == kind]
@@ -82,7 +82,7 @@ def _groups(
 
 
 def _runs(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:
-    """Neighbours in the order of their offsets, up to about `file_bytes` each."""
+    """Return neighbours in the order of their offsets, up to about `file_bytes` each."""
     runs: list[list[DataFile]] = []
     size = file_bytes
     for file in sorted(files, key=lambda file: (file.min_offset, file.path)):
@@ -95,7 +95,7 @@ def _runs(files: Sequence[DataFile], file_bytes: int) -> list[list[DataFile]]:
 
 
 def _buckets(files: Sequence[DataFile], bucket_bytes: int) -> list[tuple[Bucket, list[DataFile]]]:
-    """Grouped into as many buckets as the bytes need; files of coarser buckets stay."""
+    """Group the files into as many buckets as the bytes need; files of coarser buckets stay."""
     total = buckets_for(sum(file.size_bytes for file in files), bucket_bytes)
     groups: dict[int, list[DataFile]] = {}
     for file in files:

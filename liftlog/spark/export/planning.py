@@ -1,5 +1,5 @@
-"""What an export is asked to do, and where a run begins: decided from the content of the table and
-the state of the stream. Pure."""
+"""The request of an export, and where a run begins: decided from the content of the table and the
+state of the stream. Pure."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream at one moment: what this decision needs."""
+    """A stream at one moment, as far as this decision needs it."""
 
     stream: str
     incarnation: str
@@ -101,7 +101,7 @@ class StreamView:
     tombstones_removed_below: int
     cleaned_below: int = 0
     diverged: str = ""
-    """Why the exported records are no longer part of this stream's history; empty: they are."""
+    """Why the exported records are no longer part of this stream's history; empty if they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +118,16 @@ class Beginning:
 
 
 def layout_of(request: ExportRequest, previous: Snapshot | None, mode: Mode) -> Layout:
-    """The layout of the table after the run, which leaves it in `mode`. Mode append knows only one:
-    it writes no row twice."""
+    """Return the layout of the table after the run, which leaves it in `mode`. Mode append has only
+    one: it writes no row twice."""
     if mode == "append":
         return "copy-on-write"
     return request.layout or ("copy-on-write" if previous is None else previous.layout)
 
 
 def decide(request: ExportRequest, previous: Snapshot | None, view: StreamView) -> Beginning:
-    """Raises Conflict, StaleIncarnation, Diverged, OffsetOutOfRange, InvalidArgument: then the user
-    has to say what to do."""
+    """Decide where the run begins. Raises Conflict, StaleIncarnation, Diverged, OffsetOutOfRange,
+    InvalidArgument: then the user has to say what to do."""
     beginning = _decide(request, previous, view)
     if beginning.mode == "append" and request.layout == "merge-on-read":
         raise InvalidArgument(
@@ -177,8 +177,8 @@ def refused_full(where: str, discards: str) -> Conflict:
 
 
 def check_replaces_unknown(request: ExportRequest, problem: str) -> None:
-    """For a table whose newest snapshot cannot be read. Raises Conflict unless the request says
-    what the snapshot no longer can: the mode, and that rows may be removed."""
+    """Check a run on a table whose newest snapshot cannot be read. Raises Conflict unless the
+    request gives the mode, which is not known then, and permits that rows are removed."""
     if not request.discard_rows or request.mode is None:
         raise Conflict(
             f"{problem}; so it is not known which rows --full would remove, nor the mode of the "
@@ -191,7 +191,8 @@ def check_replaces_unknown(request: ExportRequest, problem: str) -> None:
 def check_full_keeps_rows(
     request: ExportRequest, previous: Snapshot | None, lost: Sequence[Lost]
 ) -> None:
-    """After the scan: the table may hold records that could not be read now. Raises Conflict."""
+    """Check, after the scan, for records of the table that could not be read now. Raises
+    Conflict."""
     if not request.full or request.discard_rows or previous is None:
         return
     for one in lost:
@@ -205,7 +206,7 @@ def check_full_keeps_rows(
 
 
 def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamView) -> bool:
-    """Whether a run would change nothing."""
+    """Return True if a run would change nothing."""
     if previous is None or beginning.full or beginning.lost:
         return False
     if beginning.from_offset < view.high_watermark:
@@ -218,7 +219,8 @@ def is_up_to_date(previous: Snapshot | None, beginning: Beginning, view: StreamV
 
 
 def _discarded(previous: Snapshot, mode: Mode, view: StreamView) -> str:
-    """Which rows of the table a full run into `mode` could not export again; empty: none.
+    """Describe the rows of the table that a full run into `mode` could not export again; empty:
+    none.
 
     A compacted table has no rows below the log start, and compaction keeps the records of its rows.
     """

@@ -1,4 +1,4 @@
-"""What a run reads: decided, and then protected by a lease."""
+"""The input of a run: decided, and then protected by a lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftlog.spark.transport import ScanRange, StreamState
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run reads, and why. It does not change while the lease lives."""
+    """The input of a run, and the reason for it. It does not change while the lease lives."""
 
     beginning: Beginning
     view: StreamView
@@ -135,7 +135,8 @@ def _look(
 
 
 def _divergence(client: SyncClient, info: StreamInfo, previous: Snapshot | None) -> str:
-    """Why the stream, although it is the same one, has another history now; empty: it has not."""
+    """Return why the stream, although it is the same one, has another history now; empty if it has
+    not."""
     if previous is None or previous.stream != info.name:
         return ""
     if previous.incarnation != info.incarnation or previous.to_offset < info.log_start_offset:

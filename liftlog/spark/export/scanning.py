@@ -27,7 +27,7 @@ from liftlog.spark.transport import ScanRange
 
 @dataclass(frozen=True, slots=True)
 class ScanWork:
-    """What is the same for all ranges. `directory` is that of the run, below `table`; staged rows
+    """The data that all ranges share. `directory` is that of the run, below `table`; staged rows
     are divided into `buckets`. `is_key_value` is true for a stream that holds a key-value bucket of
     JetStream's clients, which delete a key by a message with a header."""
 

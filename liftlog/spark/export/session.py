@@ -1,4 +1,4 @@
-"""A Spark session for the command, or an error that names what is not installed."""
+"""A Spark session for the command, or an error that names the missing package."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def open_session(master: str | None) -> SparkSession:
 
 
 def _has_gateway() -> bool:
-    """Whether PySpark knows its JVM, which then ends with this process."""
+    """Return True if PySpark has connected to its JVM, which then ends with this process."""
     from pyspark import SparkContext
 
     return getattr(SparkContext, "_gateway", None) is not None

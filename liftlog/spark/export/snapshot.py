@@ -83,9 +83,9 @@ class Snapshot:
 
     In mode "compacted" the files hold the newest value of each key below `to_offset`, and all
     records without a key, from `log_start_offset` on; in mode "append" all records that were
-    exported since the last full run. `lost` is what is missing from that, in this run and in those
-    before it since the last full run. Rows whose offset is in a file of `removed` do not count:
-    there are some only in layout "merge-on-read".
+    exported since the last full run. `lost` are the records missing from that, in this run and in
+    those before it since the last full run. Rows whose offset is in a file of `removed` do not
+    count: there are some only in layout "merge-on-read".
     """
 
     sequence: int
@@ -113,7 +113,7 @@ class Snapshot:
 
     @property
     def has_changes(self) -> bool:
-        """Whether a fold would have something to do."""
+        """True if a fold would have something to do."""
         return bool(self.removed) or any(file.kind == "changed" for file in self.files)
 
     @property
@@ -153,7 +153,7 @@ def encode_manifest(snapshot: Snapshot) -> bytes:
 
 
 def _version(snapshot: Snapshot) -> int:
-    """The lowest whose readers see the right rows."""
+    """Return the lowest version whose readers see the right rows."""
     return 2 if snapshot.has_changes else 1
 
 
@@ -163,7 +163,8 @@ def _listed(name: str, files: Iterable[DataFile]) -> str:
 
 
 def decode_manifest(raw: bytes, name: str) -> Snapshot:
-    """`name` is for the message. Raises CorruptMetadata; UnsupportedFormat for a newer version."""
+    """Decode a manifest; `name` is for the message. Raises CorruptMetadata; UnsupportedFormat for a
+    newer version."""
     tail = _TAIL.search(raw)
     if tail is None:
         raise _damaged(name, "it has no checksum at its end")
@@ -263,7 +264,8 @@ def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether the path stays below the table, and means the same in a file system and in a URL."""
+    """Return True if the path stays below the table, and means the same in a file system and in a
+    URL."""
     return bool(re.fullmatch(r"(?!/)[A-Za-z0-9_./=-]+", path)) and ".." not in path.split("/")
 
 
@@ -273,13 +275,14 @@ _FILE_NAME = re.compile(
 
 
 def file_name(kind: Kind, bucket: Bucket, unique: str) -> str:
-    """The name of a data file. It holds the kind and the bucket, which a Delta log does not."""
+    """Return the name of a data file. It holds the kind and the bucket, which a Delta log does
+    not."""
     place = f"{bucket.number}-{bucket.total}-" if bucket.total > 1 else ""
     return f"{kind}-{place}{unique}.parquet"
 
 
 def parse_file_name(name: str) -> tuple[Kind, Bucket] | None:
-    """None for a file that another tool has written."""
+    """Parse the name; None for a file that another tool has written."""
     found = _FILE_NAME.fullmatch(name)
     if found is None:
         return None

@@ -56,8 +56,8 @@ class Store(Protocol):
         ...
 
     def total_bytes(self, path: str) -> int:
-        """The size of a file, or of all files below a directory. What does not exist, or vanishes
-        meanwhile, counts 0."""
+        """Return the size of a file, or of all files below a directory. A file that does not exist,
+        or vanishes meanwhile, counts 0."""
         ...
 
     def sync(self, path: str) -> None:
@@ -78,7 +78,8 @@ def is_url(where: str) -> bool:
 
 
 def local_path(where: str) -> Path:
-    """Absolute: driver and executors can have different working directories."""
+    """Return an absolute path, because driver and executors can have different working
+    directories."""
     if where.startswith("file:"):
         parts = urlsplit(where)
         if parts.query or parts.fragment:
@@ -93,7 +94,7 @@ def local_path(where: str) -> Path:
 
 
 def open_store(where: str) -> Store:
-    """For a directory or a URL. Raises InvalidArgument."""
+    """Open the store of a directory or a URL. Raises InvalidArgument."""
     if is_url(where):
         return RemoteStore(where)
     return LocalStore(local_path(where))
@@ -155,7 +156,7 @@ class LocalStore:
                 return []
 
     def read(self, path: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """Read a file. Raises FileNotFoundError."""
         full = self.root / path
         try:
             return full.read_bytes()
@@ -304,7 +305,7 @@ class RemoteStore:
         return sum(one.size for one in found if one.type == fs.FileType.File)
 
     def sync(self, path: str) -> None:
-        """Nothing to do: what is stored there is durable."""
+        """Do nothing: stored files are durable."""
 
     def remove(self, path: str) -> None:
         where = self._at(path)
@@ -337,5 +338,5 @@ def no_atomic_manifest(where: str, why: str) -> InvalidArgument:
 
 
 def join(*parts: str) -> str:
-    """Joined with slashes; a URL stays a URL."""
+    """Join with slashes; a URL stays a URL."""
     return "/".join(part.rstrip("/") for part in parts)

@@ -1,4 +1,4 @@
-"""Where snapshots are stored: what both kinds of table have in common."""
+"""The storage of snapshots: the common part of both kinds of table."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MANIFESTS = "_manifest"
 DELTA_LOG = "_delta_log"
 
 LEAST_SNAPSHOTS = 2
-"""The newest one, and that which readers may just have opened."""
+"""The newest snapshot, and the one that readers may just have opened."""
 
 _RUN = re.compile(r"(\d{20})-([0-9a-f]{32})")
 
 
 class Table(Protocol):
-    """Where snapshots are stored. Methods raise LiftlogError."""
+    """Stores snapshots. Methods raise LiftlogError."""
 
     @property
     def store(self) -> Store: ...
@@ -34,18 +34,19 @@ class Table(Protocol):
     def next_sequence(self) -> int: ...
 
     def run_directory(self, sequence: int, run: str) -> str:
-        """Where that run writes. Its parent exists after `prepare`."""
+        """Return the directory of that run. Its parent exists after `prepare`."""
         ...
 
     def commit(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
-        """Durable on return. Raises Conflict if another run has committed first."""
+        """Commit a snapshot. Durable on return. Raises Conflict if another run has committed
+        first."""
         ...
 
     def garbage(
         self, now_ns: int, keep_seconds: float | None, keep_snapshots: int = LEAST_SNAPSHOTS
     ) -> list[str]:
-        """Files and directories that no snapshot needs that readers may still use, nor a run in
-        progress. To be removed in this order: a snapshot before its files.
+        """Return the files and directories that neither a snapshot in use by readers nor a run in
+        progress needs. They must be removed in this order: a snapshot before its files.
 
         Readers may use the newest `keep_snapshots`, and others for `keep_seconds` after the next
         one; None: as long as the table itself says, or not at all.
@@ -65,7 +66,7 @@ def left_by_runs(
     is_needed: Callable[[str, str], bool],
     oldest: int = 0,
 ) -> list[str]:
-    """Leftovers of the runs from number `oldest` to `newest`.
+    """Return leftovers of the runs from number `oldest` to `newest`.
 
     Only one run gets a number. So once a number is taken, files of that number that no snapshot
     names can never become real, even if a run is still writing them. Runs with later numbers may be

@@ -21,8 +21,11 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """`files` are for the table, `staged` is for the merge, `lost` could not be read; `removed`:
-    how many rows of which older files the files of kind "removed" name."""
+    """The result of a task.
+
+    `files` are for the table, `staged` for the merge, and `lost` could not be read. `removed` maps
+    older files to how many of their rows the files of kind "removed" name.
+    """
 
     files: tuple[DataFile, ...] = ()
     staged: tuple[StagedFile, ...] = ()
@@ -31,7 +34,7 @@ class TaskResult:
 
 
 class Task(Protocol):
-    """Can be pickled."""
+    """One task. Can be pickled."""
 
     def run(self) -> TaskResult:
         """Raises LiftlogError."""
@@ -39,7 +42,7 @@ class Task(Protocol):
 
 
 class Engine(Protocol):
-    """What runs the tasks. Methods raise LiftlogError."""
+    """Runs the tasks. Methods raise LiftlogError."""
 
     def run(self, phase: str, tasks: Sequence[Task], tell: Tell) -> list[TaskResult]:
         """Run each task at least once. Returns their results, in the order of the tasks."""
@@ -65,8 +68,8 @@ def perform(number: int, task: Task) -> str:
 
 
 def results(tasks: Sequence[Task], told: Iterable[str]) -> list[TaskResult]:
-    """The results of all tasks, in their order. Raises the first of their errors; StorageError
-    unless each has exactly one result."""
+    """Return the results of all tasks, in their order. Raises the first of their errors;
+    StorageError unless each has exactly one result."""
     found = sorted(map(json.loads, told), key=lambda content: content["task"])
     for content in found:
         if "error" in content:
