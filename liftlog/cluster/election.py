@@ -217,8 +217,11 @@ class Elections:
         return now < self._deadline
 
     def session_ends_soon(self, now: float) -> bool:
-        """Return True if this node's session has ended, or will end sooner than followers can show,
-        within `veto` seconds, that they still receive this node's heartbeats."""
+        """Return True if this node's session has ended, or ends within 2 * `veto` seconds.
+
+        That is the time in which followers can be asked, and can then show for `veto` seconds that
+        they still fetch.
+        """
         return now >= self._deadline - 2 * self._patience.veto
 
     def in_doubt(self, nodes: Iterable[str], now: float) -> set[str]:

@@ -251,8 +251,8 @@ class Taker(Generic[T]):
         return self._leads_since is not None
 
     def broken(self, problem: str) -> None:
-        """Give the handover up: messages since the subscription may be missing, or there is no room
-        for more."""
+        """Mark the handover as failed: messages since the subscription may be missing, or there is
+        no room for more."""
         if not self.leads:
             self.problem = self.problem or problem
             self._held.clear()

@@ -167,7 +167,7 @@ class StreamRecord:
             return self == earlier
         known = dict(zip(self.trail[::2], self.trail[1::2], strict=False))
         if self.trail and earlier.version > self.trail[0]:
-            # Versions that are left out were given up when the record was restored.
+            # Versions that are left out were dropped when the record was restored.
             return known.get(earlier.version) == earlier.checksum
         return known.get(earlier.version, earlier.checksum) == earlier.checksum
 

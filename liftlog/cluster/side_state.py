@@ -31,17 +31,18 @@ def begin(epoch: int, version: int) -> int:
 
 
 def is_outdated(epoch: int, stored: int, told: int | None) -> bool:
-    """Return True if the leader of `epoch`, which has stored the version `stored`, has already sent
-    a follower a newer version than `told`.
+    """Return True if a follower that has stored the version `stored` has already got a newer
+    version than `told` from the leader of `epoch`.
 
-    A state that only one follower got from a former leader is dropped.
+    A version from a former leader never counts as newer: a state that only this follower got is
+    dropped.
     """
     return told is not None and stored >> _CHANGES_BITS == epoch and told < stored
 
 
 def confirmed(epoch: int, stored: int) -> int:
-    """Return which version of the leader of `epoch`, or of one before it, a follower has that has
-    stored `stored`: none, if the version belongs to an epoch that was dropped."""
+    """Return the version as which the follower's version `stored` counts for the leader of `epoch`:
+    EMPTY if it belongs to an epoch that was dropped."""
     return EMPTY if stored >> _CHANGES_BITS > epoch else stored
 
 

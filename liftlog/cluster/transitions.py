@@ -388,8 +388,8 @@ def delete(record: StreamRecord) -> StreamRecord | None:
 def in_place_of(record: StreamRecord, deleted: StreamRecord) -> StreamRecord:
     """Return the first record of a new stream with the name of a `deleted` one.
 
-    A node that was away learns from it which copy it may remove. And a node that has seen it can
-    detect that the store was set back if the store has the deleted stream again.
+    From this record a node that was away learns which copy it may remove. If the store later has
+    the deleted stream again, a node that has seen this record detects that the store was set back.
     """
     former = (*deleted.former, deleted.incarnation)
     return replace(record, former=former[-_MAX_FORMER:])

@@ -204,7 +204,7 @@ class Coordinator:
     def _adopt(self, key: GroupKey, draft: GroupState | None, now: float) -> None:
         before = self.groups.get(key)
         self._use.count(before, draft)
-        # A group that was removed and joined in one flight has its old generations again.
+        # A group that was removed and joined in one flight begins its generations again.
         if before is None or draft is None or not keeps_owners(draft, before):
             self._kept.pop(key, None)
         if draft is None:

@@ -153,7 +153,7 @@ def _reserved(subject: str) -> str | None:
     if overlaps(subject, "liftlog.>"):
         return "liftlog.>"
     if subject.startswith("$KV."):
-        return None  # the keys of a bucket, for those who keep one here
+        return None  # the keys of a bucket, for users who keep one here
     if first in ("*", ">") or first.startswith("$"):
         return "$*.>"
     return None

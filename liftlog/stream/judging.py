@@ -38,7 +38,7 @@ from liftlog.stream.subject_sequences import SubjectSequences
 MAX_HEADER_BYTES = 65_535
 """The longest header block of one message, as in JetStream."""
 MAX_MERGED_LINES = 1000
-"""The most lines of a header block that the headers of an envelope are merged with."""
+"""Most lines of a header block to which the headers of an envelope are added."""
 FAST_BATCH_SUFFIX = b".$FI"
 """The end of the reply subjects of JetStream's fast batch publishing."""
 _WILDCARDS = frozenset({b"*", b">"})

@@ -225,7 +225,7 @@ class Groups:
             # Stored or not: the next coordinator reads it.
             error = self._closed
         if isinstance(error, RequestTimeout):
-            # The next leader may store it all the same, and asked again it changes nothing.
+            # The next leader may store it all the same, and a repeated request changes nothing.
             error = NotReady(error.message, hint="try again: to store it twice changes nothing")
         self._coordinator.landed(flight, error, time.monotonic())
         if self._coordinator.has_requests:

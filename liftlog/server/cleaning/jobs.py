@@ -144,10 +144,10 @@ class JobRunner:
                 await host.run_exclusive(lambda: _announce_removal(log, result, now_ns()))
             return await self.in_thread(lambda: apply_compaction(log, result, lineage))
         except BaseException:
-            # Nothing is swapping any more: `in_thread` returns after its call, also when it is
+            # No swap is running any more: `in_thread` returns after its call, also when it is
             # cancelled. Swaps that were made stay, each being complete in itself; `_discard` spares
             # their files, and the next pass does the rest. On a disk that stalls a swap may still
-            # be under way: the log refuses to discard a file that it lists.
+            # be running: the log refuses to discard a file that it lists.
             await self.in_thread(lambda: _discard(log, result.new_files))
             raise
 

@@ -392,7 +392,7 @@ class GroupCommits:
         self._writer = GroupWriter(self._log, settings)
         self._has_flushes = self._is_flushed(settings)
         if self._flush_timer is not None:
-            # It runs by the old interval. Records that wait must not wait longer than the new one.
+            # It runs by the old interval. Waiting records must not wait longer than the new one.
             self._stop_flush_timer()
             self._after_interval_append(0)
 

@@ -54,8 +54,8 @@ class Metrics(Protocol):
         ...
 
 
-# By default aiohttp tells every client its own version and Python's in the header `Server`. It has
-# no setting for this, and answers to input that is not HTTP pass by the middlewares.
+# By default aiohttp sends every client its own version and Python's in the header `Server`. It has
+# no setting for this, and answers to input that is not HTTP bypass the middlewares.
 web_response.SERVER_SOFTWARE = "liftlog"  # type: ignore[attr-defined]
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

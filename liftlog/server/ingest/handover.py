@@ -35,7 +35,7 @@ _PAIR_SECONDS = 1.0
 """Both copies of a message arrive within this time."""
 _DRAIN_SECONDS = 3.0
 _MARK_SECONDS = 2.0
-"""Time within which a server sends a message that it has taken to another one of its cluster."""
+"""Time limit for a message to pass from one server of a cluster to another."""
 _MARK_AGAIN_SECONDS = 0.02
 _MAX_MESSAGES = 500_000
 _MAX_HELD_BYTES = 64 * 1024 * 1024

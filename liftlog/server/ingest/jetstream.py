@@ -27,7 +27,7 @@ _API_PREFIX = "$JS.API."
 _NAMES = f"{_API_PREFIX}STREAM.NAMES"
 _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 300.0
-"""Between two looks while nothing changes."""
+"""Pause between two checks while nothing changes."""
 
 
 class JetStreamWatch:

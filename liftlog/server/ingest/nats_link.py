@@ -515,7 +515,7 @@ class NatsLink:
         If NATS answers in time, messages in flight are delivered before this returns. Returns True
         if it did.
         """
-        self._book.remove(wanted)  # its turn may come late, on a connection that is made until then
+        self._book.remove(wanted)  # its turn may come late, on a connection that was made meanwhile
         connection = self._connection
         is_made = connection is not None and wanted in connection.sids
         ended = await self._leaving.do((wanted, is_made))

@@ -51,7 +51,7 @@ class WebSocketTransport(Transport):
             await self._open(uri, ssl_context, connect_timeout)
 
     async def _open(self, uri: Any, context: ssl.SSLContext | None, timeout: float) -> None:
-        # The login belongs into NATS's CONNECT, not into HTTP.
+        # The login belongs in NATS's CONNECT, not in HTTP.
         url = URL(uri.geturl()).with_user(None)
         self._session = aiohttp.ClientSession()
         async with asyncio.timeout(timeout):

@@ -194,8 +194,8 @@ def read_files(spark: SparkSession, names: Sequence[str], columns: Sequence[str]
 
 
 def hadoop_path(name: str) -> str:
-    """Spark treats paths as patterns, and a path without a scheme as one in the cluster's file
-    system."""
+    """Return the path in the form that Spark needs: it treats paths as patterns, and a path without
+    a scheme as one in the cluster's file system."""
     name = re.sub(r"([\\{}\[\]*?,])", r"\\\1", name)
     if is_url(name):
         return re.sub("^s3://", "s3a://", name)

@@ -83,10 +83,11 @@ class RowFile(ABC):
     def _write(self, writer: Any, portion: pa.Table) -> None: ...
 
     def _finish(self) -> int | None:
-        """The size of the file, durable on return; None if there are no rows, and so no file.
+        """Return the size of the file, durable on return; None if there are no rows, and so no
+        file.
 
-        Raises StorageError, also if the file is gone: another run has removed what it takes for
-        the leftovers of a stopped one.
+        Raises StorageError, also if the file is gone: another run has removed it as a leftover of a
+        stopped run.
         """
         self._flush()
         if self._writer is None:
