@@ -1,4 +1,4 @@
-"""Who may do what: principals, roles, NATS subject patterns, and decisions with their reason.
+"""Access control: principals, roles, NATS subject patterns, and decisions with their reason.
 
 Pure: text in, values out. Nothing here opens a file or a socket.
 
@@ -6,9 +6,9 @@ Pure: text in, values out. Nothing here opens a file or a socket.
     document   strict reading of a YAML text: safe, bounded, no duplicate keys, line numbers
     tokens     hashing and checking tokens
     nkeys      the keys of NATS: text forms, signatures
-    rules      what an ACL says: principals, roles, bindings; which streams a pattern matches
-    reading    from the text of an ACL file to rules, or to a list of what is wrong
-    policy     `Policy`: authenticate a client, decide what it may do
+    rules      the content of an ACL: principals, roles, bindings; matches streams to patterns
+    reading    parses the text of an ACL file to rules, or to a list of problems
+    policy     `Policy`: authenticates a client, and decides if it may do an operation
 
 `import acl` alone is cheap: it loads only the subject functions (YAML comes with `acl.policy`).
 """

@@ -1,8 +1,8 @@
-"""Strict reading of one YAML document that a person wrote.
+"""Reads one YAML document that a person wrote, strictly.
 
-PyYAML's safe loader lets the last of two equal keys win, turns the key `on` into True, and
-expands a "billion laughs" of aliases. Here, two equal keys are a finding, keys are always the text
-in the file, nesting and size are bounded, and the line of every value is kept for messages.
+PyYAML's safe loader uses the last of two equal keys, turns the key `on` into True, and expands a
+"billion laughs" of aliases. Here, two equal keys are a finding, keys are always the text in the
+file, nesting and size are limited, and the line of every value is stored for messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Document:
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     findings: list[tuple[Path, int, str]] = field(default_factory=list)
-    """(path, line, what is wrong). Line 0 means the whole text."""
+    """(path, line, problem). Line 0 means the whole text."""
 
 
 class _TooMuchError(Exception):
@@ -40,7 +40,7 @@ class _TooMuchError(Exception):
 
 
 def read_document(text: str) -> Document:
-    """Read `text`. What is wrong with it is reported in `findings`, never raised."""
+    """Read `text`. Problems are reported in `findings`, never raised."""
     document = Document()
     if len(text) > MAX_CHARACTERS:
         document.findings.append(((), 0, f"longer than {MAX_CHARACTERS} characters"))
@@ -67,7 +67,7 @@ def read_document(text: str) -> Document:
 
 
 def _check_nesting(text: str) -> None:
-    """PyYAML's composer recurses in C, where no recursion limit protects the process."""
+    """Limit the nesting: PyYAML's composer recurses in C, without a recursion limit."""
     depth = 0
     for event in _events(text):
         if isinstance(event, _OPENING):
@@ -89,8 +89,8 @@ class _Builder:
         self._values = 0
 
     def build(self, node: yaml.Node, path: Path) -> Any:
-        # Aliases are followed as if their text stood in their place, so both bounds count what
-        # they expand to. An alias to its own parent ends at the depth bound.
+        # Aliases are followed as if their text were in their place, so both limits count the
+        # expanded values. An alias to its own parent ends at the depth limit.
         self._values += 1
         if self._values > MAX_VALUES:
             raise _TooMuchError(
@@ -107,7 +107,7 @@ class _Builder:
             return self._loader.construct_object(node, deep=True)
         except (ValueError, OverflowError, LookupError, AttributeError):
             # A value that only looks like a date or a number (2026-13-01), or that does not fit its
-            # tag (!!bool x), fails in PyYAML in many ways. Its message may quote a secret.
+            # tag (!!bool x), makes PyYAML fail in many ways. Its message may quote a secret.
             kind = node.tag.rpartition(":")[2]
             self._finding(path, node.start_mark.line + 1, f"not valid YAML: not a valid {kind}")
             return None
@@ -136,7 +136,7 @@ class _Builder:
             if not isinstance(source, yaml.MappingNode):
                 self._finding(path, line, "'<<' must name a mapping")
                 continue
-            # The depth bound counts path elements. A merge adds no key, so it takes one here.
+            # The depth limit counts path elements. A merge adds no key, so one is added here.
             value = self.build(source, (*path, "<<"))
             for key, item in value.items():
                 into.setdefault(key, item)

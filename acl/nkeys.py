@@ -24,11 +24,11 @@ _SEED_IN_TEXT = re.compile(rb"(?<![A-Z2-7])SU[A-Z2-7]{56}(?![A-Z2-7])")
 
 
 class NotAnNkey(ValueError):
-    """The text is not an nkey. The message says what is wrong and never shows the text."""
+    """The text is not an nkey. The message names the problem and never shows the text."""
 
 
 def public_key_bytes(text: str) -> bytes:
-    """The 32 bytes of a user's public key `U...`. Raises NotAnNkey."""
+    """Return the 32 bytes of a user's public key `U...`. Raises NotAnNkey."""
     if _PUBLIC.fullmatch(text) is None:
         raise NotAnNkey("expected the public nkey of a user: U and 55 more letters and digits")
     raw = _checked(text)
@@ -43,7 +43,7 @@ def public_key_text(key: bytes) -> str:
 
 
 def seed_bytes(text: str) -> bytes:
-    """The 32 bytes of a user's seed `SU...`. Raises NotAnNkey."""
+    """Return the 32 bytes of a user's seed `SU...`. Raises NotAnNkey."""
     if _SEED.fullmatch(text) is None:
         raise NotAnNkey("expected the nkey seed of a user: SU and 56 more letters and digits")
     raw = _checked(text)
@@ -54,15 +54,15 @@ def seed_bytes(text: str) -> bytes:
 
 
 def new_seed() -> str:
-    """The seed of a new user."""
+    """Return the seed of a new user."""
     kind = (_SEED_PREFIX | _USER_PREFIX >> 5, (_USER_PREFIX & 0b11111) << 3)
     raw = bytes(kind) + secrets.token_bytes(_KEY_BYTES)
     return base64.b32encode(raw + _crc(raw)).decode().rstrip("=")
 
 
 def find_seed(content: bytes) -> str:
-    """The user's seed in the content of a file: a seed file, or a `.creds` file, which also has a
-    JWT. Raises NotAnNkey unless there is exactly one."""
+    """Return the user's seed in the content of a file: a seed file, or a `.creds` file, which also
+    has a JWT. Raises NotAnNkey unless there is exactly one."""
     found = set(_SEED_IN_TEXT.findall(content))
     if len(found) != 1:
         raise NotAnNkey(
@@ -78,7 +78,7 @@ class SigningKey:
     __slots__ = ("_key", "public_key")
 
     def __init__(self, seed: str) -> None:
-        """Raises NotAnNkey."""
+        """Read the key from its seed. Raises NotAnNkey."""
         from nacl import signing
 
         self._key = signing.SigningKey(seed_bytes(seed))
@@ -92,7 +92,7 @@ class SigningKey:
 
 
 def is_signed(public_key: str, text: bytes, signature: bytes) -> bool:
-    """Whether `text` was signed with the seed of `public_key`. Takes about 0.1 ms."""
+    """True if `text` was signed with the seed of `public_key`. Takes about 0.1 ms."""
     from nacl import exceptions, signing
 
     try:
@@ -104,7 +104,7 @@ def is_signed(public_key: str, text: bytes, signature: bytes) -> bool:
 
 
 def _checked(text: str) -> bytes:
-    """The decoded bytes, without their checksum, which is checked."""
+    """Decode the text, check its checksum, and return the bytes without it."""
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except binascii.Error:

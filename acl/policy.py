@@ -1,6 +1,6 @@
-"""`Policy`: who a client is, and what it may do.
+"""`Policy` authenticates clients and decides if they may do an operation.
 
-Immutable and safe to share between threads. A reload builds a new one and swaps it in.
+Immutable and safe to share between threads. A reload builds a new policy and replaces the old one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _MAX_SHOWN = 80
 
 
 class Decision(NamedTuple):
-    """`explanation` is for people: in the audit log, in `acl explain`, in the client's error."""
+    """A decision. `explanation` is for people: in the audit log, in `acl explain`, in the client's
+    error."""
 
     allowed: bool
     explanation: str
@@ -38,8 +39,8 @@ class Decision(NamedTuple):
 
 
 class ReadDecision(NamedTuple):
-    """`subjects` are those whose records may be read (None: all). The caller must enforce them as
-    a filter."""
+    """A decision about reading. Only records on `subjects` may be read (None: all); the caller must
+    enforce that with a filter."""
 
     allowed: bool
     explanation: str
@@ -47,7 +48,7 @@ class ReadDecision(NamedTuple):
 
 
 class Policy:
-    """Deny by default: what no rule allows is denied."""
+    """The rules of an ACL file, ready for decisions. Denies everything that no rule allows."""
 
     def __init__(self, rules: Rules) -> None:
         self._principals = rules.principals
@@ -83,7 +84,7 @@ class Policy:
 
     @classmethod
     def load(cls, text: str) -> Policy:
-        """The policy in the text of an ACL file. Raises AclError with all findings."""
+        """Read a policy from the text of an ACL file. Raises AclError with all findings."""
         return cls(read_rules(text))
 
     @property
@@ -94,11 +95,11 @@ class Policy:
         return self._bindings.get(name, ())
 
     def has_rule(self, principal: str, operation: Operation) -> bool:
-        """Whether there is a stream for which a rule allows it."""
+        """Return True if a rule allows the operation on some stream."""
         return bool(self._rules.get((principal, operation)))
 
     def oddities(self) -> list[str]:
-        """What is valid in an ACL but hardly intended, one sentence each."""
+        """Return the parts of the ACL that are valid but hardly intended, one sentence each."""
         found = [
             f"principal {name} has no role, so it may do nothing"
             for name in self._principals
@@ -121,7 +122,7 @@ class Policy:
 
     @property
     def allows_anonymous(self) -> bool:
-        """Whether a client may continue without authenticating, as the principal `anonymous`."""
+        """True if a client may continue without authenticating, as the principal `anonymous`."""
         return ANONYMOUS in self._principals
 
     @property
@@ -133,7 +134,7 @@ class Policy:
         return bool(self._nkeys)
 
     def authenticate_token(self, token: str) -> str | None:
-        """The principal of `<principal>.<secret>`, or None.
+        """Return the principal of `<principal>.<secret>`, or None if the token is wrong.
 
         An unknown principal takes as long as a wrong secret (checked against the slowest hash in
         the file). With an argon2 hash the call blocks for tens of milliseconds: call it off the
@@ -147,12 +148,12 @@ class Policy:
         return name if verify_secret(expected, secret, decoy=self._decoy) else None
 
     def authenticate_nkey(self, public_key: str, text: bytes, signature: bytes) -> str | None:
-        """The principal whose nkey signed `text`, or None."""
+        """Return the principal whose nkey signed `text`, or None."""
         name = self._nkeys.get(public_key)
         return name if name is not None and is_signed(public_key, text, signature) else None
 
     def principal_of_certificate(self, names: Iterable[str]) -> str | None:
-        """The principal of a verified certificate with these names (common name, alternative
+        """Return the principal of a verified certificate with these names (common name, alternative
         names). None if they belong to no principal, or to several."""
         found = {self._certificates[name] for name in names if name in self._certificates}
         return found.pop() if len(found) == 1 else None
@@ -161,8 +162,8 @@ class Policy:
         return self._uids.get(uid)
 
     def credential(self, name: str, method: str) -> object:
-        """The credential of `name` for this method (token, nkey, certificate, unix or anonymous),
-        for comparison with another policy. None: `name` cannot use this method."""
+        """Return the credential of `name` for this method (token, nkey, certificate, unix or
+        anonymous), for comparison with another policy. None: `name` cannot use this method."""
         principal = self._principals.get(name)
         if principal is None:
             return None
@@ -177,12 +178,12 @@ class Policy:
     def decide(
         self, principal: str, operation: Operation, stream: str, subject: str | None = None
     ) -> Decision:
-        """Whether `principal` may do `operation` on `stream`.
+        """Decide if `principal` may do `operation` on `stream`.
 
         For `create`, `subject` is the pattern that the stream records; it must be a subset of an
-        allowed one. For `read`, it is the pattern to filter by. Without a pattern the question is
-        about all subjects, so a principal that may read only some is denied (`readable_subjects`
-        says which). Raises ValueError for an unknown operation.
+        allowed one. For `read`, it is the pattern to filter by. Without a pattern the decision is
+        about all subjects, so a principal that may read only some (see `readable_subjects`) is
+        denied. Raises ValueError for an unknown operation.
         """
         if operation not in OPERATIONS:
             raise ValueError(f"unknown operation {operation!r}")
@@ -201,7 +202,7 @@ class Policy:
         return self._decide_read(principal, what, rules, subject)
 
     def decide_read(self, principal: str, stream: str) -> ReadDecision:
-        """Whether `principal` may read anything in `stream`, and which subjects."""
+        """Decide if `principal` may read anything in `stream`, and which subjects."""
         rules = self._covering(principal, "read", stream)
         if not rules:
             return ReadDecision(False, self.decide(principal, "read", stream).explanation, ())
@@ -215,7 +216,7 @@ class Policy:
         return ReadDecision(True, shown, subjects)
 
     def readable_subjects(self, principal: str, stream: str) -> tuple[str, ...] | None:
-        """The subjects in `stream` that `principal` may read; None: all, (): nothing.
+        """Return the subjects in `stream` that `principal` may read; None: all, (): nothing.
 
         The caller must enforce them as a filter.
         """
@@ -260,5 +261,5 @@ def _allowed(principal: str, what: str, rule: Rule) -> Decision:
 
 
 def _show(text: str) -> str:
-    """Quoted and shortened: it came from a client and may go into a log."""
+    """Quote and shorten a text that came from a client and may go into a log."""
     return ascii(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "...")

@@ -1,4 +1,4 @@
-"""From the text of an ACL file to `Rules`, or to a list of everything that is wrong with it."""
+"""Parses the text of an ACL file to `Rules`, or to a list of all its problems."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_UID = 2**32 - 2
 
 
 def read_rules(text: str) -> Rules:
-    """The rules in `text`. Raises AclError with all findings, which never show a credential."""
+    """Return the rules in `text`. Raises AclError with all findings, which show no credential."""
     return _Reader(read_document(text)).read()
 
 
@@ -122,7 +122,7 @@ class _Reader:
         subjects = self._texts(item, "subjects", at, _wrong_subject)
         attach = self._texts(item, "attach", at, _wrong_subject)
         deliver = self._texts(item, "deliver", at, _wrong_subject)
-        # Half a rule would allow something other than its author thinks.
+        # Half a rule could allow more than its author intended.
         if "create" in allow and "attach" not in item:
             self._say(at, "`create` needs `attach`: the NATS subjects that a stream may record")
         if "attach" in item and allow and "create" not in allow:

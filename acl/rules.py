@@ -1,4 +1,4 @@
-"""What an ACL says: principals, roles, bindings. See config/acl.yaml for an example.
+"""The content of an ACL: principals, roles, bindings. See config/acl.yaml for an example.
 
 principals: {billing: {token_hash: "sha256:..."}, anonymous: {}}
 roles:      {reader: [{allow: [read, commit], streams: ["orders*"], subjects: ["orders.eu.>"]}]}
@@ -30,8 +30,8 @@ ANONYMOUS = "anonymous"
 """The principal of clients that did not authenticate. It exists only if the file names it."""
 
 OVER_NATS = "(nats)"
-"""The principal of all clients that ask over NATS, which does not say who they are. The section
-`nats` says what it may do. Not a valid name."""
+"""The principal of all clients with requests over NATS, which does not identify them. The section
+`nats` lists its permissions. Not a valid name."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _STREAM_PATTERN = re.compile(r"[A-Za-z0-9_*-]{1,128}|>", re.ASCII)
@@ -58,8 +58,8 @@ class Rule:
     """Allows `operations` on the streams that match one of the patterns in `streams`.
 
     `subjects` limits reading to records on these subjects (None: all). `attach` holds the NATS
-    subjects that a created stream may record. `deliver`, only in the section `nats`, holds those to
-    which clients may have records sent, in addition to inboxes.
+    subjects that a created stream may record. `deliver`, only in the section `nats`, holds the
+    subjects to which clients may request delivery, in addition to inboxes.
     """
 
     role: str
@@ -78,29 +78,30 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A whole ACL file, checked."""
+    """The checked content of a whole ACL file."""
 
     principals: dict[str, Principal]
     roles: dict[str, tuple[Rule, ...]]
     bindings: dict[str, tuple[str, ...]]
     nats: Rule | None = None
-    """What clients may do that ask over NATS; None: nothing."""
+    """The permissions of clients with requests over NATS; None: nothing."""
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` can name a principal or a role. No dot: a token is split at its first dot."""
+    """True if `text` can name a principal or a role. No dot: a token is split at its first dot."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_stream_pattern(text: str) -> bool:
-    """A stream name in which `*` stands for any characters; `>` alone is the same as `*`."""
+    """True if `text` is a stream name in which `*` stands for any characters, or `>` alone, which
+    is the same as `*`."""
     return _STREAM_PATTERN.fullmatch(text) is not None
 
 
 class StreamMatcher:
-    """Whether any of a rule's patterns matches a stream.
+    """Tests if any of a rule's patterns matches a stream.
 
-    Every request asks this, so whole names and prefixes are separated in advance: they are looked
+    Every request needs this, so whole names and prefixes are separated in advance: they are looked
     up without a loop.
     """
 
@@ -127,7 +128,8 @@ class StreamMatcher:
 
 
 def stream_matches(pattern: str, stream: str) -> bool:
-    """System streams are like dot files in a shell: only a pattern that begins with `_` matches."""
+    """True if `pattern` matches `stream`. System streams are like dot files in a shell: only a
+    pattern that begins with `_` matches them."""
     if pattern == ">":
         pattern = "*"
     if stream.startswith("_") and not pattern.startswith("_"):

@@ -15,19 +15,19 @@ import re
 from collections.abc import Iterable, Sequence
 
 MAX_PATTERN_BYTES = 1024
-"""NATS allows 4096 bytes for a whole control line; a pattern is only a part of it."""
+"""Limit for a pattern. NATS allows 4096 bytes for a whole control line, of which it is a part."""
 
 _WILDCARD = re.compile(r"[*>]")
 _WILD = ("*", ">")
 
 
 def is_valid_pattern(pattern: str) -> bool:
-    """Whether `pattern` can be subscribed to: printable tokens; wildcards are whole tokens."""
+    """True if clients can subscribe to `pattern`: printable tokens; wildcards are whole tokens."""
     return why_invalid(pattern) is None
 
 
 def why_invalid(pattern: str) -> str | None:
-    """What is wrong with `pattern`; None if it is valid."""
+    """Return the problem of `pattern`; None if it is valid."""
     for token in pattern.split("."):
         if len(token) > 1 and _WILDCARD.search(token):
             return why_no_subject(pattern) or (
@@ -37,7 +37,7 @@ def why_invalid(pattern: str) -> str | None:
 
 
 def why_no_subject(pattern: str) -> str | None:
-    """Say why NATS refuses `pattern`, or return None. To NATS `a*` is a token like any other."""
+    """Return why NATS refuses `pattern`, or None. For NATS `a*` is an ordinary token."""
     if not pattern:
         return "it is empty"
     if any(char.isspace() or not char.isprintable() for char in pattern):
@@ -53,12 +53,12 @@ def why_no_subject(pattern: str) -> str | None:
 
 
 def is_literal(subject: str) -> bool:
-    """Whether `subject` is valid and has no wildcard, so that it can be published to."""
+    """True if `subject` is valid and has no wildcard, so that clients can publish to it."""
     return _WILDCARD.search(subject) is None and is_valid_pattern(subject)
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a message on the literal `subject` reaches a subscription to `pattern`."""
+    """True if a message on the literal `subject` reaches a subscription to `pattern`."""
     wanted = pattern.split(".")
     given = subject.split(".")
     if "" in given:
@@ -73,7 +73,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def overlaps(first: str, second: str) -> bool:
-    """Whether some subject matches both patterns."""
+    """True if some subject matches both patterns."""
     left = first.split(".")
     right = second.split(".")
     for a, b in zip(left, right, strict=False):
@@ -85,13 +85,13 @@ def overlaps(first: str, second: str) -> bool:
 
 
 def matches_any(patterns: Iterable[str], subject: str) -> bool:
-    """Whether a message on the literal `subject` reaches a subscription to one of `patterns`."""
+    """True if a message on the literal `subject` reaches a subscription to one of `patterns`."""
     return any(matches(pattern, subject) for pattern in patterns)
 
 
 def overlap_any(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether some subject matches a pattern of both."""
-    if len(first) == len(second) == 1:  # of a thousand streams, nearly all have one
+    """True if some subject matches a pattern of both."""
+    if len(first) == len(second) == 1:  # nearly all streams have one pattern
         return overlaps(first[0], second[0])
     by_token: dict[str, list[str]] = {}
     for other in second:
@@ -105,8 +105,8 @@ def overlap_any(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def first_overlap(patterns: Sequence[str]) -> tuple[str, str] | None:
-    """Two of `patterns` that some subject matches both; None if there are none. Takes time for each
-    token, not for each pair: clients send hundreds of patterns with hundreds of tokens."""
+    """Return two of `patterns` that overlap; None if there are none. Takes time for each token, not
+    for each pair: clients send hundreds of patterns with hundreds of tokens."""
     known = _Known()
     for one in patterns:
         others = known.overlapping(tokens := one.split("."))
@@ -117,7 +117,7 @@ def first_overlap(patterns: Sequence[str]) -> tuple[str, str] | None:
 
 
 class _Known:
-    """Patterns, numbered. Sets of them are bits: pattern i is bit i."""
+    """Numbered patterns. A set of them is an integer: pattern i is bit i."""
 
     def __init__(self) -> None:
         self._bit = 1
@@ -141,7 +141,7 @@ class _Known:
         self._bit <<= 1
 
     def overlapping(self, tokens: Sequence[str]) -> int:
-        """Those that overlap with this pattern."""
+        """Return the set of patterns that overlap with this one."""
         found, alike = 0, self._bit - 1
         for at, token in enumerate(tokens):
             if at == len(self._with) or not alike:
@@ -155,7 +155,7 @@ class _Known:
 
 
 def is_subset(inner: str, outer: str) -> bool:
-    """Whether every subject that matches `inner` matches `outer` too."""
+    """True if every subject that matches `inner` matches `outer` too."""
     small = inner.split(".")
     large = outer.split(".")
     for index, wide in enumerate(large):

@@ -1,9 +1,9 @@
 """Tokens: the client has `<principal>.<secret>`, the ACL file only a hash of the secret.
 
-`$argon2id$...` is right for every secret, even one that a person chose. Each check takes tens of
-milliseconds and some MiB, so it runs off the event loop and behind a rate limit.
-`sha256:<hex>` is enough for a random secret (`new_secret`): such a secret cannot be guessed, so a
-slow hash adds no safety, and a check takes microseconds.
+`$argon2id$...` is safe for every secret, even one that a person chose. Each check takes tens of
+milliseconds and some MiB, so it runs off the event loop and behind a rate limit. `sha256:<hex>` is
+safe for a random secret (`new_secret`): nobody can guess it, so a slow hash adds no safety. A check
+takes microseconds.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _MAX_MEMORY_KIB = 1024 * 1024
 _MAX_WORK_KIB = 16 * _MAX_MEMORY_KIB  # memory times passes: some seconds
 _MAX_LANES = 64
 
-# Compared with if the principal is unknown, so that the answer takes as long. No known text has
-# this hash.
+# An unknown principal is checked against this hash, so that the answer takes as long. No text with
+# this hash is known.
 _NO_SECRET = "sha256:" + "0" * 64
 
 
 def new_secret() -> str:
-    """A random secret of 256 bits."""
+    """Return a random secret of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 def hash_token(secret: str, algorithm: Algorithm = "sha256") -> str:
-    """The value for `token_hash`. Raises ValueError if the secret is short enough to be guessed."""
+    """Return the `token_hash` of a secret. Raises ValueError if it is short enough to be
+    guessed."""
     if len(secret) < MIN_SECRET_CHARACTERS:
         raise ValueError(
             f"a secret needs at least {MIN_SECRET_CHARACTERS} random characters "
@@ -55,7 +56,7 @@ def hash_token(secret: str, algorithm: Algorithm = "sha256") -> str:
 
 
 def wrong_hash(token_hash: object) -> str | None:
-    """What is wrong with a `token_hash`, or None. The text never shows the hash."""
+    """Return the problem of a `token_hash`, or None. The text never shows the hash."""
     if isinstance(token_hash, str):
         if _SHA256.fullmatch(token_hash):
             return None
@@ -70,7 +71,7 @@ def wrong_hash(token_hash: object) -> str | None:
 
 
 def slowest_hash(hashes: Iterable[str | None]) -> str | None:
-    """The hash that takes longest to check; None if there is none."""
+    """Return the hash that takes longest to check; None if there is none."""
     return max(
         (one for one in hashes if one is not None),
         key=lambda one: _cost(one)[0] * _cost(one)[1],
@@ -79,7 +80,7 @@ def slowest_hash(hashes: Iterable[str | None]) -> str | None:
 
 
 def verify_secret(token_hash: str | None, secret: str, *, decoy: str | None = None) -> bool:
-    """Whether `secret` has this hash. For None the check takes as long as for `decoy`, then
+    """Return True if `secret` has this hash. For None the check takes as long as for `decoy`, then
     fails."""
     expected = token_hash or decoy or _NO_SECRET
     raw = secret.encode("utf-8", "surrogatepass")
@@ -99,6 +100,6 @@ def _verify_argon2(expected: str, raw: bytes) -> bool:
 
 
 def _cost(token_hash: str) -> tuple[int, int, int]:
-    """Memory in KiB, passes, lanes; zeros for a fast hash."""
+    """Return memory in KiB, passes, lanes; zeros for a fast hash."""
     found = _ARGON2.fullmatch(token_hash)
     return (0, 0, 0) if found is None else (int(found[1]), int(found[2]), int(found[3]))

@@ -1,20 +1,19 @@
 """Ages of segments, even if clocks were wrong when their records were stamped.
 
-Limits by age need the time at which the newest record of a segment was stored. Its stamp comes from
-the wall clock of the daemon that stored it, which may have been wrong. So the time is that of the
-best witness:
+Limits by age need the time at which the newest record of a segment was stored. Its timestamp comes
+from the wall clock of the daemon that stored it, which may have been wrong. So the best available
+evidence is used:
 
-    timed      the segment was written while this process watched: its monotonic clock knows the
-               age exactly, whatever any wall clock said
-    stamp      otherwise the stamp of its newest record, if it is credible: not ahead of the present
-               time, and not before this program existed
-    later      a stamp that is not credible proves itself wrong. What was stored later is younger,
-               so the first credible stamp after it is used, or the time of the file if it is less
-    present    without any witness the segment is as young as can be, and is kept
+timed      if this process wrote the segment, its monotonic clock gives the exact age, whatever the
+wall clocks were stamp      otherwise the timestamp of its newest record, if it is credible: not
+ahead of the present time, and not from before this program existed later      if the timestamp is
+not credible, it is certainly wrong. Later records are younger, so the first credible timestamp
+after it is used, or the time of the file if lower present    without any evidence the segment
+counts as new, and is kept
 
-Witnesses other than its own stamp count only if that is not credible. A later stamp that is *lower*
-than a credible one proves nothing: a machine that boots in 1970 and stores one record must not make
-all that is before it look 50 years old.
+Evidence other than its own timestamp is used only if that is not credible. A later timestamp that
+is *lower* than a credible one proves nothing: if a machine boots in 1970 and stores one record,
+everything before it must not seem to be 50 years old.
 
 In each case a segment is at least as old as the time for which this process has had it.
 """
@@ -25,14 +24,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 TOLERANCE_NS = 60 * 1_000_000_000
-"""Stamps may lie this far ahead of the present time: clocks of machines differ a little."""
+"""Timestamps may be 60 s ahead of the present time: clocks of machines differ a little."""
 FIRST_CREDIBLE_NS = 1_577_836_800_000_000_000  # 2020-01-01
-"""A clock that shows less was never set."""
+"""2020-01-01. A clock with an earlier time was never set."""
 
 
 class Witness(NamedTuple):
-    """Evidence for the age of one segment: the stamp of its newest record, 0 without records; for
-    how long this process has had all of its records; whether they were written at that time."""
+    """Evidence for the age of one segment: the timestamp of its newest record, 0 without records;
+    for how long this process has had all of its records; and if they were written at that time."""
 
     stamp_ns: int
     held_ns: int = 0

@@ -1,7 +1,7 @@
-"""Which record of a compacted stream stays: the one place that decides it.
+"""Decides which records of a compacted stream stay. No other code decides that.
 
-A record stays if it has no key, or if no newer record with its key is known. A tombstone stays
-like any other record until its time is over; the plan says where that is so.
+A record stays if it has no key, or if no newer record with its key is mapped. A tombstone stays
+like any other record until its retention has passed; the plan shows in which sources it has.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def keep_mask(
     *,
     drop_tombstones: bool,
 ) -> NDArray[np.bool_]:
-    """For each record, in the order given, whether it stays.
+    """Return True for each record that stays, in the order given.
 
-    `newest` is what `KeyMap.newest` answered for the records' keys. A record newer than what the
-    map knows stays: it comes after what was mapped. `is_tombstone` counts only with a key: a
+    `newest` is the result of `KeyMap.newest` for the records' keys. A record newer than the mapped
+    one stays: it is not part of the mapped range. `is_tombstone` has an effect only with a key: a
     record with neither key nor value always stays.
     """
-    # An unknown key gives -1, which no offset is below.
+    # An unknown key gives -1, and no offset is below that.
     keep = offsets >= newest
     if drop_tombstones:
         keep &= ~is_tombstone

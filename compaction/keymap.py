@@ -1,11 +1,11 @@
-"""The newest offset of each key, in bounded memory and without ever confusing two keys.
+"""Maps each key to its newest offset, exactly, in bounded memory.
 
-Keys are kept whole, in one table for each number of words, with their newest offset as 32
-bits relative to the first offset that was added. An 11-byte key takes 12 bytes, 4 for
-the offset and 8 to 12 for its slot. Hashes may collide (a test can force it): that costs only time,
-since the keys themselves are compared.
+Keys are stored whole, in one table for each number of words, with their newest offset as 32 bits
+relative to the first offset that was added. An 11-byte key takes 12 bytes, plus 4 for the offset
+and 8 to 12 for its slot. Hashes may collide (a test can force it): that only costs time, since the
+keys themselves are compared.
 
-numpy handles thousands of records at a time; nothing here is done per record.
+numpy processes thousands of records at a time; no step runs per record.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OnSuperseded = Callable[[NDArray[np.int64]], None]
 
 
 class Search:
-    """Where the keys of some records are. `entries` is -1 for keys that are not in the table."""
+    """The places of the keys of some records. `entries` is -1 for keys not in the table."""
 
     __slots__ = ("entries", "hashes", "size", "slots", "words")
 
@@ -52,11 +52,11 @@ class KeyTable:
     """A table of distinct keys that all have the same number of words.
 
         words    the keys, one per row, in the order of insertion: a row is an entry
-        newest   for each entry, a number that the map keeps there
+        newest   for each entry, a number that the map stores there
         slots    open addressing, linear probing: the number of the entry plus one, and above it as
-                 many bits of the hash as fit; 0 means free
+        many bits of the hash as fit; 0 means free
 
-    A hash only says where to look: two keys are the same only if all their words are.
+        A hash only gives the place to search: two keys are equal only if all their words are.
     `take` and `compress` are up to four times as fast as indexing.
     """
 
@@ -80,7 +80,7 @@ class KeyTable:
     def insert(self, found: Search, spare_bytes: int) -> None:
         """Make entries for the keys of `found` that have none. Equal keys get the same entry.
 
-        Memory grows by what is needed, and in advance by at most part of `spare_bytes`.
+        Memory grows as needed, and ahead of that by at most a part of `spare_bytes`.
         """
         missing = (found.entries < 0).nonzero()[0]
         self._reserve(self.count + len(missing), spare_bytes)
@@ -91,8 +91,7 @@ class KeyTable:
         missing = missing.compress(found.entries.take(missing) < 0)
         slots = self._slots
         while len(missing):
-            # These slots are all free, but several keys may want the same one: the last to write
-            # wins.
+            # These slots are all free, but several keys may need the same one: the last write wins.
             wanted = found.slots.take(missing)
             marks = np.arange(1, len(missing) + 1, dtype=np.uint32)
             slots[wanted] = marks
@@ -104,7 +103,7 @@ class KeyTable:
             self._rows[self.count : self.count + len(winners)] = found.words.take(winners, axis=0)
             self.count += len(winners)
             found.entries[winners] = entries
-            # The others find the winner there: either it is their key, or they probe on.
+            # The others find the winner there: either it is the same key, or they probe further.
             missing = missing.compress(~won)
             self._probe(found, missing)
             missing = missing.compress(found.entries.take(missing) < 0)
@@ -132,7 +131,7 @@ class KeyTable:
         values = self._slots.take(found.slots)
         used = values != 0
         same = ((values ^ self._tags(found.hashes)) <= self._entry_mask) & used
-        # Where the tag differs, any row will do for the comparison.
+        # If the tag differs, any row can be used for the comparison.
         entries = (values & self._entry_mask).astype(np.intp) - 1
         stored = self._rows.take(entries, axis=0, mode="clip")
         same &= _equal_rows(stored, found.words)
@@ -175,7 +174,7 @@ class KeyTable:
         if count > room:
             spare = max(0, spare_bytes) // (4 * _ROWS_GROWTH * (1 + self.per_key))
             larger = max(count, min(room + room // _ROWS_GROWTH, count + spare))
-            # In place: where the allocator can, without a copy.
+            # In place: without a copy, if the allocator can do that.
             self.newest.resize(larger, refcheck=False)
             self._rows.resize((larger, self.per_key), refcheck=False)
         if count > self._limit:
@@ -189,7 +188,8 @@ class KeyTable:
         self._entry_mask = np.uint32((1 << self._limit.bit_length()) - 1)
 
     def _refill(self, size: int) -> None:
-        """Other slots, filled from the keys. The old ones go first: both would need more memory."""
+        """Replace the slots by `size` new ones, filled from the keys. Frees the old ones first, to
+        need less memory."""
         del self._slots
         self._new_slots(size)
         for first in range(0, self.count, _CHUNK):
@@ -221,7 +221,8 @@ def _equal_rows(some: Words, others: Words) -> NDArray[np.bool_]:
 
 
 _Part = tuple[NDArray[np.intp], KeyTable, Search]
-"""The records of a chunk whose keys have the same number of words, by their numbers in it."""
+"""The numbers of those records of a chunk whose keys have the same number of words, their table,
+and their search."""
 
 
 class KeyMap:
@@ -253,12 +254,12 @@ class KeyMap:
         offsets: NDArray[np.int64],
         on_superseded: OnSuperseded | None = None,
     ) -> int:
-        """Add the offsets of these keys; returns how many records were taken, from the first on.
+        """Add the offsets of these keys; returns how many records were added, from the first on.
 
-        Fewer than given means that the memory is full: the rest is left for another pass. Offsets
-        must ascend, also from call to call. Best called with thousands of records.
-        `on_superseded` gets, in no particular order, the offsets added so far that are no longer
-        the newest of their key; each at least once.
+        Fewer than given means that the memory is full: the rest is left to another pass. Offsets
+        must ascend, also from call to call. Most efficient with thousands of records per call.
+        `on_superseded` gets, in no particular order and each at least once, the added offsets that
+        are no longer the newest of their key.
         """
         if not len(offsets):
             return 0
@@ -277,7 +278,8 @@ class KeyMap:
         return taken
 
     def newest(self, keys: KeyColumn) -> NDArray[np.int64]:
-        """The newest offset seen with each record's key; -1 if the key is unknown or missing."""
+        """Return the newest offset added for each record's key; -1 if the key is unknown or
+        missing."""
         count = len(keys.valid)
         answer = np.full(count, UNKNOWN, np.int64)
         first = 0
@@ -320,7 +322,7 @@ class KeyMap:
                 on_superseded(table.newest.take(known) + np.int64(first_offset))
             if found.entries.min(initial=0) < 0:
                 table.insert(found, self._memory_bytes - self.memory_used_bytes)
-            # Among equal entries the last assignment wins, and that is the newest offset.
+            # Among equal entries the last assignment wins: the newest offset.
             own = relative.take(rows)
             table.newest[found.entries] = own
             if on_superseded is not None:
@@ -329,7 +331,7 @@ class KeyMap:
         return count
 
     def _fitting(self, parts: list[_Part], count: int) -> int:
-        """How many of the first `count` records fit, if all unknown keys were distinct."""
+        """Return how many of the first `count` records fit, if all unknown keys are distinct."""
         cost = np.zeros(count)
         for rows, table, found in parts:
             unknown = rows.compress(found.entries < 0)
@@ -350,7 +352,7 @@ class KeyMap:
 
 
 def _chunk_end(keys: KeyColumn, first: int) -> int:
-    """The end of the chunk that begins at `first`, bounded by records and by bytes of keys."""
+    """Return the end of the chunk that begins at `first`, limited by records and bytes of keys."""
     ends = keys.ends
     end = min(first + _CHUNK_RECORDS, len(keys.valid))
     if int(ends[end]) - int(ends[first]) > _CHUNK_BYTES:

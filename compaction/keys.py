@@ -1,7 +1,8 @@
-"""Columns of keys, and keys as rows of 32-bit words, so that numpy handles many at a time.
+"""Columns of keys, and keys as rows of 32-bit words, so that numpy processes many at a time.
 
-A key becomes its bytes, then 01, then zeros up to a multiple of four. So two keys are equal if and
-only if their words are equal, and numpy can compare and hash them without looking at lengths.
+The words of a key are its bytes, then 01, then zeros up to a multiple of four. So two keys are
+equal if and only if their words are equal, and numpy compares and hashes them without their
+lengths.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Words = NDArray[np.uint32]
 """One key per row; all rows have the same number of words."""
 
 HashWords = Callable[[Words], NDArray[np.uint64]]
-"""Must give equal hashes for equal rows. Everything else is only a matter of speed."""
+"""Must return equal hashes for equal rows. Its other properties only affect speed."""
 
 
 class KeyColumn(NamedTuple):
@@ -44,7 +45,7 @@ class KeyColumn(NamedTuple):
 
 
 def key_words(column: KeyColumn) -> Iterator[tuple[NDArray[np.intp], Words]]:
-    """The keys as words, with the numbers of their records, grouped by the number of words.
+    """Yield the keys as words, with the numbers of their records, grouped by number of words.
 
     Equal keys keep the order of their records. Records without a key are in no group.
     """
@@ -73,7 +74,7 @@ def _joined(
     words: int,
     parts: list[_Part],
 ) -> tuple[NDArray[np.intp], Words]:
-    """One group of keys of several lengths."""
+    """Join the keys of several lengths into one group."""
     rows = np.concatenate([members for _, members in parts])
     padded = np.zeros((len(rows), words * WORD_BYTES), np.uint8)
     done = 0
@@ -89,7 +90,7 @@ def _joined(
 
 
 def _by_value(values: NDArray[np.intp], rows: NDArray[np.intp]) -> list[_Part]:
-    """`rows` split by value, ascending; each part keeps its order."""
+    """Split `rows` by value, ascending; each part keeps its order."""
     if int(values.max()) <= _SHORT:
         distinct = np.bincount(values).nonzero()[0]
     else:
@@ -116,8 +117,7 @@ def _pad(padded: NDArray[np.uint8], packed: NDArray[np.void], length: int) -> No
 
 
 class KeyedHash:
-    """A 64-bit hash of keys under a secret, so that publishers, who choose the keys, cannot choose
-    keys that collide.
+    """A 64-bit hash of keys with a secret, so that publishers cannot choose keys that collide.
 
     It sums each word times a secret 64-bit factor for its position (multilinear hashing, Lemire
     and Kaser: any two keys agree in the upper half with probability 2^-32), and mixes the sum, so

@@ -1,4 +1,4 @@
-"""When a stream is compacted, and which of its segments take part.
+"""Decides when a stream is compacted, and which of its segments take part.
 
 A pass maps the keys of the *dirty* part (from `cleaned_below` on) and applies that map to every
 older segment. Afterwards each key occurs only once below the end of the pass. A pass is due when
@@ -31,13 +31,13 @@ from enum import StrEnum
 from typing import Protocol
 
 MAX_RELATIVE_OFFSET = 0xFFFF_FFFF
-"""Offsets in an index are 32 bits wide, so a segment may not span more."""
+"""Maximum span of offsets in a segment, since offsets in an index are 32 bits wide."""
 
 _HORIZONS_PER_RETENTION = 8
 
 
 class CompactableSegment(Protocol):
-    """What planning needs to know about a segment. `next_offset` is the start of the next one."""
+    """The facts about a segment that planning needs. `next_offset` is the start of the next one."""
 
     @property
     def base_offset(self) -> int: ...
@@ -55,7 +55,8 @@ class CompactableSegment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """Times in nanoseconds. `protect_newer_than_ns` is the dedupe window."""
+    """The settings of compaction. Times in nanoseconds. `protect_newer_than_ns` is the dedupe
+    window."""
 
     min_dirty_ratio: float = 0.5
     min_lag_ns: int = 0
@@ -71,13 +72,14 @@ class CompactionPolicy:
             raise ValueError("times must not be negative, max_lag must be greater than 0")
 
     def horizon_ns(self, now_ns: int) -> int:
-        """When tombstones that a pass keeps now for the first time may be dropped."""
+        """Return the time from which tombstones may be dropped that a pass now keeps for the first
+        time."""
         step = max(1, self.tombstone_retention_ns // _HORIZONS_PER_RETENTION)
         return -(-(now_ns + self.tombstone_retention_ns) // step) * step
 
 
 class StoppedBy(StrEnum):
-    """Why a segment, and all after it, cannot be compacted yet."""
+    """Reasons why a segment, and all after it, cannot be compacted yet."""
 
     BOUND = "it is active, or extends past the bound"
     PROTECTED = "it is younger than protect_newer_than"
@@ -86,9 +88,9 @@ class StoppedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompactionBacklog:
-    """How much could be compacted now, as `stream info` and the metrics show it.
+    """The amount of data that could be compacted now, for `stream info` and the metrics.
 
-    `stopped_by` says why the next segment does not take part; None if there is none.
+    `stopped_by` is the reason why the next segment does not take part; None if there is none.
     """
 
     dirty_bytes: int
@@ -102,7 +104,7 @@ class CompactionBacklog:
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """One pass. Segments are identified by their index in the sequence given to the planner.
+    """The plan for one pass. Segments are identified by their index in the planner's argument.
 
     `sources` is the number of the oldest segments that take part. `groups` are half-open ranges
     of them; each group becomes one output. A segment in no group is neither mapped nor
@@ -139,17 +141,17 @@ def plan_compaction(
     newest_ns: Sequence[int] | None = None,
     listed_ns: Sequence[int] | None = None,
 ) -> CompactionPlan | None:
-    """What to compact now, or None if nothing is due.
+    """Plan a compaction of the stream, or return None if nothing is due.
 
     `segments` are in order, the oldest first. `bound_offset` is the high watermark, lowered by
-    leases: nothing at or past it takes part. `quarantined` holds the base offsets of segments
-    with a quarantined range, which are never touched. Tombstones from `keep_tombstones_from` on
-    (the lowest start of a live lease) stay. `first_stamp_ns` returns the timestamp of the first
-    record of a segment, given its index; without it, `max_lag` uses the newest record.
-    `newest_ns` has the time of each segment's newest record, see `ages.newest_times`; without it,
-    the largest timestamps are believed. `listed_ns` has a time at which each segment was there
-    already as it is; it bounds a delete horizon that a wrong clock has set too far ahead. Takes
-    time linear in the number of segments.
+    leases: nothing at or past it takes part. `quarantined` holds the base offsets of segments with
+    a quarantined range, which are never touched. Tombstones from `keep_tombstones_from` on (the
+    lowest start of a live lease) stay. `first_stamp_ns` returns the timestamp of the first record
+    of a segment, given its index; without it, `max_lag` uses the newest record. `newest_ns` has the
+    time of each segment's newest record, see `ages.newest_times`; without it, the largest
+    timestamps are used. `listed_ns` has a time at which each segment already existed unchanged; it
+    limits a delete horizon that a wrong clock has set too far ahead. Takes time linear in the
+    number of segments.
     """
     if newest_ns is None:
         newest_ns = [segment.max_timestamp_ns for segment in segments]
@@ -198,7 +200,7 @@ def backlog(
     quarantined: Collection[int] = (),
     newest_ns: Sequence[int] | None = None,
 ) -> CompactionBacklog:
-    """How dirty a stream is, whether or not a pass is due. Arguments as for `plan_compaction`."""
+    """Measure how dirty a stream is, even if no pass is due. Arguments as for `plan_compaction`."""
     if newest_ns is None:
         newest_ns = [segment.max_timestamp_ns for segment in segments]
     sources, stopped_by = _eligible(
@@ -212,7 +214,7 @@ def backlog(
 def _live(
     taken: Sequence[CompactableSegment], log_start_offset: int, quarantined: Collection[int]
 ) -> list[bool]:
-    """Which segments a pass may map and rewrite: none that retention will delete anyway."""
+    """Return which segments a pass may map and rewrite: none that retention will delete anyway."""
     return [
         segment.next_offset > log_start_offset and segment.base_offset not in quarantined
         for segment in taken
@@ -242,7 +244,7 @@ def _eligible(
     bound_offset: int,
     now_ns: int,
 ) -> tuple[int, StoppedBy | None]:
-    """How many of the oldest segments may take part in a pass, and why not more."""
+    """Return how many of the oldest segments may take part in a pass, and why not more."""
     protected_from = now_ns - policy.protect_newer_than_ns if policy.protect_newer_than_ns else None
     too_young_from = now_ns - policy.min_lag_ns if policy.min_lag_ns else None
     for i, (segment, newest) in enumerate(zip(segments, newest_ns, strict=True)):
@@ -289,9 +291,12 @@ def _horizons(
     listed_ns: Sequence[int] | None,
     now_ns: int,
 ) -> list[int | None]:
-    """The delete horizon of each segment. One that is later than that of a pass which ran now was
-    set while the clock was ahead, or under a longer retention: it counts from the first time at
-    which the segment is known to have been there."""
+    """Return the delete horizon of each segment.
+
+    If a horizon is later than that of a pass now, it was set while the clock was ahead, or with a
+    longer retention. Then it is computed from the first time at which the segment certainly
+    existed.
+    """
     found = [segment.delete_horizon_ns for segment in taken]
     if listed_ns is None:
         return found
@@ -335,8 +340,8 @@ def _groups(
     max_bytes: int,
     new_horizon_ns: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Adjacent segments to merge. A large one stays alone: rewriting it each time to add a small
-    one would cost more than one file less is worth."""
+    """Group adjacent segments to merge. A large one stays alone: rewriting it each time to add a
+    small one would cost more than a file less saves."""
     groups: list[tuple[int, int]] = []
     size = 0
     horizon: int | None = None

@@ -1,8 +1,8 @@
-"""Retention: how far the log start moves, and how many of the oldest files can be deleted.
+"""Retention decides how far the log start moves, and how many of the oldest files are deleted.
 
-Two decisions are separate. The *log start offset* says what can still be read; it can be any
-record. *Files* are deleted segment by segment, the oldest first, once the log start has passed the
-whole file. The log start is authoritative; files follow when they can.
+These are two decisions. The *log start offset* is the first offset that can be read; it can be that
+of any record. *Files* are deleted segment by segment, the oldest first, once the log start has
+passed the whole file. The log start is authoritative; files follow when they can.
 
     max_age       deletes whole sealed segments by the time of their newest record (see `ages`), the
                   oldest first, up to the first that is young enough. A segment without records has
@@ -26,7 +26,8 @@ from typing import Protocol, TypeVar
 
 
 class SegmentView(Protocol):
-    """What retention needs to know about a segment. `next_offset` is the start of the next one."""
+    """The facts about a segment that retention needs. `next_offset` is the start of the next
+    one."""
 
     @property
     def base_offset(self) -> int: ...
@@ -70,14 +71,14 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """`delete_segments` counts from the oldest. `reasons` is empty if the log start does not
-    move."""
+    """The decision. `delete_segments` counts from the oldest. `reasons` is empty if the log start
+    does not move."""
 
     log_start_offset: int
     delete_segments: int
     reasons: tuple[str, ...] = ()
     delete_below: int = 0
-    """Where the last of these segments ends; the count is invalid once segments are merged."""
+    """End of the last of these segments: the count alone becomes invalid if segments are merged."""
 
 
 def decide(
@@ -91,15 +92,15 @@ def decide(
     held_from: int | None = None,
     newest_ns: Sequence[int] | None = None,
 ) -> RetentionDecision:
-    """What `policy` demands now. `segments` are in order, the oldest first.
+    """Apply `policy` to `segments`, which are in order, the oldest first.
 
     The new log start is never below `log_start_offset` and never above `log_end_offset`; pass the
-    high watermark there, so that only committed records are counted and dropped. Files that the
-    log start has passed already are offered for deletion even if no limit is set. The log start
-    never moves past `held_from`, where the oldest lease begins. `offset_of_record` is called at
-    most once, for a segment with holes; without it, max_messages keeps a few records too many
-    there. `newest_ns` has the time of each segment's newest record, see `newest_times`; without
-    it, the largest timestamps are believed. Takes time linear in the number of segments.
+    high watermark there, so that only committed records are counted and dropped. Files that the log
+    start has passed already are offered for deletion even if no limit is set. The log start never
+    moves past `held_from`, where the oldest lease begins. `offset_of_record` is called at most
+    once, for a segment with holes; without it, max_messages keeps a few records too many there.
+    `newest_ns` has the time of each segment's newest record, see `newest_times`; without it, the
+    largest timestamps are used. Takes time linear in the number of segments.
     """
     if newest_ns is None:
         newest_ns = [segment.max_timestamp_ns for segment in segments]
@@ -121,8 +122,8 @@ def decide(
         start = _start_by_bytes(segments, policy.max_bytes, log_start_offset)
         move(start, f"max_bytes: more than {policy.max_bytes} bytes")
     if policy.max_age_ns is not None:
-        # Last, and from where the other limits ended: they may have passed a young segment with
-        # older ones after it, and one decision must be complete.
+        # Last, and from where the other limits ended: these may have passed a young segment with
+        # older ones after it, and one decision must find all that can be deleted.
         start = _start_by_age(segments, newest_ns, now_ns - policy.max_age_ns, new_start)
         if start > new_start:
             move(start, f"max_age: older than {policy.max_age_ns / 1e9:g} s")
@@ -139,10 +140,10 @@ def _start_by_age(
     start = log_start
     for segment, newest in zip(segments, newest_ns, strict=True):
         if segment.next_offset <= log_start:
-            continue  # passed already; something else keeps its file
+            continue  # passed already; its file is kept for another reason
         if segment.sealed and not segment.record_count:
-            # Compaction has emptied it, so it has no age. A reader in this hole continues after it:
-            # the log start passes it only together with records that are too old.
+            # Compaction has emptied it, so it has no age. A reader in this hole continues after it,
+            # so the log start passes it only together with records that are too old.
             continue
         if not segment.sealed or newest >= oldest_ns:
             break
@@ -171,21 +172,21 @@ def _start_by_messages(
 ) -> int:
     missing = max_messages
     for segment in reversed(segments):
-        # At most this many records lie at or past the end. Counting too few of the others keeps too
-        # much rather than too little.
+        # At most this many records lie at or past the end. If too few of the others are counted,
+        # retention keeps too much rather than too little.
         count = max(0, segment.record_count - max(0, segment.next_offset - log_end))
         if count <= missing:
             missing -= count
             continue
-        # The start is right past the newest dropped record, not at the oldest that stays: a reader
-        # in the hole between them has lost nothing.
+        # The start is right past the newest dropped record, not at the oldest that stays, since a
+        # reader in the hole between them has lost nothing.
         if not missing:
             return segment.next_offset
-        gone = count - missing  # of its oldest records
+        gone = count - missing  # number of its oldest records to drop
         has_holes = segment.record_count < segment.next_offset - segment.base_offset
         if has_holes and offset_of_record is not None:
             return offset_of_record(segment, gone - 1) + 1
-        # Exact without holes. With holes fewer records lie below, so never too many are dropped.
+        # Exact without holes. With holes, fewer records lie below, so never too many are dropped.
         return segment.base_offset + gone
     return segments[0].base_offset if segments else 0
 

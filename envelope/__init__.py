@@ -4,10 +4,10 @@ For publishers that cannot set NATS headers, or that want the ack on a subject o
 docs/reference/envelope.md specifies the bytes.
 
     format      the header's layout, and all limits
-    fields      what each field may hold
+    fields      the valid values of each field
     codec       `encode` and `decode`
     liftbridge  the envelope of Liftbridge, which streams can accept too
-    alike       many envelopes of either kind decoded at once
+    alike       decodes many envelopes of either kind at once
     protobuf    the encoding of its body
 
 Pure; needs only msgpack and crc32c.

@@ -1,9 +1,10 @@
-"""Many envelopes at once: equally long ones that differ in some fields only.
+"""Decodes many envelopes at once: equally long ones that differ in some fields only.
 
-What one publisher sends is mostly alike: the same fields in the same order, of the same lengths.
-Where they lie is found in one example; then one call into C for each envelope takes them out, and
-what is left between them must be the same everywhere. What does not fit has to be decoded by
-itself. Where a row fits, `decode` or `liftbridge.decode_publish` finds the same.
+Envelopes of one publisher mostly have the same fields in the same order, of the same lengths. The
+positions of the fields are found in one example. Then one call into C per envelope extracts them,
+and the bytes between them must be the same in all envelopes. An envelope that does not fit must be
+decoded on its own. For one that fits, `decode` or `liftbridge.decode_publish` gives the same
+result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .format import COOKIE as OUR_COOKIE
 from .format import FLAG_CRC, HEADER, HEADER_SIZE, HEADER_SIZE_WITH_CRC, VERSION
 
 MIN_ROWS = 16
-"""Fewer are decoded as fast one by one."""
+"""Fewer envelopes are decoded just as fast one by one."""
 
 _BINARY, _ASCII, _WORD, _CHECKSUM = range(4)
 _FIELDS = {
@@ -52,7 +53,7 @@ _THEIR_HEADERS = {
 
 
 class Span(NamedTuple):
-    """Where a field lies in each envelope."""
+    """The position of a field in each envelope."""
 
     name: str
     start: int
@@ -61,8 +62,8 @@ class Span(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """The fields that differ, one entry per envelope in `rows`; text is ASCII. A field of `example`
-    that is not here is the same in all."""
+    """The fields that differ, with one entry per envelope in `rows`; text is ASCII. All other
+    fields are those of `example`."""
 
     example: bytes
     rows: Sequence[int]
@@ -71,23 +72,23 @@ class Alike(NamedTuple):
     correlation_ids: Sequence[bytes] | None = None
     message_ids: Sequence[bytes] | None = None
     ack_subjects: Sequence[bytes] | None = None
-    """Or ack inboxes."""
+    """The ack subjects, or for Liftbridge the ack inboxes."""
 
 
 def ours(envelopes: Sequence[bytes]) -> Alike | None:
-    """Most of these equally long envelopes, decoded; None if they have little in common."""
+    """Decode most of these equally long envelopes; None if they have little in common."""
     return _alike(envelopes, _our_spans, "<")
 
 
 def liftbridges(envelopes: Sequence[bytes]) -> Alike | None:
-    """As `ours`, for those of Liftbridge."""
+    """Decode envelopes of Liftbridge like `ours`."""
     return _alike(envelopes, _their_spans, ">")
 
 
 def _alike(
     envelopes: Sequence[bytes], spans_of: Callable[[bytes], list[Span] | None], order: str
 ) -> Alike | None:
-    """`order` is that of the bytes of a checksum."""
+    """Decode envelopes; `order` is the byte order of a checksum."""
     for example in (envelopes[0], envelopes[len(envelopes) // 2], envelopes[-1]):
         spans = spans_of(example)
         if spans is not None:
@@ -100,8 +101,8 @@ def _alike(
 def split(
     items: Sequence[bytes], example: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[list[Sequence[bytes]], set[int]]:
-    """The bytes at `spans` (start and end, ascending) in each of these items, which are as long as
-    `example`, by column; and the rows that differ from it elsewhere."""
+    """Return the bytes at `spans` (start and end, ascending) of each item, by column, and the rows
+    that differ from `example` elsewhere. All items are as long as `example`."""
     values, rest, between, at = "", "", [], 0
     for start, stop in [*spans, (len(example), len(example))]:
         values += f"{start - at}x{stop - start}s"
@@ -111,7 +112,7 @@ def split(
     joined, count, width = b"".join(items), len(items), len(spans) + 1
     flat = list(chain.from_iterable(Struct(values).iter_unpack(joined)))
     columns: list[Sequence[bytes]] = [flat[at::width] for at in range(width)]
-    # What is between them is compared by putting it all together again.
+    # The bytes in between are compared by joining everything again.
     pieces = [b""] * (2 * width * count)
     for at, constant in enumerate(between):
         pieces[2 * at :: 2 * width] = [constant] * count
@@ -125,7 +126,7 @@ def split(
 
 
 def rows_by_length(items: Sequence[bytes], rows: Sequence[int]) -> list[Sequence[int]]:
-    """The rows of items of one length, for each length that several of these rows have."""
+    """Group rows whose items have the same length; leaves out groups of less than MIN_ROWS."""
     lengths = list(map(len, items))
     if len(rows) == len(items) and lengths.count(lengths[0]) == len(lengths):
         return [rows] if len(rows) >= MIN_ROWS else []
@@ -166,7 +167,7 @@ def _split(example: bytes, envelopes: Sequence[bytes], spans: list[Span], order:
 
 
 def _wrong_text(span: Span, column: Sequence[bytes]) -> list[int]:
-    """The rows that may hold no text, or text that is not of the common kind."""
+    """Return the rows that may hold no text, or not the usual kind of text."""
     if span.kind == _BINARY:
         return []
     joined = b"".join(column)
@@ -185,10 +186,10 @@ def _wrong_text(span: Span, column: Sequence[bytes]) -> list[int]:
 
 
 def _our_spans(data: bytes) -> list[Span] | None:
-    """The spans of an envelope without headers and without an expected offset."""
+    """Return the spans of an envelope without headers and without an expected offset."""
     pos = _OUR_HEADERS.get(data[:HEADER_SIZE])
     if pos is None or decode(data) is None:
-        return None  # what follows reads valid msgpack
+        return None  # the code below needs valid msgpack
     spans = [Span("crc", HEADER_SIZE, pos, _CHECKSUM)] if pos > HEADER_SIZE else []
     pairs = data[pos] - 0x80
     if not 0 < pairs < 16:
@@ -219,10 +220,10 @@ def _our_spans(data: bytes) -> list[Span] | None:
 
 
 def _their_spans(data: bytes) -> list[Span] | None:
-    """The spans of an envelope without headers, in which each field occurs once."""
+    """Return the spans of an envelope without headers, in which each field occurs once."""
     pos = _THEIR_HEADERS.get(data[:8])
     if pos is None or liftbridge.decode_publish(data) is None:
-        return None  # what follows reads valid protobuf
+        return None  # the code below needs valid protobuf
     spans = [Span("crc", 8, pos, _CHECKSUM)] if pos > 8 else []
     seen = set()
     while pos < len(data):

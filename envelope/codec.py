@@ -1,8 +1,8 @@
-"""`encode` and `decode`.
+"""Encodes and decodes envelopes.
 
-`decode` is on the path of every message of a stream, and its input is whatever was published. So it
-returns None for anything that is not exactly an envelope, never raises, and costs at most a small
-multiple of the input's size, whatever lengths and nesting the input declares.
+`decode` runs for every message of a stream, and publishers control its input. So it returns None
+for anything that is not exactly an envelope, never raises, and takes time and memory of at most a
+small multiple of the input's size, whatever lengths and nesting the input declares.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def encode(
     expected_last_offset: int | None = None,
     crc: bool = True,
 ) -> bytes:
-    """One envelope, ready to be published.
+    """Encode one envelope, ready to publish.
 
     `value` None is a tombstone and needs a `key`. Text is encoded as UTF-8. Equal arguments give
     equal bytes. Raises ValueError for a field that `decode` would not accept, TypeError for a
@@ -87,7 +87,7 @@ def encode(
 
 
 def decode(data: bytes) -> Envelope | None:
-    """The envelope in `data`, or None when `data` is a plain message. Never raises."""
+    """Return the envelope in `data`, or None if `data` is a plain message. Never raises."""
     if data[:HEADER_SIZE] == _USUAL_HEADER:
         body: bytes | memoryview = data[HEADER_SIZE_WITH_CRC:]
         if crc32c(body) != int.from_bytes(data[HEADER_SIZE:HEADER_SIZE_WITH_CRC], "little"):
@@ -122,13 +122,13 @@ def _unusual_body(data: bytes) -> bytes | memoryview | None:
 
 
 def _decode_small(body: bytes | memoryview) -> Envelope | None:
-    """As `_decode_body`, in one call into C unless there are headers.
+    """Decode like `_decode_body`, but in one call into C unless there are headers.
 
-    Maps inside of the map become dicts here, at a hundred times their size: no more than a
-    megabyte for a body of `_SMALL` bytes.
+    Maps inside the map become dicts here, of a hundred times their size: at most a megabyte for a
+    body of `_SMALL` bytes.
     """
     fields = _unpackb(body, use_list=False, max_array_len=0, max_map_len=MAX_HEADERS, max_ext_len=0)
-    # A small map says in its first byte how many pairs it has, and equal keys make it fewer.
+    # The first byte of a small map holds its number of pairs; equal keys reduce the result.
     if type(fields) is not dict or body[0] != _SMALL_MAP | len(fields) or "h" in fields:
         return _decode_body(body)
     if not _KEYS.issuperset(fields) or "v" not in fields:
@@ -140,17 +140,17 @@ def _decode_body(body: bytes | memoryview) -> Envelope | None:
     maps = 0
 
     def on_map(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        # A pair of two bytes becomes a tuple of 56 bytes, so bound here what may be built: at
-        # most two maps are ever finished, each of at most MAX_HEADERS pairs.
+        # A pair of two bytes becomes a tuple of 56 bytes, so limit what is built: at most two maps
+        # are ever finished, each of at most MAX_HEADERS pairs.
         nonlocal maps
         maps += 1
         if maps > _MAX_MAPS:
             raise ValueError("more maps than an envelope has")
         return pairs
 
-    # Pairs instead of dicts, so that duplicate keys show. With `use_list=False` an array is a
-    # tuple, so a list is always a map. Text and bytes cannot be longer than the input.
-    # msgpack's defaults require UTF-8 text, and text or bytes as keys.
+    # Pairs instead of dicts, to detect duplicate keys. With `use_list=False` an array is a tuple,
+    # so a list is always a map. Text and bytes cannot be longer than the input. msgpack's defaults
+    # require UTF-8 text, and text or bytes as keys.
     pairs = _unpackb(
         body,
         use_list=False,

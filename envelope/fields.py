@@ -1,7 +1,7 @@
-"""The fields of an envelope, and what each may hold.
+"""The fields of an envelope, and checks of their values.
 
-Every check returns what is wrong, in words, or None. `encode` raises it as a ValueError; `decode`
-only needs to know whether something is wrong.
+Every check returns the problem in words, or None. `encode` raises it as a ValueError; for `decode`
+any problem means that it is not an envelope.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _HEADER_VALUE = re.compile(
     r"[^\x00-\x20\x7f-\x9f\u2028\u2029\ud800-\udfff])?)?"
 )
 # Tokens of printable ASCII without blanks, wildcards and dots, joined by dots. NATS itself would
-# obey an ack sent below `$` ($JS.API.STREAM.PURGE.X), and we one sent below `liftlog.`.
+# execute an ack sent below `$` ($JS.API.STREAM.PURGE.X) as a command, and so would we below
+# `liftlog.`.
 _ACK_SUBJECT = re.compile(r"(?!\$|liftlog\.)[!-)+\-,/-=?-~]+(?:\.[!-)+\-,/-=?-~]+)*")
 
 
@@ -78,7 +79,7 @@ def wrong_headers(headers: Mapping[str, str]) -> str | None:
 
 
 def is_header(name: str, value: str) -> bool:
-    """Whether one line of a NATS header block can carry this header, of any length."""
+    """True if one line of a NATS header block can carry this header, of any length."""
     return _HEADER_NAME.fullmatch(name) is not None and _is_line(value, len(value) * 4)
 
 

@@ -36,6 +36,6 @@ MAX_KEY_BYTES = 65_535
 MAX_HEADER_NAME_BYTES = 255
 MAX_HEADER_VALUE_BYTES = 4096
 MAX_ID_BYTES = 255
-"""For message ids and correlation ids."""
+"""Maximum size of message ids and correlation ids."""
 MAX_ACK_SUBJECT_BYTES = 255
 MAX_OFFSET = 2**63 - 1

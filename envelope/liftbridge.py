@@ -77,8 +77,8 @@ _SAFE_IN_NAMES = "!#$&'()*+,/;<=>?@[]^`{|}"
 class Publish(NamedTuple):
     """`Message` of api.proto; a publisher sets some of its fields.
 
-    In protobuf, absent and default are the same: no key is an empty key. `offset` is the offset
-    that the record is expected to get; -1 means none, and so does 0, the default.
+    In protobuf, absent and default are the same: no key is an empty key. `offset` is the expected
+    offset of the record; -1 means none, and so does 0, the default.
     """
 
     offset: int = 0
@@ -146,7 +146,7 @@ _new = tuple.__new__
 
 
 def decode_publish(data: bytes) -> Publish | None:
-    """The published message, or None if `data` is a plain message. Never raises."""
+    """Return the published message, or None if `data` is a plain message. Never raises."""
     body = _open(data, TYPE_PUBLISH)
     if body is None:
         return None
@@ -161,26 +161,27 @@ def decode_publish(data: bytes) -> Publish | None:
 
 
 def decode_ack(data: bytes) -> Ack | None:
-    """The ack in `data`, or None if `data` is not an ack. Never raises."""
+    """Return the ack in `data`, or None if `data` is not an ack. Never raises."""
     body = _open(data, TYPE_ACK)
     fields = None if body is None else protobuf.decode(body, _ACK)
     return None if fields is None else Ack(**fields)
 
 
 def encode_publish(publish: Publish, *, crc: bool = True) -> bytes:
-    """One envelope, ready to be published."""
+    """Encode one envelope, ready to publish."""
     return _close(protobuf.encode(publish, _PUBLISH), TYPE_PUBLISH, crc=crc)
 
 
 def encode_ack(ack: Ack, *, crc: bool = False) -> bytes:
-    """One envelope, by default without a checksum, as Liftbridge itself writes it."""
+    """Encode one ack, by default without a checksum, like Liftbridge."""
     return _close(protobuf.encode(ack, _ACK), TYPE_ACK, crc=crc)
 
 
 def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> Iterator[bytes]:
-    """As `encode_ack` of each with its offset and this commit timestamp.
+    """Encode each ack like `encode_ack`, with its offset and this commit timestamp.
 
-    What many have in common, before the offset and after the correlation id, is encoded once.
+    The fields that many have in common, before the offset and after the correlation id, are encoded
+    once.
     """
     names: tuple[str, str, str] | None = None
     rest: tuple[int, int, int] | None = None
@@ -210,9 +211,9 @@ def encode_acks(acks: Iterable[tuple[Ack, int]], *, commit_timestamp: int) -> It
 def encode_alike_acks(
     acks: Sequence[Ack], offsets: Sequence[int], *, commit_timestamp: int
 ) -> tuple[int, list[Sequence[bytes]]] | None:
-    """As `encode_acks`, for acks that differ only in the offset, in an ack inbox and a correlation
-    id of one length: the size of each, and columns that are the acks if laid side by side. None
-    if they differ in more."""
+    """Encode acks that differ only in the offset, and in an ack inbox and a correlation id of one
+    length. Returns the size of each ack, and columns that form the acks if joined row by row. None
+    if the acks differ in more."""
     fields = list(zip(*acks, strict=True))
     inboxes, correlation_ids = fields[4], fields[5]
     same = [column for at, column in enumerate(fields) if at not in (4, 5)]
@@ -239,7 +240,7 @@ def encode_alike_acks(
 
 
 def _equally_long(texts: Sequence[str]) -> Sequence[bytes] | None:
-    """Encoded, if they are ASCII without blanks and of one length."""
+    """Return the texts encoded, if they are ASCII without blanks and of one length; else None."""
     joined = " ".join(texts)
     size = len(texts[0])
     if not joined.isascii() or {*map(len, texts)} != {size}:
@@ -249,7 +250,7 @@ def _equally_long(texts: Sequence[str]) -> Sequence[bytes] | None:
 
 
 def _varints(numbers: Sequence[int]) -> list[bytes]:
-    """For numbers that are mostly close to each other."""
+    """Encode numbers that are mostly close to each other."""
     highs = {high: protobuf.varint(high) for high in {number >> 7 for number in numbers}}
     continued = protobuf.CONTINUED
     return [
@@ -259,7 +260,7 @@ def _varints(numbers: Sequence[int]) -> list[bytes]:
 
 
 def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
-    """Liftbridge headers (text to bytes) as NATS headers (lines).
+    """Convert Liftbridge headers (text to bytes) to NATS headers (lines).
 
     A header that fits one line stays unchanged. Otherwise its value is encoded in base64, and its
     name gets the prefix `Liftlog-Binary-` and is percent-encoded where a header name requires it.
@@ -275,7 +276,7 @@ def nats_headers(headers: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def liftbridge_headers(headers: Mapping[str, str]) -> dict[str, bytes]:
-    """The reverse of `nats_headers`. A value that is not base64 stays unchanged."""
+    """Reverse `nats_headers`. A value that is not base64 stays unchanged."""
     found = {}
     for name, text in headers.items():
         value = text.encode()
@@ -301,7 +302,7 @@ def _is_marked(name: str) -> bool:
 
 
 def _open(data: bytes, wanted_type: int) -> bytes | None:
-    """The body, if `data` is an envelope of this type."""
+    """Return the body if `data` is an envelope of this type, else None."""
     if data[:_HEADER_SIZE] == _USUAL[wanted_type]:
         body = data[_HEADER_SIZE_WITH_CRC:]
         wanted = int.from_bytes(data[_HEADER_SIZE:_HEADER_SIZE_WITH_CRC], "big")

@@ -3,8 +3,8 @@
 A message is a sequence of fields, each a tag (number and wire type) and a value: integers, text,
 bytes, and maps of text to bytes. Specification: https://protobuf.dev/programming-guides/encoding/
 
-The input of `decode` is whatever was published. It returns None for anything malformed, never
-raises, and reads at most `MAX_FIELDS` fields, and `MAX_ENTRY_FIELDS` in each entry of a map.
+Publishers control the input of `decode`. It returns None for malformed input, never raises, and
+reads at most `MAX_FIELDS` fields, and `MAX_ENTRY_FIELDS` in each entry of a map.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from functools import lru_cache
 from typing import Any, Final
 
 INT64: Final = 0
-INT32: Final = 1  # enumerations too
+INT32: Final = 1  # and enumerations
 TEXT: Final = 2
 BYTES: Final = 3
 MAP: Final = 4
-"""Text to bytes."""
+"""A map of text to bytes."""
 
 Table = Mapping[int, tuple[str, int]]
 """Field number -> (name, kind)."""
 
 MAX_FIELDS: Final = 256
-"""Per message. Without this bound, a megabyte of two-byte fields would take half a second."""
+"""Limit per message. Without it, a megabyte of two-byte fields would take half a second."""
 
 MAX_ENTRY_FIELDS: Final = 8
-"""Per entry of a map, which has two: leaves room for repeated and unknown fields."""
+"""Limit per entry of a map. An entry has two; the rest is for repeated and unknown fields."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPE = {INT64: _VARINT, INT32: _VARINT, TEXT: _LENGTH, BYTES: _LENGTH, MAP: _LENGTH}
@@ -44,7 +44,7 @@ KnownTags = Sequence[tuple[int, int]]
 
 
 def known_tags(table: Table) -> KnownTags:
-    """The fields of the table whose tags are one byte; not maps."""
+    """Return the fields of the table whose tags are one byte, except maps."""
     tags = [_UNKNOWN_TAG] * 256
     for place, (number, (_, kind)) in enumerate(table.items()):
         if kind != MAP and number < 16:
@@ -53,11 +53,11 @@ def known_tags(table: Table) -> KnownTags:
 
 
 def decode_known(data: bytes, tags: KnownTags, fields: list[Any]) -> bool:
-    """Put what an ordinary message says into `fields`, by place; False if the message is not
-    ordinary, and `decode` has to read it. Where this returns True, `decode` finds the same.
+    """Decode an ordinary message into `fields`, by place. Returns False if it is not ordinary.
 
-    Ordinary are a few fields, all of them known, none of them a map, and short. Raises ValueError
-    and IndexError for what is malformed.
+    Then `decode` has to read it. If this returns True, `decode` gives the same result. An ordinary
+    message has a few short fields, all of them in the table and none of them a map. Raises
+    ValueError and IndexError for a malformed message.
     """
     pos, end = 0, len(data)
     for _ in range(_MAX_KNOWN):
@@ -84,7 +84,7 @@ def decode_known(data: bytes, tags: KnownTags, fields: list[Any]) -> bool:
 
 
 def decode(data: bytes, table: Table) -> dict[str, Any] | None:
-    """The fields in the message, by name; None if it is malformed.
+    """Return the fields in the message, by name; None if it is malformed.
 
     Fields that the table does not name, or that have another wire type, are skipped. If a field
     is repeated, the last one counts.
@@ -138,7 +138,7 @@ def _decode(data: bytes, table: Table, max_fields: int) -> dict[str, Any]:
 
 
 def _varint(data: bytes, pos: int) -> tuple[int, int]:
-    """(value, position after it)"""
+    """Return (value, position after it)."""
     value = data[pos]
     if value < 0x80:
         return value, pos + 1
@@ -159,7 +159,7 @@ def _signed(value: int, bits: int) -> int:
 
 
 def encode(values: Iterable[Any], table: Table) -> bytes:
-    """A message of these values, given in the order of the table; defaults are left out.
+    """Encode a message of these values, in the order of the table; leaves out defaults.
 
     Raises OverflowError for a number that does not fit 64 bits.
     """
@@ -186,18 +186,18 @@ def _entries(items: Mapping[str, bytes], tag: bytes) -> Iterator[bytes]:
 
 
 def sized(raw: bytes) -> bytes:
-    """With its length before it."""
+    """Return the bytes with their length before them."""
     size = len(raw)
     return (_ONE_BYTE[size] if size < 0x80 else _to_varint(size)) + raw
 
 
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
 CONTINUED = [bytes([0x80 | low]) for low in range(0x80)]
-"""The first byte of a varint of several, for each of its lowest seven bits."""
+"""First byte of a varint of several bytes, for each value of its lowest seven bits."""
 
 
 def varint(value: int) -> bytes:
-    """A number that seldom recurs, such as an offset: 0 or more, 63 bits."""
+    """Encode a number that seldom recurs, such as an offset: 0 or more, 63 bits."""
     if value < 0x80:
         return _to_varint(value)
     low, middle, high = value & 0x7F, value >> 7 & 0x7F, value >> 14

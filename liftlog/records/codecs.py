@@ -42,17 +42,17 @@ from liftlog.records.header import BatchHeader
 _SIZES = struct.Struct("<II")
 _DATA_POSITION = HEADER_SIZE + _SIZES.size
 _MIN_BODY_BYTES = 128
-"""Smaller bodies are not compressed: the saving would not pay for the extra header."""
+"""Bytes. Smaller bodies are not compressed, because that would save less than the extra header."""
 
 _LZ4_MAX_RATIO = 255
 _ZSTD_LEVEL = 1
-"""Twice as fast as the default, 3, and hardly larger output for similar messages."""
+"""Twice as fast as the default level 3; the output is hardly larger for similar messages."""
 _ZSTD_WINDOW_BYTES = MAX_RAW_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """`compress` and `decompress` are thread-safe, and other threads run meanwhile."""
+    """A compression codec. Its functions are thread-safe and let other threads run meanwhile."""
 
     name: str
     number: int
@@ -63,12 +63,12 @@ class Codec:
 
 
 def codec_named(name: str) -> Codec | None:
-    """None for "none". Raises UnsupportedFormat when its package is not installed."""
+    """Return the codec; None for "none". Raises UnsupportedFormat if its package is missing."""
     return _codec(_NUMBERS[name]) if name != "none" else None
 
 
 def codec_of(header: BatchHeader) -> Codec | None:
-    """The one that a batch is compressed with; None if it is not. Raises UnsupportedFormat."""
+    """Return the codec of a batch; None if it is not compressed. Raises UnsupportedFormat."""
     number = header.attributes & CODEC_MASK
     return _codec(number) if number else None
 
@@ -89,7 +89,7 @@ def _codec(number: int) -> Codec:
 
 
 def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | memoryview:
-    """The same batch with its body compressed, or `batch` itself if that is not smaller."""
+    """Return the batch with its body compressed, or `batch` itself if that is not smaller."""
     with memoryview(batch) as view:
         body = view[HEADER_SIZE:]
         if not _MIN_BODY_BYTES <= len(body) <= MAX_RAW_BODY_BYTES:
@@ -111,7 +111,7 @@ def compress_batch(batch: bytearray | memoryview, codec: Codec) -> bytearray | m
 
 
 def raw_length(batch: bytes, header: BatchHeader) -> int:
-    """The length of the batch without compression, from its first 72 bytes; not verified."""
+    """Return the batch's length without compression, from its first 72 bytes; not verified."""
     if not header.attributes & CODEC_MASK or len(batch) < _DATA_POSITION:
         return header.length
     length: int = _SIZES.unpack_from(batch, HEADER_SIZE)[0]
@@ -119,7 +119,7 @@ def raw_length(batch: bytes, header: BatchHeader) -> int:
 
 
 def inflate(view: memoryview, header: BatchHeader) -> memoryview:
-    """A verified batch with its columns decompressed.
+    """Return a verified batch with its columns decompressed.
 
     The header stays that of the compressed batch. Raises CorruptBatch when the body cannot be
     decompressed to its stated size, UnsupportedFormat when the codec's package is not installed.

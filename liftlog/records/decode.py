@@ -52,9 +52,9 @@ Entry = TypeVar("Entry", str, bytes)
 
 
 class Record(NamedTuple):
-    """One stored message. `value` is None for a tombstone, `key` is None without one.
-    `raw_headers` is the header block as it is stored, b"" without one; `headers` has them by name,
-    and is made at each access."""
+    """One stored message. `value` is None for a tombstone, `key` is None without one. `raw_headers`
+    is the header block as it is stored, b"" without one; `headers` has them by name, and is built
+    at each access."""
 
     offset: int
     timestamp_ns: int
@@ -65,8 +65,8 @@ class Record(NamedTuple):
 
     @property
     def headers(self) -> MessageHeaders:
-        """By name; the first of several equal names wins."""
-        # Made when asked for: for each record it would take as long as all other fields together.
+        """The headers by name; the first of several equal names wins."""
+        # Built on demand: for each record it would take as long as all other fields together.
         return MessageHeaders(self.raw_headers)
 
 
@@ -110,12 +110,12 @@ class RecordBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Of the stored batch: header, columns and padding."""
+        """Size of the stored batch: header, columns and padding."""
         return self.header.length
 
     @property
     def has_tombstones(self) -> bool:
-        """Whether the stored batch may hold some; without it `values` has no None."""
+        """True if the stored batch may hold tombstones; if False, `values` has no None."""
         return bool(self.header.attributes & TOMBSTONES)
 
     @property
@@ -125,7 +125,7 @@ class RecordBatch:
         return self._view
 
     def trim(self, first_offset: int, stop_offset: int | None = None) -> RecordBatch:
-        """The same batch without records below `first_offset` or at and above `stop_offset`."""
+        """Return the batch without records below `first_offset` or at and above `stop_offset`."""
         if first_offset <= self.header.base_offset and (
             stop_offset is None or stop_offset > self.header.last_offset
         ):
@@ -143,11 +143,11 @@ class RecordBatch:
     # --- columns ---
 
     def offsets(self) -> Sequence[int]:
-        """Ascending, with holes after compaction."""
+        """Return the offsets: ascending, with holes after compaction."""
         return self._all_offsets()[self._lo : self._hi]
 
     def timestamps_ns(self) -> list[int]:
-        """When the daemon received each message, ns since 1970 UTC."""
+        """Return the time at which the daemon received each message, in ns since 1970 UTC."""
         base = self.header.base_timestamp_ns
         if not self.header.attributes & TIMESTAMP_DELTAS:
             return [base] * len(self)
@@ -156,19 +156,21 @@ class RecordBatch:
         return [base + 1000 * delta for delta in deltas[self._lo : self._hi].tolist()]
 
     def subjects(self) -> list[str]:
-        """Subjects that were not UTF-8 on NATS are escaped, see `escaped_subjects`."""
+        """Return the subjects. Those that were not UTF-8 on NATS are escaped, see
+        `escaped_subjects`."""
         return self._by_subject_id(self._subject_names())
 
     def raw_subjects(self) -> list[bytes]:
-        """The exact bytes received from NATS. Two different subjects can look the same in
-        `subjects`: one is escaped, the other is text that looks like the escape."""
+        """Return the subjects as the exact bytes from NATS. Two different subjects can look the
+        same in `subjects`: one is escaped, the other is text that looks like the escape."""
         names = self._subject_names()
         pairs = zip(names, self._escape_flags(len(names)), strict=True)
         raw = [unescape_subject(name) if escaped else name.encode() for name, escaped in pairs]
         return self._by_subject_id(raw)
 
     def escaped_subjects(self) -> set[str]:
-        """The subjects that were not UTF-8 on NATS; each invalid byte is written as `\\xNN`."""
+        """Return the subjects that were not UTF-8 on NATS; each invalid byte is written as
+        `\\xNN`."""
         if not self.header.attributes & ESCAPED_SUBJECTS:
             return set()
         names = self._subject_names()
@@ -176,7 +178,7 @@ class RecordBatch:
         return {name for name, escaped in pairs if escaped}
 
     def _subject_names(self) -> list[str]:
-        """Each subject of the batch once, including those of trimmed records."""
+        """Return each subject of the batch once, including those of trimmed records."""
         layout, view = self._layout, self._view
         column = layout.dictionary
         data = column.data
@@ -189,17 +191,17 @@ class RecordBatch:
             raise CorruptBatch("a subject in the dictionary is not UTF-8") from error
 
     def keys(self) -> list[bytes | None]:
-        """None for a record without a key."""
+        """Return the keys; None for a record without one."""
         column = self._layout.keys
         return [None] * len(self) if column is None else self._nullable(column)
 
     def headers(self) -> list[bytes]:
-        """One raw NATS header block per record, b"" where there was none."""
+        """Return one raw NATS header block per record, b"" where there was none."""
         column = self._layout.headers
         return [b""] * len(self) if column is None else self._binary(column)
 
     def values(self) -> list[bytes | None]:
-        """The payloads as bytes; None for a tombstone."""
+        """Return the payloads as bytes; None for a tombstone."""
         view, header = self._view, self.header
         found = self._located
         if found is None:
@@ -208,8 +210,8 @@ class RecordBatch:
             return self._nullable(found.values)
         count = header.record_count
         if count <= FEW and self._hi - self._lo == count:
-            # As `_binary` would do it. Synchronous publishers leave such batches, and there each
-            # call costs as much as copying a value.
+            # The same as `_binary`. Synchronous publishers produce such batches, and there a call
+            # costs as much as copying a value.
             position, _, data = found.values
             ends = FEW_ENDS[count].unpack_from(view, position)
             raw = view[data : data + ends[count]].tobytes()
@@ -220,10 +222,9 @@ class RecordBatch:
         return self._binary(found.values)  # type: ignore[return-value]  # list is invariant
 
     def value_column(self) -> tuple[memoryview, list[int]]:
-        """The value column itself: its bytes, and the `len + 1` places in them
-        between which the values lie.
+        """Return the value column: its bytes, and a list of `len + 1` places in them.
 
-        Value i lies at `places[i]` to `places[i + 1]`; a tombstone takes no bytes. For code that
+        Value i is at `places[i]` to `places[i + 1]`; a tombstone takes no bytes. For code that
         works on columns: no object is created per value.
         """
         column, count = self._layout.values, self.header.record_count
@@ -236,7 +237,7 @@ class RecordBatch:
         return self._view[column.data :], ends
 
     def value_views(self) -> list[memoryview | None]:
-        """The payloads as views into the batch, without a copy; None for a tombstone.
+        """Return the payloads as views into the batch, without a copy; None for a tombstone.
 
         Faster for values larger than 512 bytes: copies of that size are allocated and freed one by
         one, which costs more than slicing views.
@@ -249,7 +250,7 @@ class RecordBatch:
         return [view if flag else None for view, flag in zip(views, flags, strict=True)]
 
     def records(self) -> list[Record]:
-        """One object per record: convenient, but the slowest way to read."""
+        """Return one object per record: convenient, but the slowest way to read."""
         fields = zip(
             self.offsets(),
             self.timestamps_ns(),
@@ -266,10 +267,10 @@ class RecordBatch:
         return iter(self.records())
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
-        """The same as a `pyarrow.RecordBatch`: offset, timestamp, subject, key, headers, value.
+        """Return a `pyarrow.RecordBatch`: offset, timestamp, subject, key, headers, value.
 
-        Keys, headers and values are not copied. `columns` chooses some of them. Needs pyarrow,
-        else raises LiftlogError.
+        Keys, headers and values are not copied. `columns` chooses some of them. Raises LiftlogError
+        if pyarrow is not installed.
         """
         from liftlog.records.columns.arrow import to_arrow
 
@@ -279,7 +280,7 @@ class RecordBatch:
 
     @property
     def _layout(self) -> Layout[int]:
-        """Where the columns lie in `raw`. Raises CorruptBatch."""
+        """The positions of the columns in `raw`. Raises CorruptBatch."""
         return self._located or self._locate()
 
     def _locate(self) -> Layout[int]:
@@ -298,7 +299,7 @@ class RecordBatch:
         return [header.base_offset + delta for delta in deltas]
 
     def _by_subject_id(self, entries: list[Entry]) -> list[Entry]:
-        """The entry of each record's subject."""
+        """Return for each record the entry of its subject."""
         if not self.header.attributes & SUBJECT_IDS:
             return entries[:1] * len(self)
         ids = numbers(self._view, self._layout.ids, self.header.record_count, "H")
@@ -341,18 +342,18 @@ class RecordBatch:
         return [item if flag else None for item, flag in pairs]
 
     def _flags(self, column: Binary[int]) -> list[bool]:
-        """Whether each record has an item in the column."""
+        """Return True for each record that has an item in the column."""
         flags = bitmap_of(self._view, column.bitmap, self.header.record_count)
         return flags[self._lo : self._hi]
 
 
 _CUT_ITEMS = 128
-"""Cut in one step. Batches have any number of records, and a struct takes as long to make as it
-saves, so there is none for each of these numbers."""
+"""Number of items to unpack in one step. Batches have any number of records, and making a struct
+for each of these numbers would take as long as it saves."""
 
 
 def _equal_length(ends: memoryview[int]) -> int:
-    """The length of each item if all have the same, else 0; also if all are empty."""
+    """Return the length of each item if all have the same, else 0; also 0 if all are empty."""
     count = len(ends) - 1
     if not count:
         return 0
@@ -368,14 +369,14 @@ def _equal_length(ends: memoryview[int]) -> int:
 
 @lru_cache(maxsize=32)
 def _multiples(length: int, bits: int) -> bytes:
-    """Where items of this length begin and end, for counts of so many bits."""
+    """Return the borders of items of this length, enough for counts of this many bits."""
     return array("i", range(0, (length << bits) + 1, length)).tobytes()
 
 
 def _cut_equally(view: memoryview, at: int, length: int, count: int) -> list[bytes]:
-    """So many items of one length.
+    """Return `count` items of one length.
 
-    Publishers often send messages of one size; unpacking many at once is then 3 to 5 times as fast
+    Publishers often send messages of one size. Unpacking many at once is then 3 to 5 times as fast
     as slicing item by item.
     """
     items: list[bytes] = []
@@ -397,12 +398,12 @@ def _equal_items(length: int, count: int) -> struct.Struct:
 
 @lru_cache(maxsize=32)
 def _all_set(count: int) -> bytes:
-    """The bitmap of a column in which each record has an item."""
+    """Return the bitmap of a column in which each record has an item."""
     return ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
 
 
 def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBatch:
-    """The batch at `pos` of `buf`, without copying it unless it is compressed.
+    """Return the batch at `pos` of `buf`, without copying it unless it is compressed.
 
     Raises CorruptBatch when bytes are missing, a checksum does not match or a compressed body
     cannot be decompressed to its stated size, and UnsupportedFormat when a newer liftlog wrote the
@@ -421,14 +422,14 @@ def decode_batch(buf: Buffer, pos: int = 0, *, verify: bool = True) -> RecordBat
         view = inflate(stored, header)
         length = len(view)
     if 4 * header.record_count > length:
-        # Every record has an entry in the value column; without this, a few bytes could ask
-        # for lists of four billion entries.
+        # Every record has an entry in the value column. Without this check, a few bytes could cause
+        # lists of four billion entries.
         raise CorruptBatch(f"{header.record_count} records cannot lie in {length} bytes")
     return RecordBatch(view, header, stored)
 
 
 def iter_batches(buf: Buffer, *, verify: bool = True) -> Iterator[RecordBatch]:
-    """The batches of a buffer of whole batches, such as the body of a fetch answer."""
+    """Yield the batches of a buffer of whole batches, such as the body of a fetch answer."""
     pos, end = 0, len(buf)
     while pos < end:
         batch = decode_batch(buf, pos, verify=verify)

@@ -1,4 +1,4 @@
-"""Columns in, the bytes of one record batch out.
+"""Encodes columns to the bytes of one record batch.
 
 Hot path: no Python code runs per message; `map`, `accumulate` and `join` loop in C.
 """
@@ -45,7 +45,7 @@ _ONE_ITEM = struct.Struct("<ii")
 
 
 class EncodedBatch(NamedTuple):
-    """A batch as `encode_batch` made it, with what the log must know of it."""
+    """A batch made by `encode_batch`, with the facts that the log needs about it."""
 
     data: bytearray | memoryview
     base_offset: int
@@ -71,14 +71,14 @@ def encode_batch(
 ) -> bytearray:
     """Encode one batch.
 
-    `subjects` are the bytes that NATS delivered. `headers` holds one raw header block per
-    record, b"" for none. `offsets` (ascending) is for a batch with holes, like those that
-    compaction leaves (which itself uses `columns.encode_columns`); `last_offset` is the last offset
-    of the batch if its last record has another one. `has_tombstones` must be true when any value is
-    None: a search for None would take a pass over every batch.
+    `subjects` are the bytes that NATS delivered. `headers` holds one raw header block per record,
+    b"" for none. Pass `offsets` (ascending) for a batch with holes, like those that compaction
+    leaves (which itself uses `columns.encode_columns`). Pass `last_offset` if the batch ends after
+    its last record. `has_tombstones` must be true if any value is None: to search for None would
+    take a pass over every batch.
 
-    Stamps are stored in microseconds after the first one; an older stamp is stored as the first.
-    Raises ValueError when the columns do not fit together.
+    Timestamps are stored in microseconds since the first one; an older timestamp is stored as the
+    first. Raises ValueError if the columns do not fit together.
     """
     count = len(values)
     _check_counts(count, subjects, keys, headers, offsets)
@@ -94,8 +94,8 @@ def encode_batch(
         if len(deltas) != count:
             raise ValueError(f"{len(deltas)} stamps for {count} records")
         _append_numbers(parts, deltas)
-        # The newest stamp as it is stored, not as it was passed: else a look-up by time could find
-        # a batch without a record as new as its header says.
+        # The newest timestamp as it is stored, not as it was passed: otherwise a look-up by time
+        # could find a batch without a record as new as its header states.
         max_timestamp_ns += 1000 * max(deltas)
     attributes |= _append_subjects(parts, subjects)
     if keys is not None:
@@ -128,7 +128,7 @@ def encode_batch(
 
 
 def _check_counts(count: int, *columns: Sequence[object] | None) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if the columns differ in length or are too long for a batch."""
     if count > MAX_BATCH_RECORDS:
         raise ValueError(f"{count} records are more than a batch can hold")
     for column in columns:
@@ -145,9 +145,9 @@ def encode_single(
     subject: bytes,
     value: bytes,
 ) -> EncodedBatch:
-    """The same batch as `encode_batch` makes of one record without key and headers.
+    """Encode one record without key and headers, to the same bytes as `encode_batch`, but faster.
 
-    A publisher waits for each such record alone, so the time this takes is latency.
+    Such a batch comes from a publisher that waits for each ack, so the time this takes is latency.
     """
     dictionary, attributes = _single_subject(subject)
     size = len(value)
@@ -209,15 +209,16 @@ def extend_batch(batch: bytearray, last_offset: int) -> None:
 def _timestamp_deltas(stamps: StampRuns, base_ns: int) -> array[int]:
     deltas = array("I")
     for stamp, count in stamps:
-        # An unsigned delta cannot express a clock that stepped back inside the batch. Stamps run
-        # backwards only where the clock was more than a minute ahead before.
+        # An unsigned delta cannot represent a clock that stepped back inside the batch. Timestamps
+        # decrease only if the clock was more than a minute ahead before.
         delta = min(max((stamp - base_ns) // 1000, 0), MAX_TIMESTAMP_DELTA_US)
         deltas.extend([delta] * count)
     return deltas
 
 
 def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
-    """Dictionary (u32 count, u32 0, i32 offsets, [bitmap], bytes), then u16 ids if several."""
+    """Append the dictionary (u32 count, u32 0, i32 offsets, [bitmap], bytes), then u16 ids if there
+    are several subjects. Returns the attribute bits."""
     if subjects and subjects.count(subjects[0]) == len(subjects):
         raw, attributes = _single_subject(subjects[0])
         parts.append(raw)
@@ -249,7 +250,7 @@ def _append_subjects(parts: list[bytes], subjects: Sequence[bytes]) -> int:
 
 
 def _encode_single_subject(subject: bytes) -> tuple[bytes, int]:
-    """The dictionary of a batch whose records all have one subject, and its attribute bits."""
+    """Return the dictionary for a batch with one subject, and its attribute bits."""
     try:
         subject.decode()
         attributes, bitmap = 0, b""
@@ -261,7 +262,7 @@ def _encode_single_subject(subject: bytes) -> tuple[bytes, int]:
 
 
 _CACHED_BYTES = 256
-"""Publishers choose the subjects, so longer ones are not cached: that bounds the memory."""
+"""Longer subjects are not cached: publishers choose them, and this limits the memory."""
 _cached_single_subject = lru_cache(maxsize=4096)(_encode_single_subject)
 
 
@@ -278,7 +279,7 @@ def _append_numbers(parts: list[bytes], numbers: array[int]) -> None:
 
 
 def _append_ends(parts: list[bytes], items: Sequence[bytes]) -> int:
-    """i32 offsets of the items, one after the other; returns where the last one ends."""
+    """Append the i32 offsets of the items; return where the last one ends."""
     sizes = list(map(len, items))
     count, size = len(sizes), sizes[0] if sizes else 0
     if size <= _MAX_MULTIPLES_OF and sizes.count(size) == count:
@@ -291,17 +292,17 @@ def _append_ends(parts: list[bytes], items: Sequence[bytes]) -> int:
 
 
 _MAX_MULTIPLES_OF = 4096
-"""So that 65,536 times as much fits an i32."""
+"""Largest cached item size in bytes: 65,536 times this size fits an i32."""
 
 
 @lru_cache(maxsize=32)
 def _multiples(size: int, bits: int) -> bytes:
-    """0, `size`, 2 * `size` and so on as i32, for counts of so many bits."""
+    """Return 0, `size`, 2 * `size` and so on as i32, enough for counts of this many bits."""
     return array("i", [size * at for at in range((1 << bits) + 1)]).tobytes()
 
 
 def _append_binary(parts: list[bytes], items: Sequence[bytes]) -> None:
-    """i32 offsets, then the bytes, as Arrow lays out a `binary` array."""
+    """Append i32 offsets, then the bytes: the layout of Arrow's `binary` array."""
     if len(items) == 1:
         item = items[0]
         parts += (_ONE_ITEM.pack(0, len(item)), item, padding_for(len(item)))
@@ -312,7 +313,7 @@ def _append_binary(parts: list[bytes], items: Sequence[bytes]) -> None:
 
 
 def _append_nullable(parts: list[bytes], items: Sequence[bytes | None]) -> None:
-    """i32 offsets, validity bitmap, then the bytes."""
+    """Append i32 offsets, validity bitmap, then the bytes."""
     if None not in items:
         present: Sequence[bytes] = items  # type: ignore[assignment]
         flags = ((1 << len(items)) - 1).to_bytes((len(items) + 7) // 8, "little")
@@ -326,6 +327,6 @@ def _append_nullable(parts: list[bytes], items: Sequence[bytes | None]) -> None:
 
 
 def _bitmap(flags: Iterable[bool]) -> bytes:
-    """One bit per item, lowest bit first, as Arrow does."""
+    """Return one bit per item, lowest bit first, as in Arrow."""
     digits = "".join(["1" if flag else "0" for flag in flags])
     return int(digits[::-1] or "0", 2).to_bytes((len(digits) + 7) // 8, "little")

@@ -24,7 +24,7 @@ import re
 import struct
 import sys
 
-if sys.byteorder != "little":  # columns are handed to the kernel and to Arrow as they lie in memory
+if sys.byteorder != "little":  # the kernel and Arrow get columns as they are in memory
     raise ImportError("liftlog runs on little-endian machines only")
 
 MAGIC = b"LLB\x01"
@@ -82,7 +82,7 @@ KNOWN_ATTRIBUTES = (
 
 MAX_BATCH_RECORDS = 0xFFFF  # subject ids are u16
 MAX_BATCH_LENGTH = 0x7FFF_FFF8  # value offsets are i32
-MAX_RAW_BODY_BYTES = 2**27  # what a compressed body may become
+MAX_RAW_BODY_BYTES = 2**27  # maximum size of a decompressed body
 MAX_TIMESTAMP_DELTA_US = 0xFFFF_FFFF
 
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
@@ -91,28 +91,27 @@ PADDING = (b"", b"\0", b"\0\0", b"\0\0\0", b"\0" * 4, b"\0" * 5, b"\0" * 6, b"\0
 
 
 def padding_for(size: int) -> bytes:
-    """The zero bytes that bring `size` to a multiple of 8."""
+    """Return the zero bytes that extend `size` to a multiple of 8."""
     return PADDING[-size & 7]
 
 
 def padded(size: int) -> int:
-    """`size` rounded up to a multiple of 8."""
+    """Return `size` rounded up to a multiple of 8."""
     return (size + 7) & ~7
 
 
 def escape_subject(raw: bytes) -> str:
-    """Readable, reversible text for a subject that is not UTF-8, as it stands in the dictionary of
-    a batch.
+    """Return readable, reversible text for a subject that is not UTF-8, as batches store it.
 
     Every byte that is not part of valid UTF-8, and the backslash itself, is written as `\\xNN`.
     Entries that need no escape are stored as they are, so a backslash in ordinary text keeps its
-    meaning: the per-entry flag of the dictionary tells them apart.
+    meaning: the dictionary has a flag for each escaped entry.
     """
     return raw.replace(b"\\", b"\\x5c").decode("utf-8", "backslashreplace")
 
 
 def unescape_subject(text: str) -> bytes:
-    """The bytes that were passed to `escape_subject`."""
+    """Return the bytes that were passed to `escape_subject`."""
     out = bytearray()
     end = 0
     for match in _ESCAPE.finditer(text):

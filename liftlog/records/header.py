@@ -107,7 +107,7 @@ def parse_header(buf: Buffer, pos: int = 0) -> BatchHeader:
 
 
 def _unsupported(magic: bytes, reserved: int, attributes: int) -> UnsupportedFormat:
-    """The error that names what this liftlog does not know."""
+    """Return an error that names the part that this version does not support."""
     if magic != MAGIC:
         return UnsupportedFormat(f"record batch format version {magic[3]} is not known")
     if reserved:

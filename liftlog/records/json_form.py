@@ -1,4 +1,4 @@
-"""A record as JSON: what `consume --output json`, `log dump` and the HTTP API show."""
+"""Records as JSON, for `consume --output json`, `log dump` and the HTTP API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 BASE64 = "base64"
 HEADERS_BASE64 = "headers_base64"
-"""The header block as it is, in base64: only for headers that a JSON object cannot hold."""
+"""Name of the field with the verbatim header block in base64, for headers that a JSON object cannot
+represent."""
 Encoding = Literal["auto", "utf-8", "base64"]
 HeaderValues = dict[str, str | list[str]]
 
@@ -26,12 +27,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def record_object(
     record: Record, encoding: Encoding = "auto", headers: HeaderValues | None = None
 ) -> dict[str, Any]:
-    """`offset`, `timestamp`, `timestamp_ns`, `subject`, `key`, `value`, `headers`.
+    """Return `offset`, `timestamp`, `timestamp_ns`, `subject`, `key`, `value`, `headers`.
 
     With `auto`, bytes that are not UTF-8 become base64, and `key_encoding` or `value_encoding` is
-    set; with `base64`, all bytes do. With `utf-8`, bytes that are not UTF-8 raise
-    UnicodeDecodeError. `headers_base64` is there if `headers` does not hold every line as it is.
-    `headers` replaces those of the record, for callers that limit how many are parsed.
+    set; with `base64`, all bytes become base64. With `utf-8`, bytes that are not UTF-8 raise
+    UnicodeDecodeError. `headers_base64` is added if `headers` does not hold every line verbatim.
+    The argument `headers` replaces those of the record, for callers that limit how many are parsed.
     """
     fields: dict[str, Any] = {
         "offset": record.offset,
@@ -71,8 +72,8 @@ def _put_bytes(fields: dict[str, Any], name: str, raw: bytes | None, encoding: E
 def group_headers(found: HeaderValues, lines: Iterable[HeaderLine]) -> bool:
     """Add header lines to `found`: a name that occurs more than once gets a list of values.
 
-    Names that differ in case are different names, as they are for NATS. Bytes that are not UTF-8
-    become U+FFFD. Returns whether `found` keeps the order of these lines.
+    Names that differ in case are different names, as in NATS. Bytes that are not UTF-8 become
+    U+FFFD. Returns True if `found` keeps the order of these lines.
     """
     in_order = True
     last = next(reversed(found), None)
@@ -92,8 +93,8 @@ def group_headers(found: HeaderValues, lines: Iterable[HeaderLine]) -> bool:
 
 
 def exact_headers(block: bytes, encoding: Encoding, *, in_order: bool) -> str | None:
-    """The block in base64 if JSON's `headers` does not hold every line as it is, or if all bytes
-    are asked for as base64. Raises UnicodeDecodeError with `utf-8`."""
+    """Return the block in base64 if JSON's `headers` does not hold every line verbatim, or if the
+    encoding is `base64`; else None. Raises UnicodeDecodeError with `utf-8`."""
     if not block:
         return None
     is_exact = in_order and encoding != "base64"
@@ -107,8 +108,8 @@ def exact_headers(block: bytes, encoding: Encoding, *, in_order: bool) -> str | 
 
 
 def lines_of_json(fields: Mapping[str, Any]) -> list[HeaderLine]:
-    """The header lines of a record as JSON; the inverse of `record_object`. Raises ValueError for
-    what is neither `headers` nor `headers_base64`."""
+    """Return the header lines of a record in JSON: the inverse of `record_object`. Raises
+    ValueError for invalid `headers` or `headers_base64`."""
     exact = fields.get(HEADERS_BASE64)
     if exact is not None:
         try:
@@ -131,7 +132,7 @@ def lines_of_json(fields: Mapping[str, Any]) -> list[HeaderLine]:
 
 
 def show_time(timestamp_ns: int) -> str:
-    """UTC with microseconds, as ISO 8601."""
+    """Return the time in UTC with microseconds, as ISO 8601."""
     seconds, rest_ns = divmod(timestamp_ns, 1_000_000_000)
     return f"{_show_second(seconds)}.{rest_ns // 1000:06d}Z"
 

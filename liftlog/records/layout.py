@@ -1,12 +1,12 @@
-"""Where the columns of a batch lie. Every length and offset in the bytes is checked here.
+"""Finds the columns of a batch. Checks every length and offset in the bytes.
 
-A correct checksum proves only that the bytes are what the writer wrote, not that the writer was
+A correct checksum proves only that the bytes are those of the writer, not that the writer was
 correct: a replica, a plug-in or an attacker may have computed it. So every position is compared
-with the end of the batch before it is used, and a position that does not fit raises CorruptBatch.
-No allocation is larger than what the batch itself holds.
+with the end of the batch before it is used, and one that does not fit raises CorruptBatch. No
+allocation is larger than the content of the batch.
 
-`walk` is the only code that knows the order of the columns. It works on numbers and on numpy arrays
-of numbers alike: `find_layout` walks one batch, positions.py many batches in the same steps.
+Only `walk` depends on the order of the columns. It works on numbers and on numpy arrays of numbers:
+`find_layout` walks one batch, positions.py many batches in the same steps.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ N = TypeVar("N", int, "NDArray[np.int64]")
 
 FEW = 16
 FEW_ENDS = tuple(struct.Struct(f"<{n + 1}i") for n in range(FEW + 1))
-"""Read the offsets of a few items in one step; a memoryview cast takes three."""
+"""Structs that read the offsets of a few items in one step; a memoryview cast takes three."""
 
 
 class Binary(NamedTuple, Generic[N]):
-    """Where a binary column lies: `count + 1` offsets as in Arrow, perhaps a bitmap, the data.
+    """The place of a binary column: `count + 1` offsets as in Arrow, a bitmap or none, the data.
 
-    Only the first offset, 0, and the last, the size of the data, have been checked; `ascending`
-    checks the rest when they are used.
+    Only the first offset, 0, and the last, the size of the data, are checked; `ascending` checks
+    the others when they are used.
     """
 
     ends: N
-    bitmap: N  # means nothing if the column has none
+    bitmap: N  # undefined if the column has none
     data: N
 
 
 class Layout(NamedTuple, Generic[N]):
-    """Where the columns begin, in bytes. None: the batch has no such column.
+    """The positions of the columns, in bytes. None: the batch has no such column.
 
-    The positions of other absent columns mean nothing: check the attributes.
+    The positions of other absent columns are undefined: check the attributes.
     """
 
     offset_deltas: N
@@ -78,7 +78,7 @@ class Words(Protocol[N]):
 _SIZE = struct.Struct("<i")
 _COLUMNS = KNOWN_ATTRIBUTES & ~CODEC_MASK
 _read_dictionary = struct.Struct("<2q").unpack_from
-"""The number of entries with the reserved field above it, and the first two offsets."""
+"""Reads the number of entries with the reserved field above it, and the first two offsets."""
 
 PROBLEMS = (
     "the subject dictionary does not fit the batch",
@@ -92,10 +92,10 @@ _new: Any = tuple.__new__  # NamedTuple's own __new__ takes three times as long
 def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], N, Any, Any, Any]:
     """Find the columns of a batch of `count` records; `at` is the end of its header.
 
-    Returns the layout, where its last column ends, and for each of PROBLEMS whether it occurred
-    (not 0). A caller may trust the layout only if there was no problem and the columns end where
-    the batch ends: then each step went forward, so no column reaches past the end. IndexError
-    means that one does.
+    Returns the layout, the end of its last column, and for each of PROBLEMS a number that is not 0
+    if it occurred. The layout is valid only if there was no problem and the columns end where the
+    batch ends: then each step went forward, so no column reaches past the end. If one does, this
+    may raise IndexError.
     """
     offset_deltas = at
     if attributes & OFFSET_DELTAS:
@@ -127,7 +127,7 @@ def walk(words: Words[N], attributes: int, count: N, at: N) -> tuple[Layout[N], 
 
 
 def _binary(words: Words[N], at: N, count: N, has_bitmap: int) -> tuple[Binary[N], N, Any]:
-    """The binary column at `at`, what follows it, and whether (not 0) it cannot be one."""
+    """Return the binary column at `at`, its end, and a number that is not 0 if it is invalid."""
     place = at >> 2
     size = words[place + count]
     bitmap = data = at + (4 * count + 11 & ~7)
@@ -139,17 +139,17 @@ def _binary(words: Words[N], at: N, count: N, has_bitmap: int) -> tuple[Binary[N
 
 _MOST_KNOWN = 128
 _known: list[dict[int, tuple[Layout[int], Any, int, int]]] = [{} for _ in range(FEW + 1)]
-"""For each count of records: layouts of batches with one subject and no optional column, found
-before; with what reads the offsets of the values, and where these and the data lie.
+"""A cache, by count of records, of layouts of batches with one subject and no optional column. With
+each: the function that reads the offsets of the values, and the positions of these and of the data.
 
-A publisher that waits for each ack writes such batches, and to walk one takes longer than to read
+A publisher that waits for each ack produces such batches, and walking one takes longer than reading
 its value. The key is both offsets of the dictionary in one number. Nothing else moves a column of
 such a batch: only the end of the values differs.
 """
 
 
 def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
-    """Where the columns of one batch lie. Raises CorruptBatch."""
+    """Find the columns of one batch. Raises CorruptBatch."""
     attributes, count = header.attributes, header.record_count
     is_plain = count <= FEW and not attributes & _COLUMNS
     subject = 0
@@ -161,7 +161,7 @@ def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
                 layout, read_ends, position, data = known
                 ends = read_ends(view, position)
                 size = ends[count]
-                # This is all that `walk` would check. If it fails, `walk` says why.
+                # These are all the checks of `walk`. If one fails, `walk` reports which.
                 if size >= 0 and data + (size + 7 & ~7) == len(view) and not ends[0]:
                     return layout
         found, end, wrong, unclear, past_end = walk(view.cast("i"), attributes, count, HEADER_SIZE)
@@ -182,7 +182,7 @@ def find_layout(view: memoryview, header: BatchHeader) -> Layout[int]:
 def numbers(
     view: memoryview, position: int, count: int, kind: Literal["H", "I", "i"]
 ) -> memoryview[int]:
-    """`count` fixed-width numbers at `position`."""
+    """Return `count` fixed-width numbers at `position`."""
     size = count * (2 if kind == "H" else 4)
     raw = view[position : position + size]
     if len(raw) != size:
@@ -191,28 +191,28 @@ def numbers(
 
 
 def size_of(view: memoryview, column: Binary[int], count: int) -> int:
-    """Of the data of a column of `count` items, in bytes."""
+    """Return the size of the data of a column of `count` items, in bytes."""
     size: int = _SIZE.unpack_from(view, column.ends + 4 * count)[0]
     return size
 
 
 def ends_of(view: memoryview, column: Binary[int], count: int) -> list[int]:
-    """The `count + 1` offsets of a column. Raises CorruptBatch if they run backwards."""
+    """Return the `count + 1` offsets of a column. Raises CorruptBatch if they run backwards."""
     if count <= FEW:
         return ascending([*FEW_ENDS[count].unpack_from(view, column.ends)])
     return ascending(numbers(view, column.ends, count + 1, "i").tolist())
 
 
 def ascending(ends: list[int]) -> list[int]:
-    """`ends` itself. Raises CorruptBatch if an item begins before the previous one ended."""
-    # Sorting what is sorted already is the fastest test there is: one comparison per item in C.
+    """Return `ends` itself. Raises CorruptBatch if an item begins before the previous one ends."""
+    # Sorting a sorted list is the fastest test: one comparison per item in C.
     if ends != sorted(ends):
         raise CorruptBatch("the offsets of a column run backwards")
     return ends
 
 
 def bitmap_of(view: memoryview, position: int, count: int) -> list[bool]:
-    """The `count` bits of the bitmap at `position`, lowest bit of each byte first."""
+    """Return the `count` bits of the bitmap at `position`, lowest bit of each byte first."""
     number = int.from_bytes(view[position : position + (count + 7) // 8], "little")
     digits = format(number, f"0{max(count, 1)}b")[::-1]
     return [digit == "1" for digit in digits[:count]]

@@ -18,8 +18,8 @@ TOMBSTONE = "Liftlog-Tombstone"
 CORRELATION_ID = "Liftlog-Correlation-Id"
 
 HeaderLine = tuple[bytes, bytes]
-"""Name and value, as they are in a block, without the blanks around the value. Headers are a
-sequence of these: names may repeat, differ in case only, and hold any bytes, as values may."""
+"""Name and value, as in a header block, without the blanks around the value. Headers are a sequence
+of these. Names may repeat or differ in case only; names and values may hold any bytes."""
 
 PREAMBLE = b"NATS/1.0"
 _CRLF = b"\r\n"
@@ -27,7 +27,7 @@ _BLANKS = (b" ", b"\t")
 
 
 def header_lines(block: bytes, limit: int = -1) -> list[HeaderLine]:
-    """Name and value of every well-formed line, in order; never raises.
+    """Return name and value of every well-formed line, in order; never raises.
 
     The first line, the version and perhaps a status, is skipped. `limit` bounds the number of
     lines that are examined: a block can have hundreds of thousands.
@@ -42,12 +42,12 @@ def header_lines(block: bytes, limit: int = -1) -> list[HeaderLine]:
 
 
 def count_lines(block: bytes) -> int:
-    """The number of header lines, well-formed or not; parses none of them."""
+    """Return the number of header lines, well-formed or not, without parsing them."""
     return max(0, block.count(_CRLF) - 2)
 
 
 def first_value(block: bytes, name: bytes) -> bytes | None:
-    """The first value that `header_lines` has for exactly this name; None if there is none.
+    """Return the first value that `header_lines` has for exactly this name; None if there is none.
 
     It searches instead of parsing, so its cost does not depend on the number of lines.
     """
@@ -72,13 +72,13 @@ def is_carried(name: bytes, value: bytes) -> bool:
 
 
 def without(lines: Iterable[HeaderLine], *names: str) -> list[HeaderLine]:
-    """The other lines, in their order. Case matters."""
+    """Return the lines without those of these names, in order. Case matters."""
     left_out = {name.encode() for name in names}
     return [line for line in lines if line[0] not in left_out]
 
 
 def build_block(lines: Sequence[HeaderLine]) -> bytes:
-    """A header block with these lines, each of which `is_carried`; b"" without any."""
+    """Build a header block of these lines, each of which `is_carried`; b"" without any."""
     if not lines:
         return b""
     body = b"".join(b"%b: %b\r\n" % line for line in lines)
@@ -88,10 +88,10 @@ def build_block(lines: Sequence[HeaderLine]) -> bytes:
 class MessageHeaders(Mapping[str, str]):
     """Headers by name; the first of several equal names wins, as in nats-py.
 
-    Names that differ in case are different headers, as they are for NATS. A look-up takes the exact
-    name if there is one, else the first that differs in case only. Bytes that are not UTF-8 become
-    U+FFFD here; `lines` has every line as bytes, and `raw` the block verbatim. A publisher that is
-    given these headers publishes every line.
+    Names that differ in case are different headers, as in NATS. A look-up returns the exact name if
+    there is one, else the first that differs in case only. Bytes that are not UTF-8 become U+FFFD
+    here; `lines` has every line as bytes, and `raw` the block verbatim. If you publish a message
+    with these headers, every line is sent.
     """
 
     __slots__ = ("_items", "raw")
@@ -102,7 +102,7 @@ class MessageHeaders(Mapping[str, str]):
 
     @property
     def lines(self) -> list[HeaderLine]:
-        """All of them in their order, as bytes."""
+        """All header lines in order, as bytes."""
         return header_lines(self.raw)
 
     def _parsed(self) -> dict[str, str]:
@@ -131,7 +131,7 @@ class MessageHeaders(Mapping[str, str]):
         return len(self._parsed())
 
     def get_all(self, name: str) -> list[str]:
-        """Every value of a name, in order, ignoring case."""
+        """Return every value of a name, in order, ignoring case."""
         wanted = name.lower().encode()
         return [
             value.decode("utf-8", "replace")

@@ -1,9 +1,9 @@
-"""Whether a batch is where it belongs.
+"""Checks that a batch is at its place in a log.
 
-A disk that loses a write or puts it in the wrong place leaves whole batches, with correct
-checksums, in the place of acked ones. Only their headers show it: the batches of a log tile its
-offsets without gaps, and leader epochs never decrease. Every walk over batches makes this
-comparison, and a batch that fails it is damage like any other.
+If a disk loses a write or writes it to the wrong place, whole batches with correct checksums can
+stand in the place of acked ones. Only their headers show it: the batches of a log cover its offsets
+without gaps, and leader epochs never decrease. Every walk over batches makes this check, and a
+batch that fails it is damage like any other.
 
 A batch of another stream with the same offsets, in an epoch that fits, goes undetected.
 """
@@ -23,10 +23,10 @@ Epochs = Sequence[tuple[int, int]]
 
 
 class Place:
-    """Where the next batch of a walk belongs: at `offset`, in leader epoch `epoch` or a later one.
+    """The expected place of the next batch: at `offset`, in leader epoch `epoch` or a later one.
 
-    No batch of the walk may reach past `end_offset`. `epochs` are those that the manifest lists:
-    from the first offset of each on, no batch has an older epoch.
+    No batch of the walk may reach past `end_offset`. `epochs` are those of the manifest: from the
+    first offset of each on, no batch has an older epoch.
     """
 
     __slots__ = ("_end", "_epoch_end", "_epochs", "epoch", "offset")
@@ -39,7 +39,7 @@ class Place:
 
     @property
     def sure_epoch(self) -> int:
-        """The epoch that is listed for `offset`; without a list, that of the previous batch."""
+        """The epoch listed for `offset`; without a list, that of the previous batch."""
         return self._listed_epoch() if self._epochs else self.epoch
 
     def go_on_at(self, offset: int) -> None:
@@ -49,11 +49,11 @@ class Place:
 
     @property
     def sure_until(self) -> int:
-        """Below this offset the walk may continue, and no later epoch is listed."""
+        """The offset up to which the walk may continue and no later epoch is listed."""
         return min(self._end, self._epoch_end)
 
     def holds(self, header: BatchHeader) -> bool:
-        """Whether this is the batch that belongs here."""
+        """Return True if this batch belongs here."""
         return (
             header.base_offset == self.offset
             and header.leader_epoch >= self.epoch
@@ -61,11 +61,11 @@ class Place:
         )
 
     def pass_by(self, header: BatchHeader) -> None:
-        """Step over this batch; the next one follows it."""
+        """Move past this batch; the next one follows it."""
         self.go_on_behind(header.base_offset + header.last_offset_delta + 1, header.leader_epoch)
 
     def go_on_behind(self, offset: int, epoch: int) -> None:
-        """Step over batches that belong here: they end at `offset`, the last one has `epoch`."""
+        """Move past batches that belong here: they end at `offset`, the last one has `epoch`."""
         self.offset = offset
         self.epoch = epoch
         if offset >= self._epoch_end:
@@ -84,17 +84,17 @@ class Place:
         return True
 
     def take(self, header: BatchHeader) -> None:
-        """`accept`, or raise CorruptBatch."""
+        """Call `accept`; raise CorruptBatch if it returns False."""
         if not self.accept(header):
             raise CorruptBatch(self.problem(header))
 
     def check_end(self) -> None:
-        """Raises CorruptBatch unless the walk has reached its end offset."""
+        """Raise CorruptBatch unless the walk has reached its end offset."""
         if self.offset != self._end:
             raise CorruptBatch(f"the batches end at offset {self.offset}, not at {self._end}")
 
     def problem(self, header: BatchHeader) -> str:
-        """Describes a batch that does not belong here."""
+        """Describe a batch that does not belong here."""
         found = f"a batch of offsets {header.base_offset} to {header.last_offset}"
         if header.base_offset != self.offset or header.leader_epoch < self.epoch:
             due = f"where offset {self.offset}, epoch {self.epoch} is due"

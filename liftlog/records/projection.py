@@ -1,7 +1,7 @@
-"""A batch without some of its columns, made from one that is stored.
+"""Makes a batch without some of its columns from a stored batch.
 
-What stays is copied as it lies. So this takes a tenth of the time of decoding the columns and
-encoding them again, which `Selection.project` is for.
+The remaining columns are copied without decoding. That takes a tenth of the time of decoding and
+encoding them again, which `Selection.project` does.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from liftlog.records.layout import find_layout
 
 _HEADER_PLACE = bytes(HEADER_SIZE)
 _NO_SUBJECT = (1).to_bytes(16, "little")
-"""A dictionary with one entry, which is empty."""
+"""A subject dictionary with one, empty entry."""
 
 
 def project_batch(batch: RecordBatch, columns: Set[str]) -> bytearray:
-    """The same records, uncompressed, with `offset` and these columns.
+    """Return the same records, uncompressed, with `offset` and these columns.
 
-    Other columns are empty as in `Selection.project`. The batch has some records, and its body was
-    checked; that ends ascend and that subjects are in the dictionary was not, and the reader checks
-    it. Raises CorruptBatch if its columns do not lie inside it.
+    Other columns are empty as in `Selection.project`. The batch has records, and its body was
+    checked. Not checked, here or before: that ends ascend and that subject ids are in the
+    dictionary; the reader does that. Raises CorruptBatch if its columns do not lie inside it.
     """
     raw, header = batch.raw, batch.header
     layout, given, count = find_layout(raw, header), header.attributes, header.record_count

@@ -4,9 +4,9 @@
 are not copied: the arrays refer to the bytes that came from the socket or the file, and keep them
 alive. Offsets and timestamps are computed; the subject becomes a dictionary array.
 
-`rows_of` is for callers that pass rows on in large pieces: Spark, exports. All batches are decoded
-together, so a row costs the same whether its batch has one record or ten thousand. The result does
-not refer to the buffers of the batches.
+`rows_of` is for callers that pass on many rows at a time: Spark, exports. All batches are decoded
+together, so the cost of a row does not depend on the size of its batch. The result does not refer
+to the buffers of the batches.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ SCHEMA = pa.schema(
 )
 _SUBJECT = pa.field("subject", pa.utf8(), nullable=False)
 ROWS_SCHEMA = pa.schema([_SUBJECT if field.name == "subject" else field for field in SCHEMA])
-"""As SCHEMA, but with subjects as plain text: every batch has a dictionary of its own."""
+"""SCHEMA with subjects as plain text, since every batch has a dictionary of its own."""
 
 _FEW_NAMES = 8
-"""With so many records for each entry of a dictionary, it takes less time to see that all have the
-same subject, and to repeat it, than to look each one up."""
+"""With this many records for each dictionary entry, it is faster to detect that all have the same
+subject, and to repeat it, than to look up each one."""
 _ZEROS = pa.py_buffer(bytes(4 * (MAX_BATCH_RECORDS + 1)))
 
 
@@ -65,7 +65,7 @@ def to_arrow(
     end: int,
     columns: Sequence[str] | None = None,
 ) -> pa.RecordBatch:
-    """Records number `first` to `end - 1` of the verified batch in `view`.
+    """Return records number `first` to `end - 1` of the verified batch in `view`.
 
     `columns` chooses and orders columns of SCHEMA; None takes all. Raises InvalidArgument for a
     column that does not exist, CorruptBatch when the columns contradict each other.
@@ -84,7 +84,8 @@ def to_arrow(
     try:
         arrays = [getattr(made, name)() for name in names]
         for array in arrays:
-            # Arrow would follow offsets out of the batch, and ids out of the dictionary.
+            # Checked here: Arrow would follow offsets out of the batch, and ids out of the
+            # dictionary.
             array.validate(full=True)
     except (pa.ArrowException, IndexError) as error:
         raise CorruptBatch(f"the columns of the batch contradict each other: {error}") from error
@@ -107,9 +108,9 @@ class _Arrays:
         return _fixed(_TIMESTAMP, timestamps_of(self._view, self._header, self._layout))
 
     def subject(self) -> pa.Array:
-        """The dictionary as it is stored, and each record's place in it."""
+        """Return the dictionary as it is stored, and each record's index into it."""
         names = self._binary(pa.utf8(), self._layout.dictionary, self._layout.entries, 0)
-        names.validate(full=True)  # checks that they are UTF-8; `to_arrow` checks the places
+        names.validate(full=True)  # checks that they are UTF-8; `to_arrow` checks the indexes
         if self._header.attributes & SUBJECT_IDS:
             found = np.frombuffer(self._view, np.uint16, self._count, self._layout.ids)
             ids = found.astype(np.int32)
@@ -137,7 +138,7 @@ class _Arrays:
     def _binary(
         self, kind: pa.DataType, column: Binary[int], count: int, has_bitmap: int
     ) -> pa.Array:
-        """A binary column as it is stored, not copied."""
+        """Return a binary column as it is stored, not copied."""
         view, bitmap = self._view, None
         if has_bitmap:
             bitmap = pa.py_buffer(view[column.bitmap : column.bitmap + (count + 7) // 8])
@@ -155,7 +156,7 @@ def _fixed(kind: pa.DataType, items: NDArray[Any]) -> pa.Array:
 
 
 def rows_of(batches: Sequence[Batches], columns: Sequence[str]) -> pa.RecordBatch:
-    """The records of all batches in their order, with these columns of ROWS_SCHEMA.
+    """Return the records of all batches in order, with these columns of ROWS_SCHEMA.
 
     The batches are verified and together hold less than 2 GiB. Raises InvalidArgument for a column
     that does not exist, CorruptBatch when the columns of a batch contradict each other.
@@ -188,12 +189,12 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
 
 
 def subject_names(batch: RecordBatch) -> list[str]:
-    """Each subject of the batch once, including those of trimmed records."""
+    """Return each subject of the batch once, including those of trimmed records."""
     return batch._subject_names()
 
 
 def _places(found: Sequence[Batches]) -> NDArray[np.intp]:
-    """Where the records lie among those of the whole batches."""
+    """Return the indexes of the records among those of the untrimmed batches."""
     extents = [
         (some._lo, some._hi, some.header.record_count)
         if isinstance(some, RecordBatch)

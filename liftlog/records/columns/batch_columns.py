@@ -1,9 +1,9 @@
 """A record batch as numpy columns, for code that works on whole batches: compaction, exports.
 
-`decode_columns` returns views into the batch and copies only what has to be widened.
+`decode_columns` returns views into the batch and copies only numbers that it has to widen.
 `encode_columns` is its inverse. No step runs per record in Python. This module needs numpy, as do
 column_set.py, many.py, positions.py, scattered.py, small_batches.py, slots.py, selection.py and the
-one for Arrow; the rest of the package imports them only on demand, so a client does not need numpy.
+one for Arrow. The rest of the package imports them only on demand, so a client does not need numpy.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _HEADER_PLACE = bytes(HEADER_SIZE)
 
 
 def decode_columns(batch: RecordBatch) -> Columns:
-    """All records of a verified batch, including trimmed ones.
+    """Return all records of a verified batch, including trimmed ones.
 
-    The arrays are views into the batch's buffer where they can be, so they must not be written
-    to. Raises CorruptBatch when the columns contradict the header or each other.
+    The arrays are views into the batch's buffer where possible, so do not write to them. Raises
+    CorruptBatch if the columns contradict the header or each other.
     """
     view, header, layout = batch.raw, batch.header, batch._layout
     count, attributes = header.record_count, header.attributes
@@ -75,7 +75,7 @@ def decode_columns(batch: RecordBatch) -> Columns:
 
 
 def decode_keys(batch: RecordBatch) -> KeyedRecords | None:
-    """The keys of a verified batch, at half the cost of all columns; None if it has none."""
+    """Return the keys of a verified batch, at half the cost of all columns; None if it has none."""
     view, header = batch.raw, batch.header
     count = header.record_count
     if not header.attributes & KEYS or not count:
@@ -121,11 +121,11 @@ def _binary_column(
 def encode_columns(
     columns: Columns, *, base_offset: int, last_offset: int, leader_epoch: int, commit_group: int
 ) -> bytearray:
-    """One batch that covers [base_offset, last_offset] and holds these records.
+    """Encode one batch that covers [base_offset, last_offset] and holds these records.
 
-    Columns without information (no key, no header, no tombstone, no hole, equal stamps) are left
-    out, and so are subjects that no record has. Raises ValueError when the records do not fit
-    one batch; for stamps, check `can_share_batch` first.
+    Leaves out columns without information (no key, no header, no tombstone, no hole, equal
+    timestamps), and subjects that no record has. Raises ValueError if the records do not fit one
+    batch; for timestamps, call `can_share_batch` first.
     """
     count = len(columns)
     if count > MAX_BATCH_RECORDS:
@@ -170,17 +170,17 @@ def encode_columns(
 
 
 def cut_front(batch: RecordBatch, offset: int) -> bytearray | memoryview:
-    """`cut_out` of all from `offset` on."""
+    """Call `cut_out` for everything from `offset` on."""
     return cut_out(batch, offset, batch.header.next_offset)
 
 
 def cut_out(batch: RecordBatch, first: int, end: int) -> bytearray | memoryview:
-    """The part of a verified batch in [first, end), as a batch of its own; as it is if that is all
-    of it.
+    """Return the part of a verified batch in [first, end) as a batch of its own.
 
-    It stands for the offsets of the batch in that range and may be without records. Records keep
-    their offsets and stamps, the batch its leader epoch, commit group and codec. Raises ValueError
-    when no offset of the batch lies in the range, CorruptBatch.
+    If that is the whole batch, returns it unchanged. The result covers the batch's offsets in that
+    range and may have no records. Records keep their offsets and timestamps, the batch its leader
+    epoch, commit group and codec. Raises ValueError if no offset of the batch lies in the range,
+    CorruptBatch.
     """
     header = batch.header
     first, end = max(first, header.base_offset), min(end, header.next_offset)
@@ -199,10 +199,10 @@ def cut_out(batch: RecordBatch, first: int, end: int) -> bytearray | memoryview:
 
 
 def can_share_batch(some: tuple[int, int], others: tuple[int, int]) -> bool:
-    """Whether records of two batches fit into one without changing a stamp. Each argument is the
-    oldest and the newest stamp of one batch.
+    """Return True if records of two batches fit into one without changing a timestamp. Each
+    argument is the oldest and the newest timestamp of one batch.
 
-    A batch stores microseconds since its oldest stamp, in 32 bits.
+    A batch stores microseconds since its oldest timestamp, in 32 bits.
     """
     span = max(some[1], others[1]) - min(some[0], others[0])
     return (others[0] - some[0]) % 1000 == 0 and span // 1000 <= MAX_TIMESTAMP_DELTA_US
@@ -216,7 +216,7 @@ def _append_offsets(parts: list[Any], offsets: Offsets, base_offset: int, last_o
     if first < base_offset or last > last_offset or not np.all(offsets[1:] > offsets[:-1]):
         raise ValueError("the offsets do not ascend inside the batch")
     if first == base_offset and last - first == count - 1:
-        return 0  # only the end of the range can be empty, and the header says so
+        return 0  # the range can have a hole only at its end, which the header shows
     _append_numbers(parts, (offsets - base_offset).astype(np.uint32))
     return OFFSET_DELTAS
 

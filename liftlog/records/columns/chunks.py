@@ -1,4 +1,4 @@
-"""Batches that are handled in one step: a large one, or as many small neighbours as are alike."""
+"""Groups batches that are processed in one step: one large batch, or similar small neighbours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SMALL_BYTES = 4096
 class Chunk:
     """Batches of one epoch that follow each other; several only if all are small.
 
-    `header` is the first one's, with the range of offsets of all of them.
+    `header` is that of the first one, with the offset range of all of them.
     """
 
     __slots__ = ("_columns", "batches", "header")
@@ -40,7 +40,7 @@ class Chunk:
         return len(self.batches) == 1
 
     def columns(self) -> Columns:
-        """All records. Raises CorruptBatch."""
+        """Return all records. Raises CorruptBatch."""
         if self.is_one_batch:
             return decode_columns(self.batches[0])
         if self._columns is None:
@@ -48,7 +48,7 @@ class Chunk:
         return self._columns
 
     def keyed(self) -> KeyedRecords | None:
-        """The keys; None if no record has one. Raises CorruptBatch."""
+        """Return the keys; None if no record has one. Raises CorruptBatch."""
         if self.is_one_batch or not self.header.attributes & KEYS:
             return decode_keys(self.batches[0])
         columns = self.columns()

@@ -1,6 +1,6 @@
-"""Records as numpy columns: their form, selecting some of them, joining several.
+"""Records as numpy columns: defines them, selects some records, joins several sets.
 
-No Python code runs per record. columns.py decodes batches to columns and encodes columns.
+No Python code runs per record. batch_columns.py decodes batches to columns and encodes columns.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from liftlog.records.header import BatchHeader
 from liftlog.records.layout import Layout, numbers
 
 NO_SUBJECT = ((b"", False),)
-"""The subjects of records that are shown without theirs."""
+"""The subjects of records whose subject was not requested."""
 
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 Offsets = NDArray[np.int64]
 
 _JOIN_FROM_BYTES = 48
-"""Stretches of this mean length are cut and joined; shorter ones are gathered byte by byte."""
+"""Byte ranges of this average length are sliced and joined; shorter ones are gathered per byte."""
 
 _MANY_SUBJECTS = 64
 _SUBJECTS_PER_RECORD = 16
@@ -34,7 +34,7 @@ _SUBJECTS_PER_RECORD = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryColumn:
-    """Item i is `data[ends[i]:ends[i + 1]]`; it is null where `valid` is False.
+    """A column whose item i is `data[ends[i]:ends[i + 1]]`. It is null where `valid` is False.
 
     `ends` need not begin with 0. `valid` None: no item is null.
     """
@@ -59,11 +59,11 @@ class BinaryColumn:
         return self.ends[1:]
 
     def content(self) -> Bytes:
-        """The bytes of all items, one after another."""
+        """Return the bytes of all items, one after another."""
         return self.data[self.ends[0] : self.ends[-1]]
 
     def items(self) -> list[bytes]:
-        """One object per item; null items are empty."""
+        """Return one object per item; null items are empty."""
         raw, first = self.content().tobytes(), int(self.ends[0])
         return [raw[a:b] for a, b in pairwise((self.ends - first).tolist())]
 
@@ -91,7 +91,7 @@ class BinaryColumn:
         return gather(self.data, starts, stops, ends)
 
     def part(self, first: int, end: int) -> BinaryColumn:
-        """The items [first, end); a view."""
+        """Return the items [first, end), as a view."""
         valid = None if self.valid is None else self.valid[first:end]
         return BinaryColumn(self.ends[first : end + 1], self.data, valid)
 
@@ -99,12 +99,12 @@ class BinaryColumn:
 def gather(
     data: Bytes, starts: NDArray[Any], stops: NDArray[Any], ends: NDArray[np.int32]
 ) -> Bytes:
-    """The stretches [start, stop) of `data` one after another; `ends` are the positions in the
-    result where each one ends."""
+    """Return the ranges [start, stop) of `data` one after another; `ends` are their ends in the
+    result."""
     total = int(ends[-1])
     if not total:
         return data[:0]
-    # Adjacent items form one stretch of bytes.
+    # Adjacent items form one range of bytes.
     is_first = np.empty(len(starts), np.bool_)
     is_first[0] = True
     np.not_equal(starts[1:], stops[:-1], out=is_first[1:])
@@ -141,7 +141,7 @@ class Columns:
 
     @property
     def size_bytes(self) -> int:
-        """An upper bound of the size of the encoded records, without header and subjects."""
+        """Return an upper bound of the encoded size of the records, without header and subjects."""
         return self._fixed_bytes * len(self.offsets) + sum(
             [column.size_bytes for column in self._binary_columns]
         )
@@ -152,15 +152,15 @@ class Columns:
 
     @property
     def _fixed_bytes(self) -> int:
-        """For each record: its deltas, subject id and, in each other column, an end and a bit."""
+        """Bytes for each record: its deltas, subject id and, per other column, an end and a bit."""
         return 8 + (2 if self.subject_ids is not None else 0) + 5 * len(self._binary_columns)
 
     def take(self, mask: Flags) -> Columns:
-        """A copy of the records where `mask` is True."""
+        """Return a copy of the records where `mask` is True."""
         return self.at(np.flatnonzero(mask))
 
     def at(self, chosen: NDArray[np.intp]) -> Columns:
-        """A copy of the records with these numbers, in this order."""
+        """Return a copy of the records with these numbers, in this order."""
         return Columns(
             self.offsets[chosen],
             self.timestamps_ns[chosen],
@@ -172,7 +172,7 @@ class Columns:
         )
 
     def part(self, first: int, end: int) -> Columns:
-        """Views of the records [first, end), counted from the first of these columns."""
+        """Return views of the records [first, end), counted from the first of these columns."""
         return Columns(
             self.offsets[first:end],
             self.timestamps_ns[first:end],
@@ -184,12 +184,12 @@ class Columns:
         )
 
     def with_own_subjects(self) -> Columns:
-        """The same, without subjects that no record has if there are many: what is done for each
-        subject then takes no longer than what is done for each record."""
+        """Return the same records; if there are many subjects, without those that no record has.
+        Then a step per subject takes no longer than a step per record."""
         if self.subject_ids is None or len(self.subjects) <= _MANY_SUBJECTS:
             return self
         if len(self.subjects) <= _SUBJECTS_PER_RECORD * len(self):
-            # A step for each subject is cheaper than to sort the records.
+            # A step for each subject is cheaper than sorting the records.
             flags = np.zeros(len(self.subjects), np.bool_)
             flags[self.subject_ids] = True
             used = np.flatnonzero(flags)
@@ -203,7 +203,7 @@ class Columns:
         return replace(self, subjects=subjects, subject_ids=ids)
 
     def sizes(self) -> Offsets:
-        """`size_bytes` of the first record, of the first two, and so on."""
+        """Return `size_bytes` of the first record, of the first two, and so on."""
         total = np.arange(1, len(self) + 1, dtype=np.int64) * self._fixed_bytes
         for column in self._binary_columns:
             total += column.ends[1:] - np.int64(column.ends[0])
@@ -212,7 +212,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyedRecords:
-    """The columns that decide which records are superseded. `has_value` None: all have one."""
+    """The columns that show which records are superseded. `has_value` None: all have a value."""
 
     offsets: Offsets
     keys: BinaryColumn
@@ -226,7 +226,7 @@ class KeyedRecords:
 
 
 def offsets_of(view: memoryview, header: BatchHeader) -> Offsets:
-    """The offsets of all records of a batch. Raises CorruptBatch."""
+    """Return the offsets of all records of a batch. Raises CorruptBatch."""
     count = header.record_count
     if header.last_offset >> 63:
         raise CorruptBatch("offsets beyond 63 bits")
@@ -241,7 +241,7 @@ def offsets_of(view: memoryview, header: BatchHeader) -> Offsets:
 
 
 def timestamps_of(view: memoryview, header: BatchHeader, layout: Layout[int]) -> Offsets:
-    """The stamps of all records of a batch, in nanoseconds. Raises CorruptBatch."""
+    """Return the timestamps of all records of a batch, in nanoseconds. Raises CorruptBatch."""
     count = header.record_count
     if not header.attributes & TIMESTAMP_DELTAS:
         return np.full(count, header.base_timestamp_ns, np.int64)
@@ -253,7 +253,7 @@ def timestamps_of(view: memoryview, header: BatchHeader, layout: Layout[int]) ->
 
 
 def concat(parts: Sequence[Columns]) -> Columns:
-    """One set of columns with the records of all, in the order given; at least one part."""
+    """Join the records of all parts, in the order given; needs at least one part."""
     if len(parts) == 1:
         return parts[0]
     subjects, ids = _concat_subjects(parts)
@@ -305,7 +305,7 @@ def _nothing(count: int, null: bool) -> BinaryColumn:
 
 
 def concat_binary(columns: Sequence[BinaryColumn]) -> BinaryColumn:
-    """One column with the items of all; at least one."""
+    """Join the items of all columns; needs at least one."""
     if len(columns) == 1:
         return columns[0]
     ends = [np.zeros(1, np.int32)]

@@ -1,8 +1,6 @@
-"""Some records of many batches of which only the heads are there: everything but the bytes of the
-values.
+"""Decodes some records of many batches from their heads: everything but the bytes of the values.
 
-All batches are looked at in the same steps, as in many.py. Here the steps for the records are done
-for those alone that are chosen.
+Each step processes all batches, as in many.py, but only the chosen records.
 """
 
 from __future__ import annotations
@@ -29,26 +27,27 @@ from liftlog.records.format import (
 from liftlog.records.layout import Binary
 
 _LITERALS = 8
-"""So few names are looked for with all entries at once; of more, each entry is looked at."""
+"""Up to this many names are each compared with all entries at once; with more names, each entry is
+judged on its own."""
 
 
 class WantedSubjects(NamedTuple):
-    """Which subjects are wanted, as they are stored: one of `literals`, if that is not None, for
-    which `matches` holds, too."""
+    """A condition on subjects, as they are stored: `matches` must hold, and if `literals` is not
+    None, the subject must be among them."""
 
     literals: tuple[bytes, ...] | None
     matches: Callable[[bytes], bool] | None
 
     def hold(self, name: bytes) -> bool:
-        """Whether this one is wanted."""
+        """Return True if this subject is wanted."""
         if self.literals is not None and name not in self.literals:
             return False
         return self.matches is None or self.matches(name)
 
 
 class Some(NamedTuple):
-    """Chosen records, by column; `batches` and `rows` say where each is. `values` are the places of
-    the values, counted from the first value of the batch."""
+    """Chosen records, by column. `batches` and `rows` give the batch and row of each. `values` are
+    the positions of the values, counted from the first value of the batch."""
 
     batches: NDArray[np.intp]
     rows: Numbers
@@ -60,7 +59,7 @@ class Some(NamedTuple):
     has_value: Flags | None
 
     def part(self, first: int, end: int) -> Some:
-        """The records [first, end), counted from the first of these."""
+        """Return the records [first, end), counted from the first of these."""
         starts, stops = self.values
         return Some(
             self.batches[first:end],
@@ -75,7 +74,7 @@ class Some(NamedTuple):
 
 
 class _Heads(Joined):
-    """One buffer. Where values would lie, the next head does; no step looks there."""
+    """Heads in one buffer. In place of the values the next head follows; no step reads there."""
 
     def __init__(self, raw: memoryview, begin: Numbers, lengths: Numbers) -> None:
         self._raw = raw
@@ -83,12 +82,12 @@ class _Heads(Joined):
 
 
 class ManyHeads(ManyBatches):
-    """The heads of batches with at least one record each, whose checksums were verified. Methods
-    raise CorruptBatch, as does making one."""
+    """The heads, with verified checksums, of batches with at least one record each. The constructor
+    and the methods raise CorruptBatch."""
 
     def __init__(self, raw: memoryview, begin: Numbers, lengths: Numbers, sizes: Numbers) -> None:
-        """`begin` says where each head begins in `raw`, `sizes` how long it is; `lengths` are those
-        of the whole batches."""
+        """Locate the columns. `begin` and `sizes` give the start in `raw` and the size of each
+        head; `lengths` are those of the whole batches."""
         heads = _Heads(raw, begin, lengths)
         at = heads.positions()
         check_offsets(at)
@@ -99,13 +98,13 @@ class ManyHeads(ManyBatches):
         self._words = np.frombuffer(raw, np.int32)
 
     def marked(self) -> Columns:
-        """All records, with nothing but their offsets and the marks of tombstones."""
+        """Return all records with only their offsets and tombstone marks."""
         values = self._nothing(self._has_value())
         stamps = np.zeros(len(self), np.int64)
         return Columns(self.offsets(), stamps, NO_SUBJECT, None, None, None, values)
 
     def on(self, wanted: WantedSubjects) -> tuple[NDArray[np.intp], tuple[bytes, ...], Numbers]:
-        """The records on these subjects: their numbers, the subjects, and the number of each
+        """Return the records on these subjects: their numbers, the subjects, and the index of each
         record's subject."""
         entries = self._layout.entries
         ends = self._octets.stretches(np.int32, self._layout.dictionary.ends + 4, entries, None)
@@ -140,8 +139,8 @@ class ManyHeads(ManyBatches):
         return chosen, names, found[chosen].astype(np.int64)
 
     def _with_one(self, some: NDArray[np.intp], firsts: Numbers) -> NDArray[np.intp] | None:
-        """The records of which the subject is one of these entries of the dictionaries, in fewer
-        steps; None if a batch has several, or one that no id can name."""
+        """Return the records whose subject is one of these dictionary entries, in fewer steps. None
+        if a batch has several of the entries, or one that is too far back for an id."""
         batches = firsts.searchsorted(some, "right") - 1
         places = some - firsts[batches]
         if (batches[1:] == batches[:-1]).any() or (places > 0xFFFF).any():
@@ -163,7 +162,7 @@ class ManyHeads(ManyBatches):
     def _judged(
         self, starts: Numbers, stops: Numbers, wanted: WantedSubjects
     ) -> tuple[NDArray[np.int32], tuple[bytes, ...]]:
-        """Of each entry of the dictionaries the number of its name, or -1 if that is not wanted."""
+        """Return for each dictionary entry the number of its name, or -1 if it is not wanted."""
         number = np.full(len(starts), -1, np.int32)
         names: dict[bytes, int] = {}
         if wanted.literals is not None and len(wanted.literals) <= _LITERALS:
@@ -186,7 +185,7 @@ class ManyHeads(ManyBatches):
         return number, tuple(names)
 
     def _named(self, starts: Numbers, stops: Numbers, name: bytes) -> NDArray[np.intp]:
-        """Which entries are this name. Most have another end."""
+        """Return the entries that equal this name. Compares the last bytes first: most differ."""
         some = np.flatnonzero(stops - starts == len(name))
         for at in range(len(name) - 1, -1, -1):
             if not len(some):
@@ -195,7 +194,7 @@ class ManyHeads(ManyBatches):
         return some
 
     def some(self, chosen: NDArray[np.intp]) -> Some:
-        """These records, which ascend."""
+        """Return these records; their numbers ascend."""
         batches = self._firsts.searchsorted(chosen, "right") - 1
         rows: Numbers = chosen - self._firsts[batches]
         at = self._at
@@ -233,7 +232,7 @@ class ManyHeads(ManyBatches):
     def _given(
         self, begin: Numbers, bit: int, batches: NDArray[np.intp], rows: Numbers, otherwise: Numbers
     ) -> Numbers:
-        """The numbers of a column, or `otherwise` where the batch lacks it."""
+        """Return the numbers of a column, or `otherwise` where the batch lacks it."""
         if not self._some & bit:
             return otherwise
         has = self._at.attributes[batches] & bit != 0
@@ -245,7 +244,7 @@ class ManyHeads(ManyBatches):
     def _items_of(
         self, column: Binary[Numbers], bit: int, batches: NDArray[np.intp], rows: Numbers
     ) -> BinaryColumn:
-        """Empty where the batch lacks the column."""
+        """Return items of a binary column; empty where the batch lacks it."""
         has = self._at.attributes[batches] & bit != 0
         starts = np.zeros(len(rows), np.int64)
         stops = np.zeros(len(rows), np.int64)
@@ -259,7 +258,7 @@ class ManyHeads(ManyBatches):
     def _stretches_of(
         self, column: Binary[Numbers], batches: NDArray[np.intp], rows: Numbers
     ) -> tuple[Numbers, Numbers]:
-        """Where these items begin and end in the data of their batches' column."""
+        """Return where these items begin and end in the data of their batches' column."""
         place = column.ends[batches] >> 2
         starts = self._words[place + rows].astype(np.int64)
         stops = self._words[place + rows + 1].astype(np.int64)
@@ -277,7 +276,7 @@ class ManyHeads(ManyBatches):
         *,
         missing: bool,
     ) -> Flags:
-        """Whether each of these items is there; `missing` where the batch lacks the bitmap."""
+        """Return True for each item that is not null; `missing` where the batch has no bitmap."""
         has = self._at.attributes[batches] & bit != 0
         found = np.full(len(rows), missing, np.bool_)
         octets = self._bytes[column.bitmap[batches[has]] + (rows[has] >> 3)]

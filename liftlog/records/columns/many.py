@@ -1,7 +1,7 @@
-"""Many batches as one set of columns.
+"""Decodes many batches to one set of columns.
 
-Every step is done for all batches at once, whether they have a record or a thousand; they need not
-be alike: what one lacks is filled in.
+Every step processes all batches at once, whatever their number of records. They may have different
+columns: missing ones are filled in.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _new_tuple: Any = tuple.__new__
 
 
 def records_of(some: SmallBatches) -> list[Record]:
-    """One object per record. Raises CorruptBatch: which of the batches it is shows when they are
-    decoded one by one."""
+    """Return one object per record. Raises CorruptBatch; decode the batches one by one to find the
+    damaged one."""
     fields = zip(*_fields_of(ManyBatches([some])), strict=True)
     return list(map(_new_tuple, repeat(Record), fields))
 
 
 def _fields_of(found: ManyBatches) -> list[list[Any]]:
-    """The fields of Record, of all records."""
+    """Return the fields of Record as lists, over all records."""
     entries, places = found.subjects()
     try:
         names = [raw.decode() for raw in entries.items()]
@@ -76,7 +76,7 @@ def _nullable(column: BinaryColumn) -> list[bytes | None]:
 
 
 def can_decode_together(one: RecordBatch, other: RecordBatch) -> bool:
-    """Whether `decode_many` takes both in one call."""
+    """Return True if `decode_many` accepts both in one call."""
     return one.header.attributes == other.header.attributes and _is_simple(one)
 
 
@@ -86,8 +86,7 @@ def _is_simple(batch: RecordBatch) -> bool:
 
 
 def decode_many(batches: Sequence[RecordBatch]) -> Columns:
-    """All records of verified batches that follow each other, as `decode_columns` and `concat`
-    would give them.
+    """Decode verified batches that follow each other, like `decode_columns` and `concat`.
 
     All have the same attributes, at least one record, and one subject each. Raises CorruptBatch.
     """
@@ -100,8 +99,8 @@ def decode_many(batches: Sequence[RecordBatch]) -> Columns:
 
 
 def scatter(batches: Sequence[Batches], most_subjects: int) -> ScatteredRecords | None:
-    """All records of verified batches that follow each other. None if their dictionaries together
-    have more than `most_subjects` entries. Raises CorruptBatch."""
+    """Locate all records of verified batches that follow each other. Returns None if their
+    dictionaries together have more than `most_subjects` entries. Raises CorruptBatch."""
     found = ManyBatches(batches, in_one=True)
     if found.entry_count > most_subjects:
         return None
@@ -127,20 +126,21 @@ def _distinct_subjects(
 
 
 def _numbered(items: list[Item]) -> tuple[list[Item], NDArray[np.uint16]]:
-    """Each item once, and the number of each in that."""
+    """Return the distinct items, and for each item its index among them."""
     numbers = dict(zip(dict.fromkeys(items), count(), strict=False))
     return list(numbers), np.fromiter(map(numbers.__getitem__, items), np.uint16, len(items))
 
 
 class ManyBatches:
-    """Verified batches, whole ones with at least one record each, less than 2 GiB in all.
+    """Verified, whole batches with at least one record each, less than 2 GiB in all.
 
-    Methods raise CorruptBatch, as does making one. What they return refers to no bytes of the
+    The constructor and the methods raise CorruptBatch. Results do not refer to the bytes of the
     batches.
     """
 
     def __init__(self, batches: Sequence[Batches], *, in_one: bool = False) -> None:
-        """`in_one` is for `scattered`."""
+        """Locate the columns. `in_one`, which `scattered` needs, joins all batches in one
+        buffer."""
         self._hold(*locate(batches, in_one=in_one))
 
     def _hold(self, at: Positions, octets: Apart | Joined) -> None:
@@ -159,7 +159,7 @@ class ManyBatches:
 
     @property
     def entry_count(self) -> int:
-        """How many entries the dictionaries of all batches have."""
+        """Number of entries in the dictionaries of all batches."""
         return int(self._layout.entries.sum())
 
     def offsets(self) -> Numbers:
@@ -173,7 +173,7 @@ class ManyBatches:
         given = np.repeat(self._at.attributes & OFFSET_DELTAS != 0, self._counts)
         np.add(np.repeat(self._at.base_offsets, self._counts), deltas, out=offsets, where=given)
         ascends = offsets[1:] > offsets[:-1]
-        ascends[self._firsts[1:] - 1] = True  # that is another batch
+        ascends[self._firsts[1:] - 1] = True  # the next batch begins there
         lasts = offsets[self._lasts] - self._at.base_offsets
         if (lasts > self._at.last_deltas).any() or not ascends.all():
             raise CorruptBatch("the offset deltas do not ascend inside the batch")
@@ -188,9 +188,9 @@ class ManyBatches:
         return base
 
     def subjects(self) -> tuple[BinaryColumn, NDArray[np.int32]]:
-        """The dictionaries of all batches one after the other, and each record's place in that.
+        """Return the joined dictionaries of all batches, and each record's index into that.
 
-        Not checked: that the names are UTF-8, and that they differ.
+        Does not check that the names are UTF-8, and that they differ.
         """
         entries = self._layout.entries
         names = self._items(self._layout.dictionary, entries, None)
@@ -207,7 +207,7 @@ class ManyBatches:
         return names, first
 
     def escaped(self) -> Flags:
-        """Whether each entry of the dictionaries is escaped."""
+        """Return True for each entry of the dictionaries that is escaped."""
         if not self._some & ESCAPED_SUBJECTS:
             return np.zeros(int(self._layout.entries.sum()), np.bool_)
         present = self._present(ESCAPED_SUBJECTS)
@@ -219,7 +219,7 @@ class ManyBatches:
         return found
 
     def keys(self) -> BinaryColumn:
-        """Null for records without a key."""
+        """Return the keys; null for records without one."""
         at = self._layout.keys
         if at is None:
             return self._nothing(np.zeros(self._total, np.bool_))
@@ -227,20 +227,20 @@ class ManyBatches:
         return BinaryColumn(column.ends, column.data, self._has_key(at))
 
     def headers(self) -> BinaryColumn:
-        """Empty for records without headers."""
+        """Return the headers; empty for records without any."""
         at = self._layout.headers
         if at is None:
             return self._nothing(None)
         return self._items(at, self._counts, self._present(HEADERS))
 
     def values(self) -> BinaryColumn:
-        """Null for tombstones."""
+        """Return the values; null for tombstones."""
         column = self._items(self._layout.values, self._counts, None)
         return BinaryColumn(column.ends, column.data, self._has_value())
 
     def scattered(self) -> tuple[ScatteredColumn | None, ScatteredColumn | None, ScatteredColumn]:
-        """The keys, headers and values where they lie. No keys or headers: no record has any. They
-        refer to the bytes of the batches."""
+        """Return keys, headers and values that refer to the bytes of the batches. Keys or headers
+        are None if no record has any."""
         at = self._layout
         keys = headers = None
         if at.keys is not None:
@@ -283,21 +283,21 @@ class ManyBatches:
         return column_of(starts, stops, self._octets.all, valid)
 
     def _present(self, bit: int) -> Flags | None:
-        """Which batches have this attribute; None: all."""
+        """Return which batches have this attribute; None: all."""
         if self._all & bit:
             return None
         present: Flags = self._at.attributes & bit != 0
         return present
 
     def _numbers(self, begin: Numbers, bit: int) -> Numbers:
-        """A column of u32; 0 where a batch lacks it."""
+        """Return a column of u32; 0 where a batch lacks it."""
         present = self._present(bit)
         raw = self._octets.stretches(np.uint32, begin, self._counts, present)
         found: Numbers = raw.astype(np.int64)
         return found if present is None else self._spread(found, present)
 
     def _spread(self, items: AnyArray, present: Flags) -> AnyArray:
-        """One item for each record, though only these batches gave some; 0 for the others."""
+        """Return one item for each record: `items` for batches that are present, 0 for others."""
         found: Any = np.zeros(self._total, items.dtype)
         found[np.repeat(present, self._counts)] = items
         return found  # type: ignore[no-any-return]
@@ -308,7 +308,7 @@ class ManyBatches:
     def _items(
         self, column: Binary[Numbers], counts: Numbers, present: Flags | None
     ) -> BinaryColumn:
-        """The items of a binary column, `counts[i]` in each batch; empty where it is lacking."""
+        """Return the items of a binary column, `counts[i]` in each batch; empty where missing."""
         # The first offset of each batch, 0, is where the previous one ended, so the ends suffice.
         stops = self._octets.stretches(np.int32, column.ends + 4, counts, present)
         lasts = self._lasts if counts is self._counts else np.cumsum(counts) - 1
@@ -330,7 +330,7 @@ class ManyBatches:
         return BinaryColumn(ends, data, None)
 
     def _bits(self, begin: Numbers, counts: Numbers, present: Flags | None) -> Flags:
-        """The bits of bitmaps with `counts[i]` bits in each batch that is present."""
+        """Return the bits of bitmaps with `counts[i]` bits in each batch that is present."""
         sizes = (counts + 7) // 8
         octets = self._octets.stretches(np.uint8, begin, sizes, present)
         bits: Flags = np.unpackbits(octets, bitorder="little").view(np.bool_)

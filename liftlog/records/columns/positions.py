@@ -1,9 +1,9 @@
-"""Where the columns of many batches lie, found for all of them at once.
+"""Finds the columns of many batches at once.
 
 Decoding batches one by one takes about fifty steps for each, regardless of its size. Small batches
 are joined, so that each step is one numpy operation for all of them; large ones stay where they
-are, since copying them would cost more. Either way every length is checked before it is used: see
-layout.py.
+are, since copying them would cost more. In both cases every length is checked before it is used:
+see layout.py.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Batches: TypeAlias = RecordBatch | SmallBatches
 """What a walk over batches yields in one step: one batch, or many small ones."""
 
 _JOIN_BELOW_BYTES = 16 * 1024
-"""Batches below this mean size are joined."""
+"""Bytes. Batches below this average size are joined."""
 
 _CUT_FROM_ITEMS = 24
-"""Stretches of this mean length are cut out one by one; shorter ones are gathered by index."""
+"""Ranges of this average length are sliced one by one; shorter ones are gathered by index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """For each batch, the fields of its header and where its columns begin.
+    """For each batch, the fields of its header and the positions of its columns.
 
-    A column is present if any batch has it; for a batch that lacks it, its positions mean nothing.
+    A column is present if any batch has it; for a batch without it, its positions are undefined.
     """
 
     attributes: Numbers
@@ -56,7 +56,7 @@ def count_batches(found: Sequence[Batches]) -> int:
 
 
 def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
-    """The same batches, each by itself."""
+    """Return the same batches as a list of single ones."""
     batches: list[RecordBatch] = []
     for some in found:
         if isinstance(some, RecordBatch):
@@ -67,10 +67,11 @@ def one_by_one(found: Sequence[Batches]) -> list[RecordBatch]:
 
 
 def locate(found: Sequence[Batches], *, in_one: bool = False) -> tuple[Positions, Apart | Joined]:
-    """The positions and the bytes of verified batches with at least one record each, less than
-    2 GiB in all. `in_one`: the positions are to be those in one buffer.
+    """Return the positions and the bytes of verified batches.
 
-    Raises CorruptBatch when columns reach past the end of their batch, or offsets beyond 63 bits.
+    The batches have at least one record each, and less than 2 GiB in all. `in_one`: the positions
+    are those in one buffer. Raises CorruptBatch if columns reach past the end of their batch, or
+    offsets are beyond 63 bits.
     """
     total = sum([len(some.raw) for some in found])
     octets: Apart | Joined
@@ -85,14 +86,14 @@ def locate(found: Sequence[Batches], *, in_one: bool = False) -> tuple[Positions
 
 
 def check_offsets(positions: Positions) -> None:
-    """Raises CorruptBatch when offsets go beyond 63 bits: then they have become negative."""
+    """Raise CorruptBatch if offsets go beyond 63 bits: then they have become negative."""
     offsets = positions.base_offsets
     if min(offsets.min(), (offsets + positions.last_deltas).min()) < 0:
         raise CorruptBatch("offsets beyond 63 bits")
 
 
 def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
-    """A copy of `sizes[i]` items from `first[i]` on, one stretch after another."""
+    """Return a copy of `sizes[i]` items from `first[i]` on, one range after another."""
     total = int(sizes.sum())
     if total >= _CUT_FROM_ITEMS * len(sizes):
         pairs = zip(first.tolist(), (first + sizes).tolist(), strict=True)
@@ -106,7 +107,7 @@ def cut(items: AnyArray, first: Numbers, sizes: Numbers) -> AnyArray:
 
 
 class Apart:
-    """Batches left where they are."""
+    """Batches that are not copied."""
 
     def __init__(self, batches: Sequence[RecordBatch]) -> None:
         self._octets = [np.frombuffer(batch.raw, np.uint8) for batch in batches]
@@ -115,8 +116,8 @@ class Apart:
     def stretches(
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
     ) -> NDArray[Any]:
-        """A copy of `sizes[i]` items from byte `begin[i]` of each batch on, or of those that are
-        `present`, one stretch after another."""
+        """Return a copy of `sizes[i]` items from byte `begin[i]` of each batch on, or of each batch
+        that is `present`, one range after another."""
         items = self._items.get(kind)
         if items is None:
             items = self._items[kind] = [octets.view(kind) for octets in self._octets]
@@ -152,7 +153,7 @@ def _positions_one_by_one(batches: Sequence[RecordBatch]) -> Positions:
 
 
 def _row_of(header: BatchHeader, layout: Layout[int]) -> tuple[int, ...]:
-    """What Positions holds of one batch."""
+    """Return the row of Positions for one batch."""
     offset_deltas, time_deltas, entries, dictionary, ids, keys, headers, values = layout
     return (
         header.attributes,
@@ -178,7 +179,7 @@ _NOTHING = Binary(0, 0, 0)
 
 
 class Joined:
-    """Batches in one buffer; copied, unless they lie in one already."""
+    """Batches in one buffer; copied, unless they are in one already."""
 
     def __init__(self, found: Sequence[Batches]) -> None:
         self._raw: bytes | memoryview = found[0].raw
@@ -209,7 +210,7 @@ class Joined:
     def stretches(
         self, kind: type[np.generic], begin: Numbers, sizes: Numbers, present: Flags | None
     ) -> NDArray[Any]:
-        """As in `Apart`; `begin` counts from the start of the buffer."""
+        """Return the same as `Apart.stretches`; `begin` counts from the start of the buffer."""
         items = np.frombuffer(self._raw, kind)
         first = begin // np.dtype(kind).itemsize
         if present is not None:
@@ -234,7 +235,7 @@ class Joined:
         )
 
     def _layout(self, attributes: Numbers, counts: Numbers) -> Layout[Numbers]:
-        """Walks batches with the same attributes, and so the same columns, together."""
+        """Walk batches with the same attributes, and so the same columns, together."""
         kinds = np.unique(attributes).tolist()
         if len(kinds) == 1:
             return self._walk(kinds[0], counts, self._begin, self._limits)

@@ -1,8 +1,8 @@
-"""Records left where they lie in the bytes of their batches, for code that hands some of them to
-each of many readers.
+"""Records that stay in the bytes of their batches, for code that passes some of them to each of
+many readers.
 
-`Columns` join the items of each column, so making them copies every record. Here only the places
-are computed; `take` copies the records that are chosen, once, to where they are encoded from.
+`Columns` join the items of each column, so making them copies every record. Here only the positions
+are computed; `take` copies the chosen records, once, into the columns from which they are encoded.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from liftlog.records.columns.small_batches import Numbers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScatteredColumn:
-    """Item i is `data[starts[i]:stops[i]]`; it is null where `valid` is False, and then empty.
-    `length` is that of every item, None if they differ."""
+    """A column whose item i is `data[starts[i]:stops[i]]`. It is null where `valid` is False, and
+    then empty. `length` is the length of every item, None if they differ."""
 
     starts: Numbers
     stops: Numbers
@@ -28,7 +28,7 @@ class ScatteredColumn:
     length: int | None
 
     def take(self, chosen: NDArray[np.intp]) -> BinaryColumn:
-        """A copy of these items, joined."""
+        """Return a copy of these items, joined."""
         valid = None if self.valid is None else self.valid[chosen]
         starts, length = self.starts[chosen], self.length
         if length is not None:
@@ -47,17 +47,17 @@ def column_of(starts: Numbers, stops: Numbers, data: Bytes, valid: Flags | None)
 
 
 def _rows(data: Bytes, starts: Numbers, length: int) -> Bytes:
-    """The stretches of this length, one after another."""
+    """Return the byte ranges of this length that begin at `starts`, one after another."""
     if not length or not len(starts):
         return data[:0]
-    # One item of numpy begins at each byte; they overlap, which does no harm to reading.
+    # A numpy item begins at each byte; that they overlap does not matter for reading.
     every: NDArray[np.void] = np.ndarray(len(data) - length + 1, f"V{length}", data, strides=(1,))
     return every[starts].view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScatteredRecords:
-    """The fields mean what they mean in `Columns`."""
+    """Records by column, not joined. The fields are those of `Columns`."""
 
     offsets: Offsets
     timestamps_ns: Offsets
@@ -71,7 +71,7 @@ class ScatteredRecords:
         return len(self.offsets)
 
     def take(self, chosen: NDArray[np.intp]) -> Columns:
-        """A copy of the records with these numbers."""
+        """Return a copy of the records with these numbers."""
         return Columns(
             self.offsets[chosen],
             self.timestamps_ns[chosen],

@@ -1,4 +1,4 @@
-"""Which records of a batch are selected, and which of their columns.
+"""Selects records of a batch, and columns of these records.
 
 Works on numpy columns (column_set.py): no step runs per record in Python. This module imports
 numpy, so a client does not import it.
@@ -45,11 +45,12 @@ class WantedHeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """All conditions that are not None must hold; any of the subjects and of the keys may match.
+    """The conditions and columns of a reader.
 
+    All conditions that are not None must hold; one of the subjects and one of the keys must match.
     Created by `parse_selection`, which checks its arguments. `readable` is a second condition on
-    subjects, which comes from the permissions of the reader and not from its request. `values` is
-    a condition on values, for records that meet the others; no request of the pull protocol has it.
+    subjects; it comes from the reader's permissions, not from its request. `values` is a condition
+    on values, for records that meet the others; no request of the pull protocol has it.
     """
 
     subjects: tuple[str, ...] | None = None
@@ -62,12 +63,12 @@ class Selection:
 
     @property
     def without_slots(self) -> Selection:
-        """For records that were chosen by their slots already."""
+        """Return the selection without its slots, for records that were already chosen by slot."""
         return replace(self, slots=None)
 
     @property
     def is_projection(self) -> bool:
-        """Whether all records are wanted."""
+        """True if all records are wanted."""
         conditions = (
             self.subjects,
             self.keys,
@@ -79,7 +80,7 @@ class Selection:
         return all(condition is None for condition in conditions)
 
     def matching(self, records: Columns) -> Flags | None:
-        """True for each wanted record; None if all records are wanted."""
+        """Return True for each wanted record; None if all records are wanted."""
         found: Flags | None = None
         if self.slots is not None:
             found = self.slots.flags.take(slots_of(records, self.slots.slot_count))
@@ -111,16 +112,15 @@ class Selection:
         return found
 
     def of(self, records: Columns) -> Columns:
-        """The wanted columns of the wanted records."""
+        """Return the wanted columns of the wanted records."""
         mask = self.matching(records)
         projected = self.project(records)
         return projected if mask is None else projected.take(mask)
 
     def project(self, records: Columns) -> Columns:
-        """The same records without the columns that were not requested.
+        """Return the same records without the columns that were not requested.
 
-        Offsets always stay, and so do the marks of tombstones: no record may look deleted that is
-        not.
+        Offsets and tombstone marks always stay: otherwise a record could look like a tombstone.
         """
         left_out = ALL_COLUMNS - self.columns
         if not left_out:
@@ -140,7 +140,7 @@ class Selection:
         return replace(records, **changes)
 
 
-# --- from what a client asks for ---
+# --- parsing a client's request ---
 
 
 def parse_selection(
@@ -154,11 +154,11 @@ def parse_selection(
     slot_count: int | None = None,
     wrong_subject: Callable[[str], str | None] = patterns.why_invalid,
 ) -> Selection:
-    """Raises InvalidArgument for an invalid pattern, header or column, for an empty list, and for
-    slots that are not below their count.
+    """Check the arguments and return a Selection.
 
-    `readable` holds valid patterns; an empty tuple matches nothing. `wrong_subject` says what is
-    wrong with a pattern of `subjects`.
+    Raises InvalidArgument for an invalid pattern, header or column, for an empty list, and for
+    slots that are not below their count. `readable` holds valid patterns; an empty tuple matches
+    nothing. `wrong_subject` returns the problem of a pattern of `subjects`, or None.
     """
     lists = (("subjects", subjects), ("keys", keys), ("headers", headers), ("slots", slots))
     for name, given in lists:
@@ -181,7 +181,7 @@ def parse_selection(
 
 
 def parse_header_condition(text: str) -> WantedHeader:
-    """`Name`, or `Name=value`. Raises InvalidArgument."""
+    """Parse `Name` or `Name=value`. Raises InvalidArgument."""
     name, equals, value = text.partition("=")
     raw = name.encode("utf-8", "surrogatepass")
     if not raw or any(byte <= 0x20 or byte == 0x7F or byte == _COLON for byte in raw):
@@ -225,7 +225,8 @@ def _none_of(records: Columns) -> Flags:
 
 @lru_cache(maxsize=64)
 def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
-    """Equivalent to `acl.subjects.matches` for any of these patterns, but fast for many names."""
+    """Return a regex that matches like `acl.subjects.matches` for any of these patterns, but is
+    fast for many names."""
     tokens = {"*": r"[^.]+", ">": r"[^.]+(?:\.[^.]+)*"}
     ways = [
         r"\.".join([tokens.get(token) or re.escape(token) for token in pattern.split(".")])
@@ -235,7 +236,7 @@ def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def matching_all(patterns: Sequence[tuple[str, ...]]) -> Callable[[bytes], bool]:
-    """Whether a subject, as it is stored, matches one pattern of each of these."""
+    """Return a test if a subject, as it is stored, matches one pattern of each tuple."""
 
     def matches(raw: bytes) -> bool:
         name = raw.decode("utf-8", "replace")
@@ -277,7 +278,7 @@ def _keys_match(records: Columns, wanted: Sequence[bytes]) -> Flags:
 
 
 def _is_one_of(items: BinaryColumn, length: int, wanted: list[bytes]) -> Flags:
-    """Which of these items are wanted; all items and all wanted keys have this length."""
+    """Return which items are wanted; all items and all wanted keys have this length."""
     if not length:
         return np.ones(len(items), np.bool_)
     # numpy's fixed-length text drops trailing zeros; that cannot make two different items of the
@@ -303,7 +304,7 @@ def _header_matches(records: Columns, wanted: WantedHeader) -> Flags:
 
 
 def _lines_named(data: Bytes, ends: Offsets, name: bytes) -> tuple[Offsets, NDArray[np.intp]]:
-    """Where the values of the header lines with that name begin, and the record of each line.
+    """Find the header lines of that name: where their values begin, and the record of each.
 
     A block consists of lines separated by CR LF; the first line is not a header.
     """
@@ -324,7 +325,7 @@ def _lines_named(data: Bytes, ends: Offsets, name: bytes) -> tuple[Offsets, NDAr
 
 
 def _value_is(data: Bytes, starts: Offsets, ends: Offsets, value: bytes) -> Flags:
-    """Whether the rest of each line is `value`, ignoring blanks around it."""
+    """Return True for each line whose rest is `value`, ignoring blanks around it."""
     solid = np.flatnonzero((data != _BLANKS[0]) & (data != _BLANKS[1]))
     begins = _at_or_behind(solid, starts, ends)
     right: Flags = begins + len(value) <= ends
@@ -342,7 +343,7 @@ def _value_is(data: Bytes, starts: Offsets, ends: Offsets, value: bytes) -> Flag
 
 
 def _at_or_behind(solid: NDArray[np.intp], positions: Offsets, ends: Offsets) -> Offsets:
-    """The first position at or after each that is not blank, or else the end of the block."""
+    """Return the first non-blank position at or after each, or the end of its block."""
     places = np.searchsorted(solid, positions)
     found: Offsets = np.minimum(np.append(solid, np.iinfo(np.int64).max)[places], ends)
     return found

@@ -21,37 +21,40 @@ Sums = NDArray[np.uint32]
 
 _FEW_ITEMS = 128
 _LONG_ITEM = 40
-"""With fewer or longer items a call for each is faster than a step for each byte of all."""
+"""With fewer items, or items longer than this, one call per item is faster than one step per byte
+position."""
 
 
 @dataclass(frozen=True)
 class WantedSlots:
-    """Some of the slots over which a group spreads the records of a stream; `numbers` ascend."""
+    """Some of the slots over which a group distributes the records of a stream; `numbers`
+    ascend."""
 
     slot_count: int
     numbers: tuple[int, ...]
 
     @cached_property
     def bits(self) -> int:
-        """Bit n is set if slot n is wanted: takes the same memory whatever the slots are."""
+        """A number in which bit n is set if slot n is wanted. Its size does not depend on how many
+        are wanted."""
         return int.from_bytes(np.packbits(self.flags, bitorder="little").tobytes(), "little")
 
     @property
     def flags(self) -> Flags:
-        """Whether each slot of the group is wanted."""
+        """True for each slot of the group that is wanted."""
         wanted = np.zeros(self.slot_count, np.bool_)
         wanted[list(self.numbers)] = True
         return wanted
 
 
 def flags_of(bits: int, count: int) -> Flags:
-    """`WantedSlots.flags` of these `WantedSlots.bits`, for a group with so many slots."""
+    """Return `WantedSlots.flags` for these `WantedSlots.bits`, for a group of `count` slots."""
     raw = np.frombuffer(bits.to_bytes((count + 7) // 8, "little"), np.uint8)
     return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
 
 
 def slots_of(records: Columns | ScatteredRecords, count: int) -> Slots:
-    """The slot of each record in a group with so many."""
+    """Return the slot of each record in a group of `count` slots."""
     keys = records.keys
     if keys is None:
         sums = _subject_sums(records)
@@ -70,7 +73,7 @@ def _subject_sums(records: Columns | ScatteredRecords) -> Sums:
 
 
 def sums_of(data: Bytes, starts: NDArray[Any], stops: NDArray[Any]) -> Sums:
-    """The CRC-32C of each item `data[start:stop]`."""
+    """Return the CRC-32C of each item `data[start:stop]`."""
     lengths = stops - starts
     longest = int(lengths.max()) if len(lengths) else 0
     if len(lengths) < _FEW_ITEMS or longest > _LONG_ITEM:
@@ -98,8 +101,9 @@ def sums_of(data: Bytes, starts: NDArray[Any], stops: NDArray[Any]) -> Sums:
 
 @lru_cache(maxsize=_LONG_ITEM)
 def _part_of(distance: int) -> Sums:
-    """What a byte of each value adds to the checksum of an item, so far from its end. The checksum
-    is linear but for what it gives for zeros, so these parts are combined by XOR."""
+    """Return, for each byte value, what a byte at this distance from the end of an item contributes
+    to the checksum. Apart from the checksum of zeros, CRC-32C is linear, so these parts are
+    combined by XOR."""
     behind = bytes(distance)
     of_zeros = crc32c(bytes(1) + behind)
     sums = [crc32c(bytes((octet,)) + behind) ^ of_zeros for octet in range(256)]

@@ -1,13 +1,13 @@
-"""Runs of adjacent small batches, checked and held together. Needs numpy.
+"""Runs of adjacent small batches, checked and stored together. Needs numpy.
 
-A publisher that waits for each ack leaves batches of one record. To parse and check them one by one
-takes some microseconds each, many times as long as their bytes deserve. Here only finding where
-each begins takes a step per batch, and each checksum a call; all other checks are one comparison of
-columns for thousands of headers.
+A publisher that waits for each ack produces batches of one record. Parsing and checking them one by
+one takes some microseconds each, far more than their few bytes justify. Here, only finding the
+start of each takes a step per batch, and each checksum a call; all other checks compare columns of
+thousands of headers at once.
 
-This walk reports no errors: it stops before the first batch that is not perfectly ordinary
-(large, compressed, cut, damaged, misplaced, of a newer format). The walk by single batches
-(`decode_batch`, `Place`) examines that one and reports what is wrong, so both ways find the same.
+This walk reports no errors: it stops before the first batch that is unusual in any way (large,
+compressed, cut, damaged, misplaced, of a newer format). The walk by single batches (`decode_batch`,
+`Place`) examines that one and reports the problem, so both ways find the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HEAD = np.dtype(
 """The header as numpy reads it: the fields of format.HEADER, by their names in BatchHeader."""
 
 FEWEST_BATCHES = 32
-"""For fewer batches, decoding them one by one is cheaper."""
+"""Fewer batches are decoded one by one, which is then cheaper."""
 _MOST_BATCHES = 4096
 _LARGEST_BYTES = 4096
 _MAGIC = int.from_bytes(MAGIC, "little")
@@ -75,7 +75,7 @@ class SmallBatches:
         self._len = int(heads["record_count"].sum(dtype=np.int64))
 
     def __len__(self) -> int:
-        """How many records they hold."""
+        """Number of records in all batches."""
         return self._len
 
     @property
@@ -84,23 +84,23 @@ class SmallBatches:
 
     @property
     def size_bytes(self) -> int:
-        """Of all batches as they are stored."""
+        """Size of all batches as they are stored."""
         return len(self.raw)
 
     @property
     def header(self) -> BatchHeader:
-        """Of the first batch."""
+        """Header of the first batch."""
         fields = [int(self.heads[name][0]) for name in BatchHeader._fields]
         return BatchHeader(*fields)
 
     @property
     def is_of_one_epoch(self) -> bool:
-        """Whether all batches have the same leader epoch."""
+        """True if all batches have the same leader epoch."""
         epochs = self.heads["leader_epoch"]
         return bool(epochs[0] == epochs[-1])  # they never decrease
 
     def batches(self) -> list[RecordBatch]:
-        """One by one."""
+        """Return the batches one by one."""
         columns = [self.heads[name].tolist() for name in BatchHeader._fields]
         headers = map(_new_tuple, repeat(BatchHeader), zip(*columns, strict=True))
         starts = self.starts.tolist()
@@ -112,7 +112,7 @@ class SmallBatches:
 
 
 def heads_at(raw: memoryview | bytes, starts: Numbers) -> Heads:
-    """A contiguous copy of the headers at these positions, which are multiples of 8."""
+    """Return a contiguous copy of the headers at these positions, which are multiples of 8."""
     longs = np.frombuffer(raw, np.uint64, len(raw) // 8)
     found: Heads = longs[(starts >> 3)[:, None] + np.arange(HEADER_SIZE // 8)].view(HEAD)[:, 0]
     return found
@@ -128,12 +128,13 @@ def take_small_batches(
     largest_bytes: int = _LARGEST_BYTES,
     fewest: int | None = None,
 ) -> tuple[SmallBatches, int] | None:
-    """The small batches that begin at `position`, and the position that follows them.
+    """Return the small batches that begin at `position`, and the position after them.
 
     Takes only batches that are whole, pass every check, continue each other from `place`, and hold
-    no offset outside [first_offset, stop_offset). `place` moves past them. Returns None if there
-    are too few to be worth it (`fewest`, or FEWEST_BATCHES) or the first one does not qualify. For
-    a caller that decodes the columns of all of them at once, larger batches may be worth it, too.
+    no offset outside [first_offset, stop_offset). Moves `place` past them. Returns None if there
+    are fewer than `fewest` (or FEWEST_BATCHES), or if the first one does not qualify. A caller that
+    decodes the columns of all of them at once may profit from larger batches, too
+    (`largest_bytes`).
     """
     starts = _find_starts(body[position:], largest_bytes)
     if len(starts) < (FEWEST_BATCHES if fewest is None else fewest):
@@ -143,8 +144,8 @@ def take_small_batches(
     count = _count_ordinary(heads, place, first_offset, stop_offset)
     raw = body[position:]
     count = _count_undamaged(raw, starts[:count], heads[:count])
-    # Batches without records are skipped, except at the end: a read stops before those until it is
-    # asked for more.
+    # Batches without records are skipped, except at the end: a read stops before those, and a later
+    # read takes them.
     with_records = np.flatnonzero(heads["record_count"][:count])
     if not len(with_records):
         return None
@@ -158,7 +159,7 @@ def take_small_batches(
 
 
 def _find_starts(body: memoryview, largest_bytes: int) -> list[int]:
-    """Where whole small batches begin, according to the lengths in their headers."""
+    """Return the starts of whole small batches, according to the lengths in their headers."""
     words = body[: len(body) & ~7].cast("I")
     length_at, attributes_at = LENGTH_POSITION >> 2, ATTRIBUTES_POSITION >> 2
     at, last = 0, len(words) - (HEADER_SIZE >> 2)
@@ -177,10 +178,10 @@ def _find_starts(body: memoryview, largest_bytes: int) -> list[int]:
 
 
 def _count_ordinary(heads: Heads, place: Place, first_offset: int, stop_offset: int | None) -> int:
-    """How many of the first headers are ordinary and continue each other from `place`."""
+    """Return how many of the first headers are ordinary and continue each other from `place`."""
     deltas = heads["last_offset_delta"].astype(np.int64)
     counts = heads["record_count"].astype(np.int64)
-    offsets = heads["base_offset"].astype(np.int64)  # what passes 63 bits becomes negative
+    offsets = heads["base_offset"].astype(np.int64)  # offsets beyond 63 bits become negative
     epochs = heads["leader_epoch"].astype(np.int64)
     following = offsets + deltas + 1
     end = min(place.sure_until, _LARGEST_OFFSET)
@@ -196,7 +197,7 @@ def _count_ordinary(heads: Heads, place: Place, first_offset: int, stop_offset: 
 
 
 def _count_undamaged(raw: memoryview, starts: list[int], heads: Heads) -> int:
-    """How many of the first batches match both of their checksums."""
+    """Return how many of the first batches match both of their checksums."""
     packed = heads.view(np.uint8).data
     header_sums = [
         crc32c(packed[at : at + HEADER_CRC_POSITION])
