@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "liftlog/client/aio"
 TARGET = ROOT / "liftlog/client/blocking"
-BY_HAND = frozenset({"__init__.py", "link.py", "sockets.py", "turns.py"})
+BY_HAND = frozenset({"__init__.py", "background.py", "link.py", "sockets.py", "turns.py"})
 """Modules that both folders have, and that wait in different ways: everything else is made."""
 
 NAMES = {
@@ -33,7 +33,7 @@ NAMES = {
     "Work": "SyncWork",
     "Publisher": "SyncPublisher",
     "GroupConsumer": "SyncGroupConsumer",
-    "Beating": "SyncBeating",
+    "Heartbeats": "SyncHeartbeats",
     "Opening": "SyncOpening",
     "Speaking": "SyncSpeaking",
     "Session": "SyncSession",

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from liftlog.client.aio.batch_reader import BatchReader, first_of, together
 from liftlog.client.aio.consuming_block import Batches, ConsumingBlock
+from liftlog.client.aio.heartbeats import Heartbeats
 from liftlog.client.aio.routing import Router
 from liftlog.client.connecting.reconnecting import ReadPatience, is_interruption
-from liftlog.client.groups.beating import Beating
 from liftlog.client.groups.beside import OPENING_SECONDS, Opening, Speaking
 from liftlog.client.groups.group_member import Lane
 from liftlog.client.groups.grouping import (
@@ -51,7 +51,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._session = session
         self._ways: dict[BatchReader, Router] = {}
         self._idle_ways: list[Router] = []
-        self._beating = Beating(session, self._news, session.targets)
+        self._heartbeats = Heartbeats(session, self._news)
         self._opening = Opening(session)
         self._speaking = Speaking(session, session.targets)
 
@@ -204,15 +204,15 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         assert isinstance(answer, AssignmentAnswer)
         self._has_joined(answer, sent)
         self._say()
-        self._beating.start()
+        self._heartbeats.start()
 
     def _say(self) -> None:
         """Have the beats say what is true now."""
-        state, beat = self._state, self._beating.beat
+        state, beat = self._state, self._heartbeats.beat
         if state.joined == 0:
-            self._beating.beat = None
+            self._heartbeats.beat = None
         elif beat is None or (beat.joined, beat.generation) != (state.joined, state.generation):
-            self._beating.beat = self._beat_request(self._wait)
+            self._heartbeats.beat = self._beat_request(self._wait)
 
     async def _first_offset(self) -> int:
         """Where a new group begins."""
@@ -259,7 +259,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             answer = await self._ask(self._beat_request(0.0))
             assert isinstance(answer, AssignmentAnswer)
             self._told(answer, sent)
-            self._beating.beat = self._beat_request(self._wait)
+            self._heartbeats.beat = self._beat_request(self._wait)
 
     def _store_beside(self) -> None:
         """The same beside the iteration: no record waits for it."""
@@ -274,7 +274,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._storing = None
             self._has_stored(storing, heard)
             if self._state.joined:
-                self._beating.beat = self._beat_request(self._wait)
+                self._heartbeats.beat = self._beat_request(self._wait)
 
     def _log_failure(self, failure: LiftlogError) -> None:
         logger.warning(
@@ -293,7 +293,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._settle()
         if self._state.joined:
             await self._commit()
-            self._beating.beat = None  # the one under way is answered when it has left
+            self._heartbeats.beat = None  # the one under way is answered when it has left
             result_of(
                 await self._session.ask(
                     self._leave_request(), self._session.target.request_timeout
@@ -320,7 +320,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 await self._commit()
                 # Its session begins now; and the beat that waits for news is answered, so that
                 # nothing has to wait for it.
-                self._beating.beat = None
+                self._heartbeats.beat = None
                 with suppress(LiftlogError):
                     await self._ask(self._beat_request(0.0))
         except GroupFenced:
@@ -330,7 +330,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
 
     async def _end(self) -> None:
         self._closed = True
-        await self._beating.stop()
+        await self._heartbeats.stop()
         await self._speaking.stop()
         await self._opening.stop()
         self._unread += self._readers.values()

@@ -2,7 +2,8 @@
 
 Made from the modules of `liftlog.client.aio` by `make blocking`, except for these:
 
-link     one connection, over a socket of its own
-turns    a client belongs to one thread at a time: nobody waits for another call
-sockets  connect, send and receive, and block meanwhile
+background  work in a thread beside its caller, over a connection of its own
+link        one connection, over a socket of its own
+turns       a client belongs to one thread at a time: nobody waits for another call
+sockets     connect, send and receive, and block meanwhile
 """

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from liftlog.client.blocking.batch_reader import SyncBatchReader, first_of, together
 from liftlog.client.blocking.consuming_block import Batches, ConsumingBlock
+from liftlog.client.blocking.heartbeats import SyncHeartbeats
 from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.connecting.reconnecting import ReadPatience, is_interruption
-from liftlog.client.groups.beating import SyncBeating
 from liftlog.client.groups.beside import OPENING_SECONDS, SyncOpening, SyncSpeaking
 from liftlog.client.groups.group_member import Lane
 from liftlog.client.groups.grouping import (
@@ -53,7 +53,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._session = session
         self._ways: dict[SyncBatchReader, SyncRouter] = {}
         self._idle_ways: list[SyncRouter] = []
-        self._beating = SyncBeating(session, self._news, session.targets)
+        self._heartbeats = SyncHeartbeats(session, self._news)
         self._opening = SyncOpening(session)
         self._speaking = SyncSpeaking(session, session.targets)
 
@@ -206,15 +206,15 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         assert isinstance(answer, AssignmentAnswer)
         self._has_joined(answer, sent)
         self._say()
-        self._beating.start()
+        self._heartbeats.start()
 
     def _say(self) -> None:
         """Have the beats say what is true now."""
-        state, beat = self._state, self._beating.beat
+        state, beat = self._state, self._heartbeats.beat
         if state.joined == 0:
-            self._beating.beat = None
+            self._heartbeats.beat = None
         elif beat is None or (beat.joined, beat.generation) != (state.joined, state.generation):
-            self._beating.beat = self._beat_request(self._wait)
+            self._heartbeats.beat = self._beat_request(self._wait)
 
     def _first_offset(self) -> int:
         """Where a new group begins."""
@@ -261,7 +261,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             answer = self._ask(self._beat_request(0.0))
             assert isinstance(answer, AssignmentAnswer)
             self._told(answer, sent)
-            self._beating.beat = self._beat_request(self._wait)
+            self._heartbeats.beat = self._beat_request(self._wait)
 
     def _store_beside(self) -> None:
         """The same beside the iteration: no record waits for it."""
@@ -276,7 +276,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
             self._storing = None
             self._has_stored(storing, heard)
             if self._state.joined:
-                self._beating.beat = self._beat_request(self._wait)
+                self._heartbeats.beat = self._beat_request(self._wait)
 
     def _log_failure(self, failure: LiftlogError) -> None:
         logger.warning(
@@ -295,7 +295,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._settle()
         if self._state.joined:
             self._commit()
-            self._beating.beat = None  # the one under way is answered when it has left
+            self._heartbeats.beat = None  # the one under way is answered when it has left
             result_of(
                 self._session.ask(self._leave_request(), self._session.target.request_timeout),
                 Done,
@@ -320,7 +320,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 self._commit()
                 # Its session begins now; and the beat that waits for news is answered, so that
                 # nothing has to wait for it.
-                self._beating.beat = None
+                self._heartbeats.beat = None
                 with suppress(LiftlogError):
                     self._ask(self._beat_request(0.0))
         except GroupFenced:
@@ -330,7 +330,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
 
     def _end(self) -> None:
         self._closed = True
-        self._beating.stop()
+        self._heartbeats.stop()
         self._speaking.stop()
         self._opening.stop()
         self._unread += self._readers.values()

@@ -3,6 +3,6 @@
 group_member  the slots that a member may read, and its place in each, without I/O
 grouping      chooses the next record, for both clients
 arrived       records that have arrived and were not returned yet
-beating       sends heartbeats while the caller works
+heartbeat     the part of its heartbeats that does not wait
 beside        joins, commits and leaves in the background
 """

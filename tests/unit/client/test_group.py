@@ -643,7 +643,7 @@ async def test_a_process_that_hung_leaves_its_name_to_a_newer_one(
     async with connect(address) as one:
         older, newer = (one.group("billing", "orders", member="w") for _ in range(2))
         await anext(older)
-        await older._beating.stop()
+        await older._heartbeats.stop()
         await anext(newer)
         older._run_until, older._state.deadline = 0.0, -math.inf
         for _ in range(2):
@@ -824,12 +824,11 @@ async def test_after_close_no_beat_is_under_way(
     """It would be answered seconds later, and the thread that waits for it is waited for."""
     group = client.client.group("billing", "orders", member=member, session=60)
     await client.take(group, 1)
-    thread = getattr(group._beating, "_thread", None)
-    task = getattr(group._beating, "_task", None)
+    heartbeats = group._heartbeats._background
+    assert heartbeats.started
+    assert not heartbeats.done
     await client.of(group, "close")
-    assert (thread is not None) == client.blocking
-    assert thread is None or not thread.is_alive()
-    assert task is None or task.done()
+    assert heartbeats.done
     info = await client.call("describe_group", "billing", "orders")
     assert [one["name"] for one in info.members] == ([member] if member else [])
 

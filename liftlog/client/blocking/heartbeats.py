@@ -1,0 +1,53 @@
+# Made from liftlog/client/aio/heartbeats.py by `make blocking`: edit that one.
+"""Heartbeats of a member of a group, sent while its caller works."""
+
+from __future__ import annotations
+
+import time
+
+from liftlog.client.blocking.background import Background, BackgroundRouter
+from liftlog.client.blocking.routing import SyncRouter
+from liftlog.client.connecting.reconnecting import Backoff
+from liftlog.client.groups.heartbeat import IDLE_SECONDS, Heartbeat, News
+from liftlog.errors import LiftlogError
+
+_LONGEST_PAUSE_SECONDS = 1.0
+_STOP_SECONDS = 1.0
+
+
+class SyncHeartbeats(Heartbeat):
+    """Sends `beat` in the background, and each one again as soon as it is answered."""
+
+    def __init__(self, session: SyncRouter, news: News) -> None:
+        super().__init__(news)
+        self._router = BackgroundRouter(session)
+        self._background: Background[None] = Background("liftlog-heartbeats")
+
+    def start(self) -> None:
+        """Does nothing if it was called before."""
+        if not self._background.started:
+            self._background.start(self._run)
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        try:
+            while not self._background.ending:
+                beat, pause = self.beat, IDLE_SECONDS
+                if beat is not None:
+                    sent = time.monotonic()
+                    try:
+                        router = self._router.opened()
+                        timeout = router.target.request_timeout + beat.max_wait_ms / 1000
+                        pause = self._pause_after(beat, router.ask(beat, timeout), sent)
+                        backoff.reset()
+                    except LiftlogError:  # no connection, or no answer
+                        self._router.close()
+                        pause = min(backoff.next_pause(), _LONGEST_PAUSE_SECONDS)
+                self._background.pause(pause)
+        finally:
+            self._router.close()
+
+    def stop(self) -> None:
+        """Send no more of them."""
+        self.beat = None
+        self._background.stop(_STOP_SECONDS)
