@@ -2,11 +2,12 @@
 
 Both are in one package, since they limit each other. The package only decides; the log applies.
 
-ages       ages of segments, even if clocks were wrong when their records were stamped retention
-limits by age, size and number of messages: decides which segments are deleted planning   decides
-when a stream is compacted by key, and which segments take part keymap     maps each key to its
-newest offset, in bounded memory keys       columns of keys, as words that are compared and hashed
-in bulk keep       decides which records stay
+    ages       ages of segments, even if clocks were wrong when their records were stamped
+    retention  limits by age, size and number of messages: decides which segments are deleted
+    planning   decides when a stream is compacted by key, and which segments take part
+    keymap     maps each key to its newest offset, in bounded memory
+    keys       columns of keys, as words that are compared and hashed in bulk
+    keep       decides which records stay
 
 Pure: it works on arrays and on Protocols that it declares itself, without files or a clock. The
 last three modules need numpy; only code that rewrites segments imports them.

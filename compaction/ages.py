@@ -4,12 +4,13 @@ Limits by age need the time at which the newest record of a segment was stored. 
 from the wall clock of the daemon that stored it, which may have been wrong. So the best available
 evidence is used:
 
-timed      if this process wrote the segment, its monotonic clock gives the exact age, whatever the
-wall clocks were stamp      otherwise the timestamp of its newest record, if it is credible: not
-ahead of the present time, and not from before this program existed later      if the timestamp is
-not credible, it is certainly wrong. Later records are younger, so the first credible timestamp
-after it is used, or the time of the file if lower present    without any evidence the segment
-counts as new, and is kept
+    timed      if this process wrote the segment, its monotonic clock gives the exact age,
+               whatever the wall clocks were
+    stamp      otherwise the timestamp of its newest record, if it is credible: not ahead of the
+               present time, and not from before this program existed
+    later      if the timestamp is not credible, it is certainly wrong. Later records are younger,
+               so the first credible timestamp after it is used, or the time of the file if lower
+    present    without any evidence the segment counts as new, and is kept
 
 Evidence other than its own timestamp is used only if that is not credible. A later timestamp that
 is *lower* than a credible one proves nothing: if a machine boots in 1970 and stores one record,

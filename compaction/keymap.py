@@ -54,9 +54,9 @@ class KeyTable:
         words    the keys, one per row, in the order of insertion: a row is an entry
         newest   for each entry, a number that the map stores there
         slots    open addressing, linear probing: the number of the entry plus one, and above it as
-        many bits of the hash as fit; 0 means free
+                 many bits of the hash as fit; 0 means free
 
-        A hash only gives the place to search: two keys are equal only if all their words are.
+    A hash only gives the place to search: two keys are equal only if all their words are.
     `take` and `compress` are up to four times as fast as indexing.
     """
 

@@ -126,7 +126,7 @@ def split(
 
 
 def rows_by_length(items: Sequence[bytes], rows: Sequence[int]) -> list[Sequence[int]]:
-    """Group rows whose items have the same length; leaves out groups of less than MIN_ROWS."""
+    """Group rows whose items have the same length; leaves out groups of fewer than MIN_ROWS."""
     lengths = list(map(len, items))
     if len(rows) == len(items) and lengths.count(lengths[0]) == len(lengths):
         return [rows] if len(rows) >= MIN_ROWS else []

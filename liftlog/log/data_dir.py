@@ -1,11 +1,11 @@
 """The data directory: its lock, its streams, and the checkpoint files that all streams share.
 
 <data_dir>/lock              names the one daemon that uses the directory, and holds its lock
-<data_dir>/clean             clean marker, exists only after a clean stop <data_dir>/recovery-points
-per stream, the offset below which everything was fsynced <data_dir>/records           the records
-of the streams (`liftlog.server.replication`) <data_dir>/node, known-records   node of a cluster:
-its identity, and the metadata it last read <data_dir>/streams/<stream>/ manifest, segments,
-indexes, acked-end slot
+<data_dir>/clean             clean marker, exists only after a clean stop
+<data_dir>/recovery-points   per stream, the offset below which everything was fsynced
+<data_dir>/records           the records of the streams (`liftlog.server.replication`)
+<data_dir>/node, known-records   for a node of a cluster: its identity, the metadata it last read
+<data_dir>/streams/<stream>/ manifest, segments, indexes, acked-end slot
 
 The marker and the recovery points state, by stream, up to where its active segment is valid.
 """

@@ -7,7 +7,7 @@ as a whole. A reader in any thread takes one reference and works on that.
 Three rules keep the view true:
 
 1. The manifest on disk changes first, the view second. A stop in between leaves the new state on
-disk, which no reader or publisher has seen yet.
+   disk, which no reader or publisher has seen yet.
 2. Segments and manifest change under `lock`, so two changes never start from the same view.
 3. The high watermark moves without `lock`: a commit must not wait for the manifest write of another
    thread. `_swapping` covers only the replacement of the view, so neither change undoes the other.

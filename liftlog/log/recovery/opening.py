@@ -5,10 +5,11 @@ record, assigns no acked offset again, and keeps no refused record. They rest on
 the writers:
 
 F1. Everything that the manifest lists was on disk before it: sealed segments with all their bytes,
-and the directory entry of the active segment. F2. A group is written only after the fdatasync of
-the one before. With durability `fsync` its acks are sent after its own fdatasync and after the
-update of the slot; below that, the manifest holds `acks_before_sync` before the first of them is
-sent. F3. Recovery points and the clean marker cover only bytes for which an fdatasync has returned.
+    and the directory entry of the active segment.
+F2. A group is written only after the fdatasync of the one before. With durability `fsync` its acks
+    are sent after its own fdatasync and after the update of the slot; below that, the manifest
+    holds `acks_before_sync` before the first of them is sent.
+F3. Recovery points and the clean marker cover only bytes for which an fdatasync has returned.
 F4. The clean marker is removed, durably, before anything in the directory is changed.
 
 An opening may be interrupted at any point and then runs again. It changes files in this order:

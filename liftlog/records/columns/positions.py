@@ -26,7 +26,7 @@ from liftlog.records.layout import PROBLEMS, Binary, Layout, walk
 
 AnyArray = TypeVar("AnyArray", bound=NDArray[Any])
 Batches: TypeAlias = RecordBatch | SmallBatches
-"""What a walk over batches yields in one step: one batch, or many small ones."""
+"""The result of one step of a walk over batches: one batch, or many small ones."""
 
 _JOIN_BELOW_BYTES = 16 * 1024
 """Bytes. Batches below this average size are joined."""
