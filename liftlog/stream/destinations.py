@@ -47,7 +47,7 @@ class Why(Enum):
 
 
 def own_subject(subject: bytes) -> Destination:
-    """Return a subject that no client has chosen."""
+    """Return the destination for a subject that the daemon itself has chosen, without a check."""
     return Destination(subject)
 
 

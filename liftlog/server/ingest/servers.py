@@ -142,8 +142,8 @@ def _tls_options(settings: NatsSettings, servers: Sequence[str]) -> dict[str, An
 
 
 def tls_context(settings: NatsSettings, servers: Sequence[str]) -> ssl.SSLContext | None:
-    """Return None if neither the settings nor the URLs of these servers ask for TLS. Reads the
-    certificate files. Raises OSError, ssl.SSLError."""
+    """Return the TLS context; None if neither the settings nor the URLs of these servers ask for
+    TLS. Reads the certificate files. Raises OSError, ssl.SSLError."""
     tls = settings.tls
     wanted = any((tls.ca, tls.cert, tls.hostname, tls.handshake_first))
     if not wanted and not any(url.startswith(("tls://", "wss://")) for url in servers):
