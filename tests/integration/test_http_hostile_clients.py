@@ -253,14 +253,15 @@ def test_health_checks_get_through_a_flood(
     server: NatsServer, flooded: Daemon, treat: Callable[[socket.socket], bool]
 ) -> None:
     """From the same address as the probes; the victim publishes meanwhile."""
-    with AckVictim(server.port, "large") as victim, Flood(flooded, treat, kept=1000) as flood:
+    suffering = AckVictim(server.port, "large", flooded.pid)
+    with suffering as victim, Flood(flooded, treat, kept=1000) as flood:
         for number in range(PROBES):
             for path in ("/livez", "/readyz"):
                 status, body = flooded.get(path)
                 assert status == 200, (number, path, status, body)
             made = flood.made
             until(lambda made=made: flood.made > made + 5)  # type: ignore[misc]
-    assert victim.worst < 0.5
+    assert max(victim.prices) < 0.5
     # Of a rate that the machine may be too busy for, more than there are places.
     assert flood.made > 2 * 144, "this was no flood"
 

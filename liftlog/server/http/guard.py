@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import socket
 import struct
 from collections import Counter
@@ -147,6 +148,7 @@ class ConnectionGuard:
             connection: web.RequestHandler, error: BaseException | None = None
         ) -> None:
             lost(connection, error)
+            _leave_unbegun(connection)
             seat = self._seats.get(connection)
             if seat is not None and seat.waits:
                 del self._seats[connection]
@@ -250,6 +252,16 @@ class ConnectionGuard:
             _reset(connection.transport)
         if task is not None:
             task.cancel()
+
+
+def _leave_unbegun(connection: web.RequestHandler) -> None:
+    """Before Python 3.12 the task for a connection begins a turn of the loop later than that; if it
+    has ended meanwhile, the task would end with an AssertionError in the log."""
+    task = connection._task_handler
+    work = None if task is None else task.get_coro()
+    if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+        assert task is not None
+        task.cancel()
 
 
 def _reset(transport: asyncio.Transport) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 import pytest
+from support.clients.priced_victims import processor_seconds
 from support.clients.raw_nats import RawNats
 from support.daemons.daemon import Daemon
 
@@ -21,10 +22,15 @@ _PAUSE_SECONDS = 0.002
 class Victim(threading.Thread, ABC):
     """Does one thing again and again, one at a time, from `with` to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int | None = None) -> None:
+        """`pid` is that of the daemon, for `prices`."""
         super().__init__(name=type(self).__name__)
         self.waits: list[float] = []
         """In seconds, in the order in which they began."""
+        self.prices: list[float] = []
+        """Seconds of the daemon's processor time that each has cost: other work of the machine, and
+        a victim that gets no processor, hardly change them."""
+        self._pid = pid
         self.error: BaseException | None = None
         self._leave = threading.Event()
 
@@ -39,11 +45,15 @@ class Victim(threading.Thread, ABC):
     def run(self) -> None:
         try:
             while not self._leave.wait(_PAUSE_SECONDS):
-                began = time.monotonic()
+                began, before = time.monotonic(), self._spent()
                 self.do()
                 self.waits.append(time.monotonic() - began)
+                self.prices.append(self._spent() - before)
         except BaseException as error:
             self.error = error
+
+    def _spent(self) -> float:
+        return 0.0 if self._pid is None else processor_seconds(self._pid)
 
     @property
     def worst(self) -> float:
@@ -70,8 +80,8 @@ class Victim(threading.Thread, ABC):
 class AckVictim(Victim):
     """Publishes, and waits for the ack."""
 
-    def __init__(self, nats_port: int, subject: str) -> None:
-        super().__init__()
+    def __init__(self, nats_port: int, subject: str, pid: int | None = None) -> None:
+        super().__init__(pid)
         self._nats = RawNats(nats_port, timeout=30)
         self._subject = subject
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,6 +358,27 @@ async def test_who_has_gone_keeps_no_place() -> None:
         await until(lambda: port.guard.connection_count == 1)
         assert port.guard.refused_total == 0
         await probe.close()
+
+
+async def test_a_connection_that_ends_as_it_begins_is_no_error() -> None:
+    """aiohttp's task for it begins one turn of the loop later, and finds nothing there."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with bare_port(Healthy(), NoMetrics(), ConnectionGuard()) as (port, _):
+        protocol = port.guard.make_protocol()
+        transport: Any = SimpleNamespace(get_extra_info=lambda name: None, close=lambda: None)
+        protocol.connection_made(transport)
+        protocol.connection_lost(ConnectionResetError())
+        del protocol
+        await until(lambda: not tasks_of_connections())
+    gc.collect()
+    assert told == []
+    assert port.guard.connection_count == 0
+
+
+def tasks_of_connections() -> list[str]:
+    names = (str(task.get_coro()) for task in asyncio.all_tasks())
+    return [name for name in names if "RequestHandler" in name]
 
 
 async def test_a_form_that_comes_slowly_makes_room(broker: LogBroker) -> None:
