@@ -140,7 +140,7 @@ descriptors: setup ## Thousands of streams on a daemon that may open 256 files, 
 test-bare: ## Both commands of the README on a bare Debian, in chroots (SUITES="bookworm trixie"; needs root and debootstrap)
 	for suite in $(or $(SUITES),bookworm trixie); do .ci/bare all $$suite || exit 1; done
 
-lint: setup ## Check style, the direction of imports, and that the blocking client is up to date
+lint: setup ## Check style, the direction of imports, and that the blocking client and its tests are up to date
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
@@ -185,7 +185,7 @@ docs: setup ## Build the documentation into build/site
 pages: setup ## Write the pages of docs/reference that are made from the code
 	$(BIN)/python -m tools.pages
 
-blocking: setup ## Write the shell of the blocking client, which is made from the asyncio one
+blocking: setup ## Write the blocking client and its tests, which are made from those of asyncio
 	$(BIN)/python -m tools.blocking_client
 
 screenshot: setup ## Take the picture of the web page for README and docs (needs Chromium)

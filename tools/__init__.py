@@ -3,5 +3,5 @@
 pages/           the reference pages that are made from code (`make pages`)
 spark_jar        the Spark connector, compiled from spark-connector/ (`make jar`)
 run_tests        all tests (`make test`)
-blocking_client  the blocking client's shell, made from the asyncio one (`make blocking`)
+blocking_client  the blocking client and its tests, made from those of asyncio (`make blocking`)
 """

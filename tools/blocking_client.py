@@ -1,4 +1,4 @@
-"""The shell of the blocking client, made from the one for asyncio: `make blocking` writes it.
+"""The blocking client and its tests, made from those for asyncio: `make blocking` writes them.
 
     python -m tools.blocking_client            write the modules
     python -m tools.blocking_client --check    fail when one of them is not what this makes
@@ -19,8 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "liftlog/client/aio"
-TARGET = ROOT / "liftlog/client/blocking"
+FOLDERS = {
+    ROOT / "liftlog/client/aio": ROOT / "liftlog/client/blocking",
+    ROOT / "tests/unit/client/aio": ROOT / "tests/unit/client/blocking",
+}
 BY_HAND = frozenset({"__init__.py", "background.py", "link.py", "sockets.py", "turns.py"})
 """Modules that both folders have, and that wait in different ways: everything else is made."""
 
@@ -34,8 +36,8 @@ NAMES = {
     "Publisher": "SyncPublisher",
     "GroupConsumer": "SyncGroupConsumer",
     "Heartbeats": "SyncHeartbeats",
-    "Opening": "SyncOpening",
-    "Speaking": "SyncSpeaking",
+    "BackgroundRequests": "SyncBackgroundRequests",
+    "ConnectionOpener": "SyncConnectionOpener",
     "Session": "SyncSession",
     "Link": "SyncLink",
     "Router": "SyncRouter",
@@ -101,20 +103,22 @@ class NotCovered(Exception):
     """The tables of this script do not say what becomes of something in a source."""
 
 
-def render(module: str, used: set[str] | None = None) -> str:
-    """The blocking counterpart of a module. Adds to `used` the phrases that it contains."""
-    source = (SOURCE / module).read_text()
-    text = _blocking(source, set() if used is None else used)
-    origin = (SOURCE / module).relative_to(ROOT)
-    head = f"# Made from {origin} by `make blocking`: edit that one.\n"
-    return _formatted(head + text, TARGET / module)
+def render(source: Path, target: Path, used: set[str]) -> str:
+    """The text of the blocking counterpart of a module. Adds to `used` the phrases in it."""
+    text = _blocking(source.read_text(), used)
+    head = f"# Made from {source.relative_to(ROOT)} by `make blocking`: edit that one.\n"
+    return _formatted(head + text, target)
 
 
 def render_all() -> dict[Path, str]:
-    """What each module is to hold. Raises NotCovered."""
+    """The text of each module that is made. Raises NotCovered."""
     used: set[str] = set()
-    modules = sorted({path.name for path in SOURCE.glob("*.py")} - BY_HAND)
-    rendered = {TARGET / module: render(module, used) for module in modules}
+    rendered = {
+        target / source.name: render(source, target / source.name, used)
+        for folder, target in FOLDERS.items()
+        for source in sorted(folder.glob("*.py"))
+        if source.name not in BY_HAND
+    }
     unused = PHRASES.keys() - used
     if unused:
         raise NotCovered(f"no source contains: {sorted(unused)}")
@@ -184,14 +188,14 @@ def _formatted(text: str, path: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     rendered = render_all()
-    stale = [
+    wrong = [
         path for path, text in rendered.items() if not (path.exists() and path.read_text() == text)
     ]
     if arguments == ["--check"]:
-        for path in stale:
+        for path in wrong:
             print(f"{path.relative_to(ROOT)} is not what its source makes: run `make blocking`")
-        return 1 if stale else 0
-    for path in stale:
+        return 1 if wrong else 0
+    for path in wrong:
         path.write_text(rendered[path])
     return 0
 

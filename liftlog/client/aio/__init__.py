@@ -9,6 +9,8 @@ consuming_block
               what both have: the end of their block, and batches
 dead_letters  records that could not be processed are published elsewhere
 heartbeats    a member sends heartbeats while its caller works
+background_requests
+              its commits and new connections, meanwhile
 background    work in a task beside its caller
 routing       a session for each node of a cluster that is asked something
 session       the way to a daemon: one connection, and another one when it is lost

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Self
 
+from liftlog.client.aio.background_requests import BackgroundRequests, ConnectionOpener
 from liftlog.client.aio.batch_reader import BatchReader, first_of, together
 from liftlog.client.aio.consuming_block import Batches, ConsumingBlock
 from liftlog.client.aio.heartbeats import Heartbeats
 from liftlog.client.aio.routing import Router
 from liftlog.client.connecting.reconnecting import ReadPatience, is_interruption
-from liftlog.client.groups.beside import OPENING_SECONDS, Opening, Speaking
 from liftlog.client.groups.group_member import Lane
 from liftlog.client.groups.grouping import (
     LOOK_SECONDS,
@@ -28,6 +28,9 @@ from liftlog.errors import GroupFenced, LiftlogError, RequestTimeout
 from liftlog.protocol.groups import AssignmentAnswer
 from liftlog.protocol.messages import Done, Message
 from liftlog.records.decode import Record
+
+_OPENING_SECONDS = 0.005
+"""How often to look for a connection that is being opened while nothing else comes."""
 
 
 class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
@@ -52,8 +55,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._ways: dict[BatchReader, Router] = {}
         self._idle_ways: list[Router] = []
         self._heartbeats = Heartbeats(session, self._news)
-        self._opening = Opening(session)
-        self._speaking = Speaking(session, session.targets)
+        self._opener = ConnectionOpener(session)
+        self._requests = BackgroundRequests(session)
 
     async def _ask(self, message: Message) -> Message:
         timeout = self._session.target.request_timeout
@@ -100,7 +103,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 continue
             reader = self._readers.get(lane) or await self._read(lane)
             if reader is None:
-                pause = OPENING_SECONDS
+                pause = _OPENING_SECONDS
                 continue
             try:
                 batch = await reader.next_within(LOOK_SECONDS if alone else 0)
@@ -137,7 +140,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         if self._idle_ways:
             return self._idle_ways.pop()
         if self._ways:
-            return self._opening.take()
+            return await self._opener.take()
         return await self._session.another()
 
     async def _close_unread(self) -> None:
@@ -158,7 +161,7 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         if self._stopped:
             raise StopAsyncIteration
         self._take_news()
-        if self._storing is not None and not self._speaking.busy:
+        if self._storing is not None and not self._requests.busy:
             await self._if_possible(self._end_storing)
         self._say()
         if self._unread:
@@ -265,14 +268,14 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         """The same beside the iteration: no record waits for it."""
         messages = self._begin_storing()
         if messages:
-            self._speaking.begin(messages)
+            self._requests.begin(messages)
 
     async def _end_storing(self) -> None:
         storing = self._storing
         if storing is not None:
-            heard = await self._speaking.heard()
+            answered = await self._requests.answered()
             self._storing = None
-            self._has_stored(storing, heard)
+            self._has_stored(storing, answered)
             if self._state.joined:
                 self._heartbeats.beat = self._beat_request(self._wait)
 
@@ -331,8 +334,8 @@ class GroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     async def _end(self) -> None:
         self._closed = True
         await self._heartbeats.stop()
-        await self._speaking.stop()
-        await self._opening.stop()
+        await self._requests.stop()
+        await self._opener.stop()
         self._unread += self._readers.values()
         self._readers.clear()
         await self._close_unread()

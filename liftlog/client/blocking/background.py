@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from liftlog.client.blocking.routing import SyncRouter
+from liftlog.errors import LiftlogError
 
 logger = logging.getLogger("liftlog.client")
 
@@ -23,6 +24,7 @@ class Background(Generic[Result]):
         self._ending = threading.Event()
         self._results: list[Result] = []
         self._error: BaseException | None = None
+        self._is_told = False
 
     def start(self, work: Callable[[], Result]) -> None:
         """Raises RuntimeError when the system has no thread left; it can be called again."""
@@ -58,17 +60,17 @@ class Background(Generic[Result]):
         assert self._thread is not None
         self._thread.join()
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            self._is_told = True
+            raise self._error
         return self._results[0]
 
     def stop(self, patience: float | None) -> None:
         """Have the work end, and wait `patience` seconds for that, None for as long as it takes: a
-        thread cannot be cancelled. Logs an error that nobody asked for."""
+        thread cannot be cancelled. Logs a defect that nobody asked for."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(patience)
-        if self._error is not None:
+        if self._error is not None and not (self._is_told or isinstance(self._error, LiftlogError)):
             logger.error("background-failed name=%s", self._name, exc_info=self._error)
 
 

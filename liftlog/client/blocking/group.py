@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Self
 
+from liftlog.client.blocking.background_requests import SyncBackgroundRequests, SyncConnectionOpener
 from liftlog.client.blocking.batch_reader import SyncBatchReader, first_of, together
 from liftlog.client.blocking.consuming_block import Batches, ConsumingBlock
 from liftlog.client.blocking.heartbeats import SyncHeartbeats
 from liftlog.client.blocking.routing import SyncRouter
 from liftlog.client.connecting.reconnecting import ReadPatience, is_interruption
-from liftlog.client.groups.beside import OPENING_SECONDS, SyncOpening, SyncSpeaking
 from liftlog.client.groups.group_member import Lane
 from liftlog.client.groups.grouping import (
     LOOK_SECONDS,
@@ -28,6 +28,9 @@ from liftlog.errors import GroupFenced, LiftlogError, RequestTimeout
 from liftlog.protocol.groups import AssignmentAnswer
 from liftlog.protocol.messages import Done, Message
 from liftlog.records.decode import Record
+
+_OPENING_SECONDS = 0.005
+"""How often to look for a connection that is being opened while nothing else comes."""
 
 
 class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
@@ -54,8 +57,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         self._ways: dict[SyncBatchReader, SyncRouter] = {}
         self._idle_ways: list[SyncRouter] = []
         self._heartbeats = SyncHeartbeats(session, self._news)
-        self._opening = SyncOpening(session)
-        self._speaking = SyncSpeaking(session, session.targets)
+        self._opener = SyncConnectionOpener(session)
+        self._requests = SyncBackgroundRequests(session)
 
     def _ask(self, message: Message) -> Message:
         timeout = self._session.target.request_timeout
@@ -102,7 +105,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
                 continue
             reader = self._readers.get(lane) or self._read(lane)
             if reader is None:
-                pause = OPENING_SECONDS
+                pause = _OPENING_SECONDS
                 continue
             try:
                 batch = reader.next_within(LOOK_SECONDS if alone else 0)
@@ -139,7 +142,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         if self._idle_ways:
             return self._idle_ways.pop()
         if self._ways:
-            return self._opening.take()
+            return self._opener.take()
         return self._session.another()
 
     def _close_unread(self) -> None:
@@ -160,7 +163,7 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         if self._stopped:
             raise StopIteration
         self._take_news()
-        if self._storing is not None and not self._speaking.busy:
+        if self._storing is not None and not self._requests.busy:
             self._if_possible(self._end_storing)
         self._say()
         if self._unread:
@@ -267,14 +270,14 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
         """The same beside the iteration: no record waits for it."""
         messages = self._begin_storing()
         if messages:
-            self._speaking.begin(messages)
+            self._requests.begin(messages)
 
     def _end_storing(self) -> None:
         storing = self._storing
         if storing is not None:
-            heard = self._speaking.heard()
+            answered = self._requests.answered()
             self._storing = None
-            self._has_stored(storing, heard)
+            self._has_stored(storing, answered)
             if self._state.joined:
                 self._heartbeats.beat = self._beat_request(self._wait)
 
@@ -331,8 +334,8 @@ class SyncGroupConsumer(GroupReading, ConsumingBlock[list[Record]]):
     def _end(self) -> None:
         self._closed = True
         self._heartbeats.stop()
-        self._speaking.stop()
-        self._opening.stop()
+        self._requests.stop()
+        self._opener.stop()
         self._unread += self._readers.values()
         self._readers.clear()
         self._close_unread()

@@ -4,5 +4,4 @@ group_member  the slots that a member may read, and its place in each, without I
 grouping      chooses the next record, for both clients
 arrived       records that have arrived and were not returned yet
 heartbeat     the part of its heartbeats that does not wait
-beside        joins, commits and leaves in the background
 """

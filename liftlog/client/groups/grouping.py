@@ -31,7 +31,6 @@ from liftlog.protocol.limits import MIB
 from liftlog.records.decode import Record
 
 if TYPE_CHECKING:
-    from liftlog.client.groups.beside import Heard
     from liftlog.protocol.messages import Message
     from liftlog.records.columns.positions import Batches
 
@@ -54,6 +53,14 @@ _LONGEST_RUN_SECONDS = 0.05
 SlotsCallback = Callable[[Sequence[int]], None]
 
 logger = logging.getLogger("liftlog.client")
+
+
+class Answered(NamedTuple):
+    """The answer to a message, and when that was sent (monotonic seconds)."""
+
+    message: Message
+    answer: Message | LiftlogError
+    sent: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,10 +536,10 @@ class GroupReading:
             self._storing = _Storing(self._state.joined, offsets, finished)
         return messages
 
-    def _has_stored(self, storing: _Storing, heard: Sequence[Heard]) -> None:
+    def _has_stored(self, storing: _Storing, requests: Sequence[Answered]) -> None:
         """The daemon has answered. Raises the error if it has refused one of them."""
         state = self._state
-        for message, answer, sent in heard:
+        for message, answer, sent in requests:
             if storing.joined != state.joined:
                 return
             if isinstance(answer, LiftlogError):

@@ -1,4 +1,4 @@
-"""The shell of the blocking client is what `tools/blocking_client.py` makes of the asyncio one."""
+"""The blocking client is what `tools/blocking_client.py` makes of the asyncio one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ from tools import blocking_client
 
 def test_the_modules_are_up_to_date() -> None:
     made = blocking_client.render_all()
-    folder = set(blocking_client.TARGET.glob("*.py"))
-    assert folder - made.keys() == {
-        blocking_client.TARGET / name for name in blocking_client.BY_HAND
-    }
     for path, text in made.items():
         assert path.read_text() == text, "run: make blocking"
+
+
+@pytest.mark.parametrize("folder", blocking_client.FOLDERS.values(), ids=str)
+def test_every_other_module_is_named_as_written_by_hand(folder: Path) -> None:
+    made = {path.name for path in blocking_client.render_all() if path.parent == folder}
+    others = {path.name for path in folder.glob("*.py")} - made
+    assert made
+    assert others <= blocking_client.BY_HAND
 
 
 def test_the_check_notices_a_change_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert blocking_client.main(["--check"]) == 0
-    shutil.copytree(blocking_client.SOURCE, tmp_path / "aio")
+    (folder, *others), targets = blocking_client.FOLDERS.keys(), blocking_client.FOLDERS.values()
+    shutil.copytree(folder, tmp_path / "aio")
     source = tmp_path / "aio/calls.py"
     source.write_text(source.read_text().replace("dry_run: bool = False", "dry_run: bool = True"))
-    monkeypatch.setattr(blocking_client, "SOURCE", tmp_path / "aio")
+    folders = dict(zip([tmp_path / "aio", *others], targets, strict=True))
+    monkeypatch.setattr(blocking_client, "FOLDERS", folders)
     monkeypatch.setattr(blocking_client, "ROOT", Path("/"))
     assert blocking_client.main(["--check"]) == 1
     assert "blocking/calls.py is not what its source makes" in capsys.readouterr().out

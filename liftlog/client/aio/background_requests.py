@@ -1,0 +1,80 @@
+"""Requests and connections of a member of a group, in the background: no record waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from liftlog.client.aio.background import Background, BackgroundRouter
+from liftlog.client.aio.routing import Router
+from liftlog.client.groups.grouping import Answered
+from liftlog.client.requests import result_of
+from liftlog.errors import LiftlogError
+from liftlog.protocol.messages import Message
+
+
+class BackgroundRequests:
+    """Sends requests one after the other, until one is refused. One such sequence at a time."""
+
+    def __init__(self, session: Router) -> None:
+        self._router = BackgroundRouter(session)
+        self._background: Background[list[Answered]] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._background is not None and not self._background.done
+
+    def begin(self, messages: Sequence[Message]) -> None:
+        self._background = Background("liftlog-requests")
+        self._background.start(partial(self._run, messages))
+
+    async def _run(self, messages: Sequence[Message]) -> list[Answered]:
+        answered: list[Answered] = []
+        for message in messages:
+            sent = time.monotonic()
+            try:
+                router = await self._router.opened()
+                exchange = await router.ask(message, router.target.request_timeout)
+                answered.append(Answered(message, result_of(exchange, Message), sent))
+            except LiftlogError as error:
+                answered.append(Answered(message, error, sent))
+                break
+        return answered
+
+    async def answered(self) -> list[Answered]:
+        """Wait for all answers, or up to the one that is an error. When this is cancelled, the
+        requests go on."""
+        assert self._background is not None
+        return await self._background.result()
+
+    async def stop(self) -> None:
+        if self._background is not None:
+            await self._background.stop(None)
+            self._background = None
+        self._router.close()
+
+
+class ConnectionOpener:
+    """Opens connections in the background, one at a time."""
+
+    def __init__(self, session: Router) -> None:
+        self._session = session
+        self._background: Background[Router] | None = None
+
+    async def take(self) -> Router | None:
+        """A new one, once it is open; until then None. Raises what `Router.another` raises."""
+        if self._background is None:
+            background: Background[Router] = Background("liftlog-connection")
+            background.start(self._session.another)
+            self._background = background
+        if not self._background.done:
+            return None
+        opened, self._background = self._background, None
+        return await opened.result()
+
+    async def stop(self) -> None:
+        """A connection that was not taken ends with those of the client."""
+        if self._background is not None:
+            await self._background.stop(0)
+            self._background = None

@@ -1,0 +1,81 @@
+# Made from liftlog/client/aio/background_requests.py by `make blocking`: edit that one.
+"""Requests and connections of a member of a group, in the background: no record waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from liftlog.client.blocking.background import Background, BackgroundRouter
+from liftlog.client.blocking.routing import SyncRouter
+from liftlog.client.groups.grouping import Answered
+from liftlog.client.requests import result_of
+from liftlog.errors import LiftlogError
+from liftlog.protocol.messages import Message
+
+
+class SyncBackgroundRequests:
+    """Sends requests one after the other, until one is refused. One such sequence at a time."""
+
+    def __init__(self, session: SyncRouter) -> None:
+        self._router = BackgroundRouter(session)
+        self._background: Background[list[Answered]] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._background is not None and not self._background.done
+
+    def begin(self, messages: Sequence[Message]) -> None:
+        self._background = Background("liftlog-requests")
+        self._background.start(partial(self._run, messages))
+
+    def _run(self, messages: Sequence[Message]) -> list[Answered]:
+        answered: list[Answered] = []
+        for message in messages:
+            sent = time.monotonic()
+            try:
+                router = self._router.opened()
+                exchange = router.ask(message, router.target.request_timeout)
+                answered.append(Answered(message, result_of(exchange, Message), sent))
+            except LiftlogError as error:
+                answered.append(Answered(message, error, sent))
+                break
+        return answered
+
+    def answered(self) -> list[Answered]:
+        """Wait for all answers, or up to the one that is an error. When this is cancelled, the
+        requests go on."""
+        assert self._background is not None
+        return self._background.result()
+
+    def stop(self) -> None:
+        if self._background is not None:
+            self._background.stop(None)
+            self._background = None
+        self._router.close()
+
+
+class SyncConnectionOpener:
+    """Opens connections in the background, one at a time."""
+
+    def __init__(self, session: SyncRouter) -> None:
+        self._session = session
+        self._background: Background[SyncRouter] | None = None
+
+    def take(self) -> SyncRouter | None:
+        """A new one, once it is open; until then None. Raises what `SyncRouter.another` raises."""
+        if self._background is None:
+            background: Background[SyncRouter] = Background("liftlog-connection")
+            background.start(self._session.another)
+            self._background = background
+        if not self._background.done:
+            return None
+        opened, self._background = self._background, None
+        return opened.result()
+
+    def stop(self) -> None:
+        """A connection that was not taken ends with those of the client."""
+        if self._background is not None:
+            self._background.stop(0)
+            self._background = None
