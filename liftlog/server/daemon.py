@@ -27,7 +27,6 @@ from liftlog.log.files.shared_descriptors import SharedDescriptors
 from liftlog.log.files.slot import BOOT_ID_UNKNOWN, SLOT_NAME, current_boot_id
 from liftlog.server.checkpoints.opening import open_checkpoints
 from liftlog.server.cleaning.cleaner import Cleaner
-from liftlog.server.cleaning.mending import Mender
 from liftlog.server.cleaning.pace import Seen
 from liftlog.server.http.guard import ConnectionGuard
 from liftlog.server.http.server import HttpCounters
@@ -246,8 +245,7 @@ class Daemon:
         return broker
 
     def _keep_clean(self, broker: Broker) -> Cleaner:
-        """Give the broker what compacts and scrubs its streams, and in a cluster what repairs them
-        from other nodes."""
+        """Give the broker what compacts and scrubs its streams."""
         broker.compactor = cleaner = Cleaner(
             broker.hosts,
             broker.now_ns,
@@ -256,8 +254,6 @@ class Daemon:
             clock_is_trusted=broker.ages_are_judged,
             seen=lambda: self._look(broker),
         )
-        if broker.replicated is not None:
-            broker.mender = Mender(broker.hosts, broker.replicated.donors, self.settings.cleaner)
         return cleaner
 
     def _new_link(self, broker: Broker, servers: list[str], seam: str) -> NatsLink:

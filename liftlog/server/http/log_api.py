@@ -152,8 +152,8 @@ class LogApi:
         """Return the stream as its leader describes it; None if this node is the leader. Raises
         NotReady."""
         info = await self._ask_leader(request, principal, DescribeStream(stream))
-        if info is None and self._broker.replicated is not None:
-            self._broker.replicated.check_end_is_known(stream)
+        if info is None:
+            self._broker.catalog.check_end_is_known(stream)
         return info
 
     async def _copy_with(
@@ -161,8 +161,8 @@ class LogApi:
     ) -> Log:
         """Return this node's log, once it has this record if its leader has. Raises NotLeader if
         that takes long."""
-        host, streams = self._broker.readable_stream(stream), self._broker.replicated
-        if offset < host.log.high_watermark or streams is None:
+        host = self._broker.readable_stream(stream)
+        if offset < host.log.high_watermark:
             return host.log
         info = await self._described(request, principal, stream)
         if info is not None and offset < info.high_watermark:
@@ -172,7 +172,7 @@ class LogApi:
             finally:
                 reached.cancel()
             if host.log.high_watermark <= offset:
-                raise streams.not_leader(stream)
+                raise self._broker.catalog.not_leader(stream)
         return host.log
 
     async def _ask_leader(

@@ -139,9 +139,7 @@ class Request:
     def check_exists(self) -> None:
         """Raises StreamNotFound for a stream that was deleted in the cluster, though this node has
         not closed its copy yet."""
-        streams = self.parts.broker.replicated
-        record = None if streams is None else streams.mirror.records.get(self.stream)
-        if record is not None and record.deleted:
+        if self.parts.broker.catalog.was_deleted(self.stream):
             raise StreamNotFound(f"there is no stream {self.stream!r}")
 
     def led_stream(self) -> StreamHost:

@@ -54,6 +54,7 @@ from liftlog.server.jetstream_api.methods import (
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.jetstream_api.waiting import MAX_OF_PARTY, WORKERS, Message, Waiting
+from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
@@ -345,12 +346,12 @@ class JetStreamApi:
         method, arguments = found
         if len(payload) > MAX_REQUEST_BYTES:
             raise bad_request(f"the request is larger than {MAX_REQUEST_BYTES} bytes")
-        streams = self._broker.replicated
+        streams = node_of(self._broker)
         if method.at_leader and streams is not None:
             node = await _leader_of(streams, arguments[0])
             if node is not None:
                 if self._is_passed_on(subject):
-                    raise streams.not_leader(arguments[0])
+                    raise streams.view.not_leader(arguments[0])
                 await self._pass_on(node, subject, reply, payload)
                 return None
             await self._take_over(streams, arguments[0])
@@ -367,7 +368,7 @@ class JetStreamApi:
         self._at_takeover += 1
         try:
             async with asyncio.timeout(_TAKEOVER_SECONDS):
-                while streams.leads(stream):
+                while streams.view.leads(stream):
                     led = streams.led_here(stream)
                     if led is not None and led.leader.is_ready:
                         return
@@ -418,10 +419,10 @@ def _leaf_link(broker: Broker) -> LeafLink | None:
 async def _leader_of(streams: ReplicatedStreams, stream: str) -> str | None:
     """The other node that leads a stream; None: this one is to answer. A stream that this node does
     not know may have been created a moment ago, on another node. Raises NotLeader."""
-    if not streams.knows(stream) and is_stream_name(stream):
+    if not streams.view.knows(stream) and is_stream_name(stream):
         with contextlib.suppress(LiftlogError):
             await streams.mirror.change(stream, lambda present: None)
-    return streams.answerer(stream)
+    return streams.view.answerer(stream)
 
 
 def passed_on_prefix(cluster: str, node: str) -> bytes:

@@ -19,6 +19,7 @@ from liftlog.server.checkpoints import OFFSETS_STREAM
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.jetstream_api.service import JetStreamApi
 from liftlog.server.life.reloading import Reloads
+from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.streams.broker import Broker
 from liftlog.server.vitals.conditions import Condition, MayRead, by_kind, first_of_each_kind
@@ -114,8 +115,9 @@ class Health:
             "disk": self._writable(),
             "draining": self._draining(),
         }
-        if self._broker.replicated is not None:
-            checks["cluster"] = self._cluster(self._broker.replicated)
+        node = node_of(self._broker)
+        if node is not None:
+            checks["cluster"] = self._cluster(node)
         return checks
 
     # --- conditions ---
@@ -201,11 +203,7 @@ class Health:
 
     def _has_checkpoints(self) -> bool:
         """Return True if some node answers requests for checkpoints: the others forward them."""
-        streams = self._broker.replicated
-        if streams is None or self._broker.has_checkpoints:
-            return self._broker.has_checkpoints
-        record = streams.known(OFFSETS_STREAM)
-        return record is not None and record.leader not in (None, streams.member.name)
+        return self._broker.has_checkpoints or self._broker.catalog.leads_elsewhere(OFFSETS_STREAM)
 
     def _nats_conditions(self) -> Iterator[Condition]:
         refused = [one for one in self._broker.refused_subjects() if not one.is_required]

@@ -26,6 +26,7 @@ from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.table import REPLICATION
+from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.pull import PullServer
 from liftlog.server.streams.broker import Broker
@@ -183,7 +184,7 @@ def labelled_values(
         "liftlog_denied_total": dict(
             (_DENIABLE | sources.pull.services.audit.denied_total).items()
         ),
-        **_replication_values(sources.broker.replicated),
+        **_replication_values(node_of(sources.broker)),
     }
 
 
@@ -199,7 +200,7 @@ def _replication_values(
     clocks = streams.clocks.known()
     leading: dict[tuple[str, ...], float] = {(name,): 1 for name in led}
     return {
-        "liftlog_leader": {(one.name,): 0 for one in streams.without_leader()}
+        "liftlog_leader": {(one.name,): 0 for one in streams.view.without_leader()}
         | {(name,): 0 for name in followed}
         | leading,
         "liftlog_isr_size": {(name,): len(record.isr) for name, record in records.items()},

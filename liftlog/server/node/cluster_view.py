@@ -1,151 +1,235 @@
-"""What clients are told of the cluster: its nodes and streams, and who else can answer them."""
+"""The cluster as this node sees it: its streams, who leads them, and which nodes it hears.
+
+Answers clients, and names the node that can answer them better.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.errors import LiftlogError, NotLeader, NotReady, StreamNotFound
+from liftlog.names import is_stream_name
 from liftlog.protocol.replication import ClusterInfo, ClusterNode, ClusterStream
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metadata.membership import Member
 from liftlog.server.metadata.mirror import Mirror
+from liftlog.server.replication.hearing import ENDED_SECONDS, Hearing
+
+_SILENT_SECONDS = 2.0
 
 
-def describe_cluster(
-    member: Member,
-    mirror: Mirror,
-    hosts: Mapping[str, StreamHost],
-    may_read: Callable[[str], bool],
-    silent_seconds: Callable[[str], float],
-    clock_ahead_seconds: Callable[[str], float],
-    is_down: Callable[[str], bool],
-) -> ClusterInfo:
-    """The cluster, with the streams that the caller may read. Offsets are those of this node.
-    `silent_seconds` tells for how long this one has heard nothing of another one, `is_down` whether
-    that one has no session either, `clock_ahead_seconds` how far its clock is ahead."""
-    directory = mirror.directory
-    records = [one for one in mirror.records.values() if not one.deleted]
-    held = Counter(node for record in records for node in record.members)
-    led = Counter(record.target[0] for record in records)
-    nodes = [
-        ClusterNode(
-            name,
-            name in directory.live,
-            one.address,
-            one.version,
-            one.draining,
-            one.zone,
-            held[name],
-            led[name],
-            one.stopping,
-            silent_seconds(name),
-            clock_ahead_seconds(name),
-        )
-        for name, one in sorted(directory.nodes.items())
-    ]
-    streams = []
-    forgotten = {name: mirror.known[name] for name in mirror.regressed if name in mirror.known}
-    for name, record in sorted((mirror.records | forgotten).items()):
-        if record.deleted or not may_read(name):
-            continue
-        host = hosts.get(name)
-        streams.append(
-            ClusterStream(
-                name,
-                leader_of(record, is_down),
-                record.leader_epoch,
-                list(record.replicas),
-                list(record.isr),
-                list(record.eligible),
-                list(record.adding),
-                list(record.removing),
-                None if host is None else host.log.high_watermark,
-                None if host is None else host.log.log_end_offset,
-                name in forgotten,
+class ClusterView:
+    """Reads the newest records that this node has seen; changes nothing. Belongs to the event
+    loop."""
+
+    def __init__(self, member: Member, mirror: Mirror, hearing: Hearing) -> None:
+        self._member = member
+        self._mirror = mirror
+        self._hearing = hearing
+
+    # --- streams ---
+
+    def known(self, name: str) -> StreamRecord | None:
+        """The record of a stream; None if there is no such stream in the cluster."""
+        record = self._mirror.records.get(name)
+        return None if record is None or record.deleted else record
+
+    def knows(self, name: str) -> bool:
+        """True if there is such a stream in the cluster."""
+        return self.known(name) is not None
+
+    def stream_names(self) -> list[str]:
+        """All streams of the cluster, without the system streams."""
+        return [name for name in filter(is_stream_name, self._mirror.records) if self.knows(name)]
+
+    def leads(self, name: str) -> bool:
+        """True if this node leads the stream, as the record says."""
+        record = self.known(name)
+        return record is not None and record.leader == self._member.name
+
+    def leads_elsewhere(self, name: str) -> bool:
+        """True if another node leads the stream, as the record says."""
+        record = self.known(name)
+        return record is not None and record.leader not in (None, self._member.name)
+
+    def is_in_sync(self, name: str) -> bool:
+        """True if the copy of a stream here is in sync, but another node leads; as far as this node
+        knows."""
+        record, me = self._mirror.records.get(name), self._member.name
+        return record is not None and me in record.isr and record.leader != me
+
+    def leader_of(self, record: StreamRecord) -> str | None:
+        """The node that leads the stream. A node that is down leads nothing, whatever the record
+        says: that names it for as long as no other replica can take over."""
+        return None if record.leader is None or self.is_down(record.leader) else record.leader
+
+    def answerer(self, name: str) -> str | None:
+        """The other node that answers requests about a stream; None: this one does, if only that
+        there is no such stream. Raises NotLeader while none leads."""
+        record = self.known(name)
+        if record is None or record.leader == self._member.name:
+            return None
+        leader = self.leader_of(record)
+        if leader is None:
+            raise self.not_leader(name)
+        return leader
+
+    def other_leaders(self) -> dict[str, str]:
+        """The other nodes that lead a stream, and one such stream of each."""
+        found: dict[str, str] = {}
+        for name, record in self._mirror.records.items():
+            if record.leader not in (None, self._member.name) and not record.deleted:
+                found.setdefault(str(record.leader), name)
+        return found
+
+    def without_leader(self) -> list[StreamRecord]:
+        """The streams of the cluster that no node leads."""
+        records = [one for one in self._mirror.records.values() if not one.deleted]
+        leaders = {one.leader for one in records}
+        leading = {node for node in leaders if node is not None and not self.is_down(node)}
+        return [one for one in records if one.leader not in leading]
+
+    def why_without_leader(self, record: StreamRecord) -> tuple[str, str]:
+        """Why no node leads the stream, and what to do."""
+        whole = record.isr or record.eligible
+        if not whole:
+            return (
+                "no complete copy of it is left",
+                "if an older one is to lead, and what it lacks is given up: `liftlog cluster elect "
+                f"{record.name} --node NODE --lost {','.join(record.replicas)}`",
             )
+        if all(map(self.is_down, whole)):
+            names = ", ".join(whole)
+            start = f"start node {names}" if len(whole) == 1 else f"start one of the nodes {names}"
+            return f"all that was acked is only on nodes that are down: {names}", start
+        return "another replica is about to take over", "try again"
+
+    # --- nodes ---
+
+    def is_down(self, node: str) -> bool:
+        """True if a node has no session and this node does not hear from it."""
+        is_live = node == self._member.name or node in self._mirror.directory.live
+        return not is_live and self.silent_seconds(node) > 0
+
+    def silent_seconds(self, node: str) -> float:
+        """For how long this node has heard nothing of another one, if that is long enough to mean
+        something; else 0.0."""
+        seconds = 0.0 if node == self._member.name else self._hearing.silent_seconds(node)
+        enough = ENDED_SECONDS if self._hearing.is_refusing(node) else _SILENT_SECONDS
+        return round(seconds, 1) if seconds >= enough else 0.0
+
+    def other_nodes(self) -> list[str]:
+        """The nodes of the cluster, without this one."""
+        return [node for node in self._mirror.directory.nodes if node != self._member.name]
+
+    def addresses(self) -> list[str]:
+        """Return where the nodes of the cluster serve clients."""
+        nodes = self._mirror.directory.nodes
+        return [nodes[name].address for name in sorted(nodes)]
+
+    # --- errors ---
+
+    def not_leader(self, name: str) -> LiftlogError:
+        """The error for a request that only the leader of `name` can answer."""
+        record = self.known(name)
+        if record is None:
+            return StreamNotFound(f"there is no stream {name!r}")
+        leader = self.leader_of(record) or ""
+        info = self._mirror.directory.nodes.get(leader)
+        address = "" if info is None else info.address
+        hint = f"connect to {address}" if address else "try again"
+        if not leader:
+            why, hint = self.why_without_leader(record)
+            message = f"stream {name} has no leader: {why}"
+        elif leader == self._member.name:
+            message = f"node {leader} is elected to lead stream {name}, and does not lead it yet"
+        else:
+            message = f"stream {name} is led by node {leader}, not by {self._member.name}"
+        return NotLeader(
+            message,
+            hint=hint,
+            leader=leader,
+            address=address,
+            replicas=list(record.replicas),
+            epoch=record.leader_epoch,
         )
-    return ClusterInfo(
-        member.cluster_id,
-        [one.to_wire() for one in nodes],
-        [one.to_wire() for one in streams],
-        node=member.name,
-    )
 
-
-def leader_of(record: StreamRecord, is_down: Callable[[str], bool]) -> str | None:
-    """The node that leads the stream. A node that is down leads nothing, whatever the record says:
-    that names it for as long as no other replica can take over."""
-    return None if record.leader is None or is_down(record.leader) else record.leader
-
-
-def why_without_leader(record: StreamRecord, is_down: Callable[[str], bool]) -> tuple[str, str]:
-    """Why no node leads the stream, and what to do."""
-    whole = record.isr or record.eligible
-    if not whole:
-        return (
-            "no complete copy of it is left",
-            f"if an older one is to lead, and what it lacks is given up: `liftlog cluster elect "
-            f"{record.name} --node NODE --lost {','.join(record.replicas)}`",
+    def begins_to_lead(self, name: str) -> NotReady:
+        """The error while this node does not know yet how far a stream was committed before."""
+        return NotReady(
+            f"node {self._member.name} begins to lead stream {name}",
+            hint="try again; `liftlog cluster status` shows whether enough replicas are there",
         )
-    if all(map(is_down, whole)):
-        names = ", ".join(whole)
-        start = f"start node {names}" if len(whole) == 1 else f"start one of the nodes {names}"
-        return f"all that was acked is only on nodes that are down: {names}", start
-    return "another replica is about to take over", "try again"
 
+    def check_is_here(self, node: str) -> None:
+        """Raises NotLeader unless `node` is this one."""
+        if node != self._member.name:
+            info = self._mirror.directory.nodes.get(node)
+            raise NotLeader(
+                f"this is node {self._member.name}, not {node}",
+                hint=f"connect to {info.address}" if info else "there is no such node",
+                address=info.address if info else "",
+            )
 
-def not_leader(
-    member: Member, mirror: Mirror, name: str, is_down: Callable[[str], bool]
-) -> LiftlogError:
-    """The error for a request that only the leader of `name` can answer."""
-    record = mirror.records.get(name)
-    if record is None or record.deleted:
-        return StreamNotFound(f"there is no stream {name!r}")
-    leader = leader_of(record, is_down) or ""
-    info = mirror.directory.nodes.get(leader)
-    address = "" if info is None else info.address
-    hint = f"connect to {address}" if address else "try again"
-    if not leader:
-        why, hint = why_without_leader(record, is_down)
-        message = f"stream {name} has no leader: {why}"
-    elif leader == member.name:
-        message = f"node {leader} is elected to lead stream {name}, and does not lead it yet"
-    else:
-        message = f"stream {name} is led by node {leader}, not by {member.name}"
-    return NotLeader(
-        message,
-        hint=hint,
-        leader=leader,
-        address=address,
-        replicas=list(record.replicas),
-        epoch=record.leader_epoch,
-    )
+    # --- the whole ---
 
-
-def check_ready(member: Member, leader: Leader) -> None:
-    """Raises NotReady while the high watermark of a new leader may lag behind what clients have
-    seen: until the followers have asked once."""
-    if not leader.is_ready:
-        raise begins_to_lead(member, leader.record.name)
-
-
-def begins_to_lead(member: Member, name: str) -> NotReady:
-    """The error while this node does not know yet how far a stream was committed before."""
-    return NotReady(
-        f"node {member.name} begins to lead stream {name}",
-        hint="try again; `liftlog cluster status` shows whether enough replicas are there",
-    )
-
-
-def check_is_here(member: Member, mirror: Mirror, node: str) -> None:
-    """Raises NotLeader unless `node` is this one."""
-    if node != member.name:
-        info = mirror.directory.nodes.get(node)
-        raise NotLeader(
-            f"this is node {member.name}, not {node}",
-            hint=f"connect to {info.address}" if info else "there is no such node",
-            address=info.address if info else "",
+    def describe(
+        self,
+        hosts: Mapping[str, StreamHost],
+        may_read: Callable[[str], bool],
+        clock_ahead_seconds: Callable[[str], float],
+    ) -> ClusterInfo:
+        """The cluster, with the streams that the caller may read. Offsets are those of this node.
+        `clock_ahead_seconds` tells how far the clock of a node is ahead."""
+        mirror = self._mirror
+        streams = []
+        forgotten = {name: mirror.known[name] for name in mirror.regressed if name in mirror.known}
+        for name, record in sorted((mirror.records | forgotten).items()):
+            if record.deleted or not may_read(name):
+                continue
+            host = hosts.get(name)
+            streams.append(
+                ClusterStream(
+                    name,
+                    self.leader_of(record),
+                    record.leader_epoch,
+                    list(record.replicas),
+                    list(record.isr),
+                    list(record.eligible),
+                    list(record.adding),
+                    list(record.removing),
+                    None if host is None else host.log.high_watermark,
+                    None if host is None else host.log.log_end_offset,
+                    name in forgotten,
+                )
+            )
+        return ClusterInfo(
+            self._member.cluster_id,
+            [one.to_wire() for one in self._nodes(clock_ahead_seconds)],
+            [one.to_wire() for one in streams],
+            node=self._member.name,
         )
+
+    def _nodes(self, clock_ahead_seconds: Callable[[str], float]) -> list[ClusterNode]:
+        directory = self._mirror.directory
+        records = [one for one in self._mirror.records.values() if not one.deleted]
+        held = Counter(node for record in records for node in record.members)
+        led = Counter(record.target[0] for record in records)
+        return [
+            ClusterNode(
+                name,
+                name in directory.live,
+                one.address,
+                one.version,
+                one.draining,
+                one.zone,
+                held[name],
+                led[name],
+                one.stopping,
+                self.silent_seconds(name),
+                clock_ahead_seconds(name),
+            )
+            for name, one in sorted(directory.nodes.items())
+        ]

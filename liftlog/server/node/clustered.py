@@ -18,6 +18,7 @@ from liftlog.log import DataDir
 from liftlog.log.data_dir import make_durable_directory
 from liftlog.log.files.filesystem import FileSystem, OsFileSystem, storage_errors
 from liftlog.protocol.replication import Peer
+from liftlog.server.cleaning.mending import Mender
 from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.holders import Holder, take_name
 from liftlog.server.metadata.kv_store import NatsKvMetaStore, NoBucket, make_store
@@ -35,6 +36,7 @@ from liftlog.server.metadata.membership import (
 )
 from liftlog.server.metadata.one_cluster import OneClusterStore
 from liftlog.server.node import own_offsets
+from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.node.offsets import ReplicatedOffsets
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.peer_link import PeerLink
@@ -111,6 +113,8 @@ class ClusterNode:
         await streams.remember()
         await streams.find_copies()
         broker.replicated = streams
+        broker.catalog = ClusterCatalog(streams)
+        broker.mender = Mender(broker.hosts, streams.donors, self._settings.cleaner)
         broker.conditions.add(streams.clocks.conditions)
         broker.clock_keeper.is_confirmed = lambda: streams.clocks.verdict().confirmed
         broker.conditions.add(streams.conditions)

@@ -145,7 +145,7 @@ class ReplicatedOffsets:
     def _find(self, name: str) -> StreamHost | StreamBounds:
         """What a checkpoint in the stream is judged by: its log if it is led here, else its record.
         Raises StreamNotFound, StreamUnavailable, NotReady."""
-        record = self._streams.known(name)
+        record = self._streams.view.known(name)
         if record is None or record.leader == self._streams.member.name:
             return self._broker.led_stream(name)
         start, end = 1, None
@@ -165,7 +165,8 @@ class ReplicatedOffsets:
         for name, record in self._streams.mirror.records.items():
             if record.leader is not None and not record.deleted and name not in self._broker.hosts:
                 by_leader[record.leader].append(name)
-        self._told = {name: self._told[name] for name in self._told if self._streams.knows(name)}
+        knows = self._streams.view.knows
+        self._told = {name: told for name, told in self._told.items() if knows(name)}
         for node, names in by_leader.items():
             if node == self._streams.member.name:
                 continue
@@ -188,7 +189,7 @@ class ReplicatedOffsets:
         """Create the stream, or add the replicas that it can have now. Raises Conflict,
         MetadataUnavailable."""
         streams, broker = self._streams, self._broker
-        record = streams.known(OFFSETS_STREAM)
+        record = streams.view.known(OFFSETS_STREAM)
         if record is None:
             nodes = candidates(streams.mirror)
             count = min(_MOST_REPLICAS, sum(one.available for one in nodes))
@@ -197,7 +198,7 @@ class ReplicatedOffsets:
                 await streams.new_streams.create(
                     OFFSETS_STREAM, settings, origin=SYSTEM, is_system=True
                 )
-        elif streams.leads(OFFSETS_STREAM):
+        elif streams.view.leads(OFFSETS_STREAM):
             if self._grown(record) is not None:
                 await streams.mirror.change(OFFSETS_STREAM, self._grown)
             elif self._updated(record) is not None:
@@ -239,7 +240,7 @@ async def first_since(
 ) -> tuple[str, int] | None:
     """Incarnation of a stream, and its first offset that is not older than `time_ns`, as its leader
     tells; None when it does not."""
-    record = streams.known(name)
+    record = streams.view.known(name)
     if record is None or record.leader in (None, streams.member.name):
         return None
     leader = str(record.leader)

@@ -164,7 +164,7 @@ async def _store(
 async def _commit(
     broker: Broker, streams: ReplicatedStreams, request: CommitCheckpoint, owner: str
 ) -> None:
-    node = streams.answerer(OFFSETS_STREAM)
+    node = streams.view.answerer(OFFSETS_STREAM)
     if node is not None:
         await streams.forwarding.ask(node, OFFSETS_STREAM, request, owner or None)
         return

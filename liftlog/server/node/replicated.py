@@ -19,15 +19,15 @@ from liftlog.cluster.election import Elections, LogEnd, Patience
 from liftlog.cluster.leading import Change, Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MetaStore, NodeSession
-from liftlog.errors import Conflict, LiftlogError, NotEnoughReplicas, StreamNotFound
+from liftlog.errors import Conflict, LiftlogError, StreamNotFound
 from liftlog.log import DataDir
-from liftlog.names import is_stream_name
 from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metadata.known_records import KnownRecords
 from liftlog.server.metadata.membership import Member
 from liftlog.server.metadata.mirror import Mirror
-from liftlog.server.node import cluster_view, copies
+from liftlog.server.node import copies
+from liftlog.server.node.cluster_view import ClusterView
 from liftlog.server.node.handing_over import LOOK_SECONDS, Handovers
 from liftlog.server.node.leadership import Leadership
 from liftlog.server.node.local_node import LocalNode, StreamHosts
@@ -53,13 +53,11 @@ from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
 
-_SILENT_SECONDS = 2.0
 _PROPOSE_SECONDS = 0.1
 _SIDE_TURNS = 10
 _PLACE_SECONDS = 0.2
 _CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
-_CONFIRM_SECONDS = 10.0
 _TELL_SECONDS = 2.0
 _BUSY_SECONDS = 1.0
 """A copy that has waited for the disk for so long does not take the lead."""
@@ -100,7 +98,8 @@ class ReplicatedStreams:
         )
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.hearing.watch(self._lost, silent=HUNG_SECONDS, refusing=ENDED_SECONDS)
-        self.clocks = NodeClocks(data_dir.environment.clock, self._other_nodes, clock_guard)
+        self.view = ClusterView(member, self.mirror, self.hearing)
+        self.clocks = NodeClocks(data_dir.environment.clock, self.view.other_nodes, clock_guard)
         self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
         self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
         self.leadership = self._new_leadership(link_to)
@@ -120,7 +119,7 @@ class ReplicatedStreams:
         self.session: NodeSession | None = None
         self.store_problem: Callable[[], str] = lambda: ""
         """Why the metadata store is not used; empty if it is."""
-        self.forwarding = Forwarding(link_to, self.not_leader)
+        self.forwarding = Forwarding(link_to, self.view.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
         self.moves = Moves(self.mirror)
         self.new_streams = NewStreams(self.mirror)
@@ -523,30 +522,17 @@ class ReplicatedStreams:
 
     def replicate(self, peer: Peer, request: Replicate, reply: Reply) -> None:
         """A node asks for what it lacks of a stream. Raises NotLeader."""
-        led = self._led(request.stream)
+        led = self.led_stream(request.stream)
         if request.epoch > led.leader.epoch:
             self._streams[request.stream].look_again()
         led.fetch(peer.node, peer.start, request, reply)
 
-    def _led(self, name: str) -> ServedStream:
+    def led_stream(self, name: str) -> ServedStream:
+        """A stream that this node leads. Raises NotLeader."""
         replica = self._streams.get(name)
         if replica is None or replica.led is None:
-            raise self.not_leader(name)
+            raise self.view.not_leader(name)
         return replica.led
-
-    async def side_confirmed(self, name: str) -> None:
-        """Return when leases, as they are now, outlive this node; at once if the stream has no
-        replicas. Raises NotLeader, and NotEnoughReplicas when that takes long."""
-        if not self.knows(name):
-            return
-        try:
-            async with asyncio.timeout(_CONFIRM_SECONDS):
-                await self._led(name).side_confirmed()
-        except TimeoutError:
-            raise NotEnoughReplicas(
-                f"the other replicas of stream {name} have not stored the change",
-                hint="try again when more of them are in sync; `liftlog cluster status` shows them",
-            ) from None
 
     def peer_came(self, node: str) -> None:
         """A connection of another node has introduced itself."""
@@ -570,47 +556,15 @@ class ReplicatedStreams:
         for led in list(self.led.values()):
             led.lost(node)
 
-    # --- which node answers clients ---
-
-    def answerer(self, name: str) -> str | None:
-        """The other node that answers requests about a stream; None: this one does, if only that
-        there is no such stream. Raises NotLeader while none leads."""
-        record = self.known(name)
-        if record is None or record.leader == self.member.name:
-            return None
-        leader = self.leader_of(record)
-        if leader is None:
-            raise self.not_leader(name)
-        return leader
-
-    def is_down(self, node: str) -> bool:
-        """True if a node has no session and this node does not hear from it."""
-        is_live = node == self.member.name or node in self.mirror.directory.live
-        return not is_live and self.silent_seconds(node) > 0
-
-    def leader_of(self, record: StreamRecord) -> str | None:
-        """See `cluster_view.leader_of`."""
-        return cluster_view.leader_of(record, self.is_down)
-
-    def without_leader(self) -> list[StreamRecord]:
-        """The streams of the cluster that no node leads."""
-        records = [one for one in self.mirror.records.values() if not one.deleted]
-        leaders = {one.leader for one in records}
-        leading = {node for node in leaders if node is not None and not self.is_down(node)}
-        return [one for one in records if one.leader not in leading]
+    # --- what this node leads ---
 
     def conditions(self) -> Iterable[Condition]:
         """Yield the conditions of all streams of the cluster."""
-        for record in self.without_leader():
-            why, todo = cluster_view.why_without_leader(record, self.is_down)
+        for record in self.view.without_leader():
+            why, todo = self.view.why_without_leader(record)
             yield Condition.of("no_leader", f"no node leads it: {why}. {todo}", record.name)
         if self._known.problem:
             yield Condition.of("known_records", self._known.problem)
-
-    def leads(self, name: str) -> bool:
-        """Whether this node leads the stream, as the record says."""
-        record = self.known(name)
-        return record is not None and record.leader == self.member.name
 
     def ends(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
         """Incarnation, log start and high watermark of those of the streams that are led here."""
@@ -638,14 +592,6 @@ class ReplicatedStreams:
             return False
         return self._succession is None or self._succession.may_lead(led.leader)
 
-    def other_leaders(self) -> dict[str, str]:
-        """The other nodes that lead a stream, and one such stream of each."""
-        found: dict[str, str] = {}
-        for name, record in self.mirror.records.items():
-            if record.leader not in (None, self.member.name) and not record.deleted:
-                found.setdefault(str(record.leader), name)
-        return found
-
     # --- the lead moves to another node ---
 
     async def hand_over(self, name: str, to: str) -> None:
@@ -666,30 +612,9 @@ class ReplicatedStreams:
 
     # --- what clients are told ---
 
-    def known(self, name: str) -> StreamRecord | None:
-        """The record of a stream; None if there is no such stream in the cluster."""
-        record = self.mirror.records.get(name)
-        return None if record is None or record.deleted else record
-
-    def stream_names(self) -> list[str]:
-        """All streams of the cluster, without the system streams."""
-        return [name for name in filter(is_stream_name, self.mirror.records) if self.knows(name)]
-
-    def knows(self, name: str) -> bool:
-        """Whether there is such a stream in the cluster."""
-        return self.known(name) is not None
-
     def describe(self, may_read: Callable[[str], bool]) -> ClusterInfo:
         """The cluster, with the streams that the caller may read."""
-        found = cluster_view.describe_cluster(
-            self.member,
-            self.mirror,
-            self._node.hosts.hosts,
-            may_read,
-            self.silent_seconds,
-            self.clocks.shown_seconds,
-            self.is_down,
-        )
+        found = self.view.describe(self._node.hosts.hosts, may_read, self.clocks.shown_seconds)
         session, now = self.session, time.monotonic()
         return replace(found, is_store_lost=session is not None and now >= session.deadline)
 
@@ -699,46 +624,10 @@ class ReplicatedStreams:
         now_ns = environment.clock.now_ns()
         return now_ns, now_ns - environment.age_clock_ns() > STEP_NS
 
-    def _other_nodes(self) -> list[str]:
-        return [node for node in self.mirror.directory.nodes if node != self.member.name]
-
-    def silent_seconds(self, node: str) -> float:
-        """For how long this node has heard nothing of another one, if that is long enough to mean
-        something; else 0.0."""
-        seconds = 0.0 if node == self.member.name else self.hearing.silent_seconds(node)
-        enough = ENDED_SECONDS if self.hearing.is_refusing(node) else _SILENT_SECONDS
-        return round(seconds, 1) if seconds >= enough else 0.0
-
-    def addresses(self) -> list[str]:
-        """Return where the nodes of the cluster serve clients."""
-        nodes = self.mirror.directory.nodes
-        return [nodes[name].address for name in sorted(nodes)]
-
-    def not_leader(self, name: str) -> LiftlogError:
-        """The error for a request that only the leader of `name` can answer."""
-        return cluster_view.not_leader(self.member, self.mirror, name, self.is_down)
-
-    def check_leads(self, name: str) -> None:
-        """Raises NotLeader unless this node leads the stream, NotReady while it begins to."""
-        cluster_view.check_ready(self.member, self._led(name).leader)
-
-    def check_end_is_known(self, name: str) -> None:
-        """Raises NotReady while this node leads the stream, or is about to, and what it knows of
-        its end may lag behind what clients have seen. A stream that has failed ends as it does."""
-        host, led = self._node.hosts.hosts.get(name), self.led_here(name)
-        has_failed = name in self._node.hosts.broken or (host is not None and host.failure)
-        if self.leads(name) and not has_failed and (led is None or not led.leader.is_ready):
-            raise cluster_view.begins_to_lead(self.member, name)
-
-    def is_in_sync(self, name: str) -> bool:
-        """Whether the copy of a stream here is in sync, but another node leads; as far as this node
-        knows."""
-        record, me = self.mirror.records.get(name), self.member.name
-        return record is not None and me in record.isr and record.leader != me
-
-    def check_is_here(self, node: str) -> None:
-        """Raises NotLeader unless `node` is this one."""
-        cluster_view.check_is_here(self.member, self.mirror, node)
+    def has_failed(self, name: str) -> bool:
+        """True if the copy of a stream here cannot be served or written."""
+        host = self._node.hosts.hosts.get(name)
+        return name in self._node.hosts.broken or (host is not None and bool(host.failure))
 
     @property
     def elections(self) -> Mapping[str, int]:
@@ -754,7 +643,7 @@ class ReplicatedStreams:
 
     def not_in_sync(self) -> list[str]:
         """The streams that this node has a replica of which is not in sync."""
-        me, records = self.member.name, map(self.known, self._streams)
+        me, records = self.member.name, map(self.view.known, self._streams)
         return [one.name for one in records if one and me in {*one.replicas} - {*one.isr}]
 
     @property

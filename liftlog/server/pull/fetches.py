@@ -25,11 +25,10 @@ from liftlog.errors import (
     StaleIncarnation,
 )
 from liftlog.log import Log, LogSlice
-from liftlog.protocol.messages import ANY_REPLICA, EARLIEST, LATEST, Fetch, FetchHeader
+from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
 from liftlog.records.columns.selection import Selection, parse_selection
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.node.successors import Successors
 from liftlog.server.pull.answers import Answers
 from liftlog.server.pull.services import PullServices
 from liftlog.server.reading.filtering import MAX_ANSWER_BYTES, Scan, Scanned, scan_log
@@ -215,22 +214,19 @@ class FetchQueue:
         """Where another node may lead, its copy has the newest records; this node's own is read
         only if the client asks for it. Raises NotLeader, StreamNotFound, StreamUnavailable."""
         broker = self._services.broker
-        if fetch.replica is None or broker.replicated is None:
-            return broker.led_stream(self._stream_name)
-        if fetch.replica != ANY_REPLICA:
-            broker.replicated.check_is_here(fetch.replica)
-        elif not broker.replicated.is_in_sync(self._stream_name):
-            return broker.led_stream(self._stream_name)
-        return broker.stream(self._stream_name)
+        name, replica = self._stream_name, fetch.replica
+        if replica is None or not broker.catalog.may_read_copy(name, replica):
+            return broker.led_stream(name)
+        return broker.stream(name)
 
     def _check_identity(self, fetch: Fetch, log: Log) -> None:
         """Check that the client means this stream, and that what it has read before is in it.
         Raises StaleIncarnation, Diverged, NotLeader."""
         if fetch.incarnation is not None and fetch.incarnation != log.incarnation:
-            successors = self._successors()
-            if successors is not None:
-                name = self._stream_name
-                successors.check_incarnation(name, log.incarnation, fetch.incarnation)
+            name = self._stream_name
+            self._services.broker.catalog.check_incarnation(
+                name, log.incarnation, fetch.incarnation
+            )
             raise StaleIncarnation(
                 f"the stream {fetch.stream!r} was deleted and created again since",
                 hint="describe the stream and start over",
@@ -239,9 +235,7 @@ class FetchQueue:
         if fetch.epoch is None or fetch.epoch == log.leader_epoch:
             return
         if fetch.epoch > log.leader_epoch:
-            successors = self._successors()
-            if successors is not None:
-                successors.check_epoch(self._stream_name, fetch.epoch)
+            self._services.broker.catalog.check_epoch(self._stream_name, fetch.epoch)
             raise Diverged(
                 f"epoch {fetch.epoch} is newer than the stream's {log.leader_epoch}",
                 leader_epoch=log.leader_epoch,
@@ -255,18 +249,11 @@ class FetchQueue:
                 epoch_end_offset=end,
             )
 
-    def _successors(self) -> Successors | None:
-        """None for a stream that is this node's alone."""
-        replicated = self._services.broker.replicated
-        if replicated is None or not replicated.knows(self._stream_name):
-            return None
-        return replicated.successors
-
     def _lags(self, waiting: _Waiting, stream: StreamHost) -> bool:
         """Whether the fetch waits until this copy has what the client asks for. Raises NotLeader
         when that takes long."""
-        fetch, log, replicated = waiting.fetch, stream.log, self._services.broker.replicated
-        if stream.is_leading or replicated is None:
+        fetch, log = waiting.fetch, stream.log
+        if stream.is_leading:
             return False
         wanted = fetch.at_least or 0
         if log.high_watermark >= wanted and (fetch.epoch or 0) <= log.leader_epoch:
@@ -275,7 +262,7 @@ class FetchQueue:
         if waiting.catch_up_until is None:
             waiting.catch_up_until = now + _CATCH_UP_SECONDS
         if now >= waiting.catch_up_until:
-            raise replicated.not_leader(self._stream_name)
+            raise self._services.broker.catalog.not_leader(self._stream_name)
         group = self._services.tail_group(stream)
         waiter = group.wait(stream, max(wanted - 1, log.high_watermark), self._woken)
         self._parked = partial(group.leave, waiter)
@@ -488,7 +475,7 @@ class FetchQueue:
             self._examine(waiting, stream.log, damage)
             return False
         broker = self._services.broker
-        if self._for_node or broker.replicated is None:
+        if self._for_node:
             raise damage
         if broker.mender is None or not broker.mender.is_expected(stream, first, end):
             raise damage
@@ -535,7 +522,7 @@ class FetchQueue:
             error = None if job.cancelled() else job.exception()
             if not self._queue or self._queue[0] is not waiting:
                 pass  # it was cancelled or closed in the meantime
-            elif isinstance(error, CorruptRange) and self._services.broker.replicated is not None:
+            elif isinstance(error, CorruptRange) and self._services.broker.mender is not None:
                 waiting.damage = error
             elif isinstance(error, Exception):
                 self._queue.popleft()

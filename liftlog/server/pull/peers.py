@@ -23,6 +23,7 @@ from liftlog.protocol.replication import (
 )
 from liftlog.protocol.wire import KIND_KEY, Message
 from liftlog.server.access.gate import Gate
+from liftlog.server.node.cluster_catalog import needed_node_of
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.pull.answers import Answers
 from liftlog.server.requests.rights import HANDLERS, STARTERS, Caller
@@ -145,10 +146,7 @@ class PeerRequests:
             self._peer = None
 
     def _streams(self) -> ReplicatedStreams:
-        streams = self._caller.broker.replicated
-        if streams is None:
-            raise Conflict("this daemon belongs to no cluster", hint="it has no section cluster")
-        return streams
+        return needed_node_of(self._caller.broker)
 
 
 class _Reply:

@@ -63,7 +63,7 @@ from liftlog.protocol.replication import (
     MoveStream,
     RestoreMetadata,
 )
-from liftlog.server.node.replicated import ReplicatedStreams
+from liftlog.server.node.cluster_catalog import needed_node_of, node_of
 from liftlog.server.requests.rights import (
     Ask,
     At,
@@ -120,8 +120,7 @@ async def _relay_description(caller: Caller, message: DescribeStream, ask: Ask) 
 
 @handles(DescribeStream, "read", at=At.LEADER, relay=_relay_description)
 async def _describe(caller: Caller, message: DescribeStream) -> Message:
-    if caller.broker.replicated is not None:
-        caller.broker.replicated.check_end_is_known(message.stream)
+    caller.broker.catalog.check_end_is_known(message.stream)
     info = await caller.broker.describe_stream(message.stream)
     readable = caller.gate.readable_subjects(caller.principal, message.stream, peer=caller.peer)
     return StreamAnswer(replace(info, readable_subjects=list(readable or ())).to_wire())
@@ -134,12 +133,12 @@ async def _list(caller: Caller, _: ListStreams) -> Message:
 
 def _shown(caller: Caller, infos: list[StreamInfo]) -> StreamsAnswer:
     """To another node, only what it does not know better."""
-    streams = caller.broker.replicated if caller.is_forwarded else None
+    catalog, is_forwarded = caller.broker.catalog, caller.is_forwarded
     return StreamsAnswer(
         [
             one.to_wire()
             for one in infos
-            if caller.may("read", one.name) and (streams is None or streams.leads(one.name))
+            if caller.may("read", one.name) and (not is_forwarded or catalog.leads(one.name))
         ]
     )
 
@@ -302,7 +301,7 @@ async def _leases(caller: Caller, message: ListLeases) -> Message:
 
 @handles(DescribeCluster, None)
 async def _describe_cluster(caller: Caller, _: DescribeCluster) -> Message:
-    streams = caller.broker.replicated
+    streams = node_of(caller.broker)
     if streams is None:
         return ClusterAnswer(ClusterInfo().to_wire())
     return ClusterAnswer(streams.describe(lambda name: caller.may("read", name)).to_wire())
@@ -310,7 +309,7 @@ async def _describe_cluster(caller: Caller, _: DescribeCluster) -> Message:
 
 @handles(MoveStream, "admin")
 async def _move(caller: Caller, message: MoveStream) -> Message:
-    moves = _replicated(caller).moves
+    moves = needed_node_of(caller.broker).moves
     if message.replicas:
         await moves.move(message.stream, message.replicas)
     else:
@@ -320,34 +319,33 @@ async def _move(caller: Caller, message: MoveStream) -> Message:
 
 @handles(DrainNode, "admin")
 async def _drain(caller: Caller, message: DrainNode) -> Message:
-    await (_replicated(caller).moves.undrain if message.ends else _replicated(caller).moves.drain)(
-        message.node
-    )
+    moves = needed_node_of(caller.broker).moves
+    await (moves.undrain if message.ends else moves.drain)(message.node)
     return Done()
 
 
 @handles(ForgetNode, "admin")
 async def _forget_node(caller: Caller, message: ForgetNode) -> Message:
-    await _replicated(caller).moves.forget(message.node)
+    await needed_node_of(caller.broker).moves.forget(message.node)
     return Done()
 
 
 @handles(HandOver, "replicate")
 async def _hand_over(caller: Caller, message: HandOver) -> Message:
-    await _replicated(caller).handovers.asked(message)
+    await needed_node_of(caller.broker).handovers.asked(message)
     return Done()
 
 
 @handles(LookAgain, "replicate")
 async def _look_again(caller: Caller, message: LookAgain) -> Message:
-    await _replicated(caller).look_again(message.stream, message.version)
+    await needed_node_of(caller.broker).look_again(message.stream, message.version)
     return Done()
 
 
 @handles(ElectLeader, "admin")
 async def _elect(caller: Caller, message: ElectLeader) -> Message:
     """The leader hands over. Any node has one elected where there is none."""
-    leadership = _replicated(caller).leadership
+    leadership = needed_node_of(caller.broker).leadership
     if message.lost:
         if message.node is None:
             raise InvalidArgument("which node is to lead without the copies that are lost?")
@@ -358,14 +356,7 @@ async def _elect(caller: Caller, message: ElectLeader) -> Message:
 
 @handles(RestoreMetadata, "admin")
 async def _restore_metadata(caller: Caller, message: RestoreMetadata) -> Message:
-    return await _replicated(caller).guard.restore(dry_run=message.dry_run)
-
-
-def _replicated(caller: Caller) -> ReplicatedStreams:
-    streams = caller.broker.replicated
-    if streams is None:
-        raise Conflict("this daemon belongs to no cluster", hint="it has no section cluster")
-    return streams
+    return await needed_node_of(caller.broker).guard.restore(dry_run=message.dry_run)
 
 
 # --- checkpoints ---
@@ -410,8 +401,7 @@ async def _relay_checkpoint(caller: Caller, message: FetchCheckpoint, ask: Ask) 
     try:
         return await ask(message)
     except NotReady:
-        streams = caller.broker.replicated
-        if streams is None or streams.knows(message.stream):
+        if caller.broker.catalog.knows(message.stream):
             raise
         raise StreamNotFound(f"there is no stream {message.stream!r}") from None
 

@@ -30,6 +30,7 @@ from liftlog.protocol.messages import (
 )
 from liftlog.server.access.gate import Gate
 from liftlog.server.checkpoints import OFFSETS_STREAM
+from liftlog.server.node.cluster_catalog import needed_node_of
 from liftlog.server.streams.broker import Broker
 
 _GATHER_SECONDS = 2.0
@@ -152,14 +153,13 @@ def start(caller: Caller, message: Message, starter: Starter, told: Told) -> Non
 
 
 def _begin(caller: Caller, message: Message, starter: Starter, told: Told) -> None:
-    streams = caller.broker.replicated
     node = _elsewhere(caller, At.OFFSETS, message)
-    if streams is None or node is None:
+    if node is None:
         starter.start(caller, message, told)
-    elif isinstance(message, CommitCheckpoint) and not streams.knows(message.stream):
+    elif isinstance(message, CommitCheckpoint) and not caller.broker.catalog.knows(message.stream):
         raise StreamNotFound(f"there is no stream {message.stream!r}")
     else:
-        streams.forwarding.send(
+        needed_node_of(caller.broker).forwarding.send(
             node, OFFSETS_STREAM, message, caller.principal, lambda _, error: told(error)
         )
 
@@ -217,9 +217,7 @@ async def ask_leader(caller: Caller, message: Message) -> Message | None:
 async def _at(
     caller: Caller, node: str, stream: str, message: Message, handler: Handler
 ) -> Message:
-    streams = caller.broker.replicated
-    assert streams is not None, "another node is to answer"
-    forwarding = streams.forwarding
+    forwarding = needed_node_of(caller.broker).forwarding
 
     async def ask(one: Message) -> Message:
         return await forwarding.ask(node, stream, one, caller.principal)
@@ -230,25 +228,26 @@ async def _at(
 def _elsewhere(caller: Caller, at: At, message: Message) -> str | None:
     """The other node that is to answer; None: this one does. Raises NotLeader when there is none,
     and when a node that took this one for the leader has asked."""
-    streams = caller.broker.replicated
-    if streams is None or at not in (At.LEADER, At.OFFSETS):
+    if at not in (At.LEADER, At.OFFSETS):
         return None
+    catalog = caller.broker.catalog
     stream = OFFSETS_STREAM if at is At.OFFSETS else _stream_of(message)
-    node = streams.answerer(stream)
+    node = catalog.answerer(stream)
     if node is not None and caller.is_forwarded:
-        raise streams.not_leader(stream)
+        raise catalog.not_leader(stream)
     return node
 
 
 async def _gathered(caller: Caller, message: Message) -> list[dict[str, Any]]:
     """What the other leaders describe of their streams, without what the caller may not read. A
     node that does not answer soon is left out."""
-    streams = caller.broker.replicated
-    if streams is None or caller.is_forwarded:
+    leaders = {} if caller.is_forwarded else caller.broker.catalog.other_leaders()
+    if not leaders:
         return []
+    forwarding = needed_node_of(caller.broker).forwarding
     asked = [
-        streams.forwarding.ask(node, stream, message, caller.principal, seconds=_GATHER_SECONDS)
-        for node, stream in streams.other_leaders().items()
+        forwarding.ask(node, stream, message, caller.principal, seconds=_GATHER_SECONDS)
+        for node, stream in leaders.items()
     ]
     found: list[dict[str, Any]] = []
     for answer in await asyncio.gather(*asked, return_exceptions=True):

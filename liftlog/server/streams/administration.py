@@ -34,6 +34,7 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.metadata.records import StreamRecords
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.streams.attachments import Attachments
+from liftlog.server.streams.catalog import Catalog
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.streams.retention import (
     check_truncation,
@@ -92,6 +93,8 @@ class StreamDirectory(Protocol):
     def ages_are_judged(self) -> bool: ...
 
     @property
+    def catalog(self) -> Catalog: ...
+    @property
     def replicated(self) -> ReplicatedStreams | None: ...
     def led_stream(self, name: str) -> StreamHost:
         """Raises StreamNotFound, StreamUnavailable, NotLeader."""
@@ -128,8 +131,7 @@ class Administration:
 
     async def _copied(self, name: str) -> None:
         """Return when what is kept beside a stream's records is on the other nodes, too."""
-        if self._streams.replicated is not None:
-            await self._streams.replicated.side_confirmed(name)
+        await self._streams.catalog.side_confirmed(name)
 
     # --- settings ---
 
@@ -247,7 +249,7 @@ class Administration:
         `store` has succeeded, `adopt` runs even if the caller is cancelled.
         """
         streams, log = self._streams, host.log
-        record = None if streams.replicated is None else streams.replicated.known(host.name)
+        record = None if streams.replicated is None else streams.replicated.view.known(host.name)
         if record is not None and streams.replicated is not None:
             # First, so that no other leader goes back to the old ones. Followers adopt them too.
             await streams.replicated.update(host.name, wanted)
@@ -294,7 +296,7 @@ class Administration:
             return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
 
         replicated = self._streams.replicated
-        record = None if replicated is None else replicated.known(name)
+        record = None if replicated is None else replicated.view.known(name)
         if record is not None and replicated is not None:
             # Before the record says so, which no one takes back.
             check_truncation(host.log, offset, self._streams.now_ns())
@@ -361,7 +363,7 @@ class Administration:
             features=sorted(REQUESTS),
             warnings=by_kind(one for one in conditions if not one.is_unready),
             conditions=[one.to_wire() for one in first_of_each_kind(conditions)],
-            nodes=[] if streams.replicated is None else streams.replicated.addresses(),
+            nodes=streams.catalog.addresses(),
         )
 
     # --- inner ---

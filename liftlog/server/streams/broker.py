@@ -45,6 +45,7 @@ from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
+from liftlog.server.streams.catalog import Catalog
 from liftlog.server.streams.clock_keeping import ClockKeeper
 from liftlog.server.streams.dedupe_restoring import LearnedIds, write_dedupe_snapshot
 from liftlog.server.streams.description import (
@@ -59,6 +60,7 @@ from liftlog.server.streams.description import (
 from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
+from liftlog.server.streams.own_catalog import OwnCatalog
 from liftlog.server.streams.settings import check_same, origin_of, save_metadata, settings_of
 from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition, Conditions
@@ -117,8 +119,10 @@ class Broker:
         """Held while streams come or go."""
         self._losses = PossibleLosses(clock)
         self.attachments = Attachments(self.hosts, self.intake, self._losses.note)
+        self.catalog: Catalog = OwnCatalog(self.hosts)
+        """Replaced before the streams are opened, if this daemon is a node of a cluster."""
         self._neighbours = Neighbours(
-            self.hosts, settings.nats.ack_subjects, self._recorded_in_cluster
+            self.hosts, settings.nats.ack_subjects, lambda: self.catalog.recorded
         )
         self._has_new_neighbours = False
         path, fs = data_dir.path / RECORDS_NAME, data_dir.environment.fs
@@ -317,9 +321,7 @@ class Broker:
     @property
     def has_checkpoints(self) -> bool:
         """Whether this node answers for them."""
-        if self._checkpoints is None or self.replicated is None:
-            return self._checkpoints is not None
-        return self.replicated.may_answer(OFFSETS_STREAM)
+        return self._checkpoints is not None and self.catalog.may_answer(OFFSETS_STREAM)
 
     def serve_checkpoints(self, checkpoints: Checkpoints | None) -> None:
         """Use these checkpoints from now on; None: another node has them."""
@@ -349,9 +351,6 @@ class Broker:
         if not self._has_new_neighbours:
             self._has_new_neighbours = True
             asyncio.get_running_loop().call_soon(self.streams_changed)
-
-    def _recorded_in_cluster(self) -> Mapping[str, StreamSettings]:
-        return {} if self.replicated is None else self.replicated.recorded
 
     def streams_changed(self) -> None:
         """Call it when streams have come or gone, or settings of one have changed."""
@@ -416,7 +415,7 @@ class Broker:
                 await self.replicated.opened(name)
         host = self.hosts.get(name)
         if host is None or not host.is_leading:
-            raise self.replicated.not_leader(name)
+            raise self.catalog.not_leader(name)
         # Without a connection, or where NATS refuses, the description says so: other nodes have it.
         with contextlib.suppress(NatsRefused, NatsUnavailable):
             await self.attachments.attach(host)
@@ -449,7 +448,7 @@ class Broker:
         if name in self.broken:
             return describe_broken(name, self.broken[name])
         if name not in self.hosts and self.replicated is not None:
-            record = self.replicated.known(name)
+            record = self.replicated.view.known(name)
             if record is not None:
                 return describe_elsewhere(name, settings_of(record), record)
         return self.describe(self._host(name))
@@ -468,8 +467,8 @@ class Broker:
 
     def stream_names(self) -> list[str]:
         """In order, without the system streams; in a cluster, also of those without a copy here."""
-        elsewhere = () if self.replicated is None else self.replicated.stream_names()
-        return sorted({*filter(is_stream_name, {*self.hosts, *self.broken}), *elsewhere})
+        here = filter(is_stream_name, {*self.hosts, *self.broken})
+        return sorted({*here, *self.catalog.names()})
 
     async def delete_stream(self, name: str) -> None:
         """Detach, commit and ack what has arrived, remove the files. Works for a stream that could
@@ -480,14 +479,14 @@ class Broker:
                 raise Forbidden(
                     f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
                 )
-            if self.replicated is None or not self.replicated.knows(name):
+            if self.replicated is None or not self.replicated.view.knows(name):
                 host = None if name in self.broken else self._host(name)
             if name in self.settings.streams and name not in self._maker.lost:
                 raise Conflict(
                     f"stream {name} comes from the configuration file",
                     hint="remove it there and restart the daemon, then delete it",
                 )
-            if self.replicated is not None and self.replicated.knows(name):
+            if self.replicated is not None and self.replicated.view.knows(name):
                 await self.replicated.delete(name)
                 return
             try:
@@ -546,16 +545,15 @@ class Broker:
     def readable_stream(self, name: str) -> StreamHost:
         """A stream of which this node has a copy. Raises NotLeader if only others have one, besides
         what `stream` raises."""
-        streams, is_here = self.replicated, name in self.hosts or name in self.broken
-        if not is_here and streams is not None and streams.knows(name):
-            raise streams.not_leader(name)
+        is_here = name in self.hosts or name in self.broken
+        if not is_here and self.catalog.knows(name):
+            raise self.catalog.not_leader(name)
         return self.stream(name)
 
     def led_stream(self, name: str) -> StreamHost:
         """A stream whose newest records are here. Raises NotLeader and NotReady besides what
         `stream` raises."""
-        if self.replicated is not None and self.replicated.knows(name):
-            self.replicated.check_leads(name)
+        self.catalog.check_leads(name)
         return self.stream(name)
 
     def _host(self, name: str) -> StreamHost:

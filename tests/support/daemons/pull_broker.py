@@ -28,6 +28,7 @@ from liftlog.records.header import parse_header
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.streams.leases import LeaseKeeping
+from liftlog.server.streams.own_catalog import OwnCatalog
 from liftlog.server.vitals.conditions import Conditions
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
@@ -192,10 +193,12 @@ class LogBroker:
 
         self._leases = LeaseKeeping(stream, time.time_ns, DiskReserve(directory), copied=copied)
 
+    mender = None
+
     @property
-    def replicated(self) -> Any:
+    def catalog(self) -> Any:
         """It belongs to no cluster."""
-        return None
+        return OwnCatalog(self.streams)
 
     def led_stream(self, name: str) -> LoggedStream:
         return self.stream(name)

@@ -36,6 +36,7 @@ from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.membership import Member, to_bytes
 from liftlog.server.node import offsets as cluster_offsets
 from liftlog.server.node import own_offsets
+from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.node.offsets import ReplicatedOffsets
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.peer_link import PeerLink
@@ -75,6 +76,7 @@ class Node:
             catch_up_bytes_per_second=1e9,
         )
         self.broker.replicated = self.streams
+        self.broker.catalog = ClusterCatalog(self.streams)
         self._work: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -47,6 +47,7 @@ from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.membership import Member, to_bytes, value_of
 from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.node import copies
+from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.requests.rights import Caller, perform
@@ -111,6 +112,7 @@ class Node:
             catch_up_bytes_per_second=1e9,
         )
         self.running.broker.replicated = self.streams
+        self.running.broker.catalog = ClusterCatalog(self.streams)
 
     def link_to(self, node: str) -> PeerLink:
         return PeerLink(node, lambda: None, no_introduction, lambda: None, self.streams.hearing)

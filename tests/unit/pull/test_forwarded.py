@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ from liftlog.protocol.frames import encode_map
 from liftlog.protocol.replication import Peer
 from liftlog.server.http import log_api
 from liftlog.server.metadata.membership import Member
+from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.replication.forwarding import Forwarding
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.peer_link import PeerLink
@@ -49,6 +51,7 @@ class Streams:
         self.leader = leader
         self.links: dict[str, PeerLink] = {}
         self.forwarding = Forwarding(self.links.__getitem__, self.not_leader)
+        self.view = self
 
     def answerer(self, name: str) -> str | None:
         return None if self.leader == self.member.name else self.leader
@@ -59,8 +62,9 @@ class Streams:
     def leads(self, name: str) -> bool:
         return self.leader == self.member.name
 
-    def check_end_is_known(self, name: str) -> None:
+    def led_here(self, name: str) -> Any:
         """It has led for long."""
+        return SimpleNamespace(leader=SimpleNamespace(is_ready=True))
 
     def not_leader(self, name: str) -> NotLeader:
         return NotLeader(f"{self.leader} leads {name}", leader=self.leader)
@@ -79,8 +83,8 @@ class Node(LogBroker):
     streams_of_cluster: Streams
 
     @property
-    def replicated(self) -> Any:
-        return self.streams_of_cluster
+    def catalog(self) -> Any:
+        return ClusterCatalog(self.streams_of_cluster)
 
 
 class Two:

@@ -12,6 +12,7 @@ from support.daemons.pull_broker import LogBroker, pull_server
 from acl.policy import Policy
 from liftlog.protocol.replication import Peer, PeerAnswer, SuspectAnswer
 from liftlog.server.metadata.membership import Member
+from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.replication.hearing import Hearing
 
 PEER = {"k": "peer", "i": 1, "n": "b", "t": 1, "c": "c0ffee"}
@@ -25,6 +26,7 @@ class Streams:
     member = Member("c0ffee", "a", 7, True)
 
     def __init__(self) -> None:
+        self.view = self
         self.hearing = Hearing(lambda: 0.0)
         self.asked: list[tuple[Peer, Any]] = []
         self.there: list[str] = []
@@ -50,8 +52,8 @@ class Node(LogBroker):
     peers = Streams()
 
     @property
-    def replicated(self) -> Any:
-        return self.peers
+    def catalog(self) -> Any:
+        return ClusterCatalog(self.peers)
 
 
 async def test_a_daemon_on_its_own_is_no_node(tmp_path: Path) -> None:

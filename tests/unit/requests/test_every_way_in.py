@@ -25,6 +25,7 @@ from liftlog.protocol.described import DaemonInfo
 from liftlog.protocol.messages import REQUESTS, StreamInfo
 from liftlog.protocol.replication import ClusterInfo
 from liftlog.server.http.server import HttpServer
+from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.requests.rights import HANDLERS, STARTERS
 
 NOBODY_MAY_ANYTHING = "principals: {anonymous: {}}\nroles: {}\nbindings: {}\n"
@@ -72,8 +73,8 @@ class Trapped(LogBroker):
         return _Administration(self.reached)
 
     @property
-    def replicated(self) -> Any:
-        return _Replicated(self.reached)
+    def catalog(self) -> Any:
+        return ClusterCatalog(_Replicated(self.reached))
 
     @property
     def checkpoints(self) -> Any:
@@ -105,6 +106,10 @@ class _Replicated(_Sensor):
         records={SECRET: transitions.create(SECRET, "i", {"subject": "a.b"}, "a", starts={"a": 1})},
         directory=SimpleNamespace(nodes={}, live=set()),
     )
+
+    @property
+    def view(self) -> Any:
+        return self
 
     def answerer(self, name: str) -> None:
         """All streams are here."""

@@ -14,7 +14,9 @@ from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.values import condition_values
+from liftlog.server.node.cluster_catalog import ClusterCatalog, node_of
 from liftlog.server.streams.attachments import RefusedSubject
+from liftlog.server.streams.own_catalog import OwnCatalog
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.disk import DiskProbe, DiskState
 
@@ -43,7 +45,7 @@ class Parts:
             checkpoints=SimpleNamespace(newer=""),
             conditions=Conditions(),
             stalled_streams=lambda seconds: self.stalled,
-            replicated=None,
+            catalog=OwnCatalog({}),
         )
         self.reloads = Reloads()
         self.disk = DiskProbe(directory)
@@ -68,7 +70,7 @@ async def problems(parts: Parts) -> dict[str, str]:
             assert not check["ok"]
             assert check["detail"] == found[name]
     known = {"recovery", "nats", "streams", "disk", "draining"}
-    assert set(body["checks"]) == known | ({"cluster"} if parts.broker.replicated else set())
+    assert set(body["checks"]) == known | ({"cluster"} if node_of(parts.broker) else set())
     assert body["checks"]["recovery"]["detail"].endswith("2 streams are open")
     return found
 
@@ -125,8 +127,13 @@ class Node:
         self.leader: str | None = "a"
         self.problem = ""
 
-    def known(self, name: str) -> Any:
-        return SimpleNamespace(leader=self.leader) if name == "_offsets" else None
+    @property
+    def view(self) -> Any:
+        """The node `a` knows who leads."""
+        return SimpleNamespace(leads_elsewhere=self.leads_elsewhere)
+
+    def leads_elsewhere(self, name: str) -> bool:
+        return name == "_offsets" and self.leader not in (None, self.member.name)
 
     def store_problem(self) -> str:
         return self.problem
@@ -136,7 +143,8 @@ class Node:
 
 
 async def test_a_node_without_a_session(parts: Parts) -> None:
-    node = parts.broker.replicated = Node()
+    node = Node()
+    parts.broker.catalog = ClusterCatalog(node)
     assert await problems(parts) == {}
     node.session.deadline = time.monotonic() - 1
     assert "metadata store" in (await problems(parts))["cluster"]
@@ -151,7 +159,8 @@ async def test_a_node_that_starts_waits_for_its_replicas(parts: Parts) -> None:
     parts.health = Health(
         parts.broker, parts.link, parts.disk, parts.reloads, lambda: 0.25, ready_after_seconds=1000
     )
-    node = parts.broker.replicated = Node()
+    node = Node()
+    parts.broker.catalog = ClusterCatalog(node)
     node.behind = ["orders"]
     assert set(await problems(parts)) == {"recovery"}, "no record was read yet"
     parts.health.phase = Phase.SERVING
@@ -163,7 +172,8 @@ async def test_a_node_that_starts_waits_for_its_replicas(parts: Parts) -> None:
 
 
 async def test_it_does_not_wait_for_replicas_for_ever(parts: Parts) -> None:
-    node = parts.broker.replicated = Node()
+    node = Node()
+    parts.broker.catalog = ClusterCatalog(node)
     node.behind = ["orders"]
     assert await problems(parts) == {}
 
@@ -206,7 +216,8 @@ async def test_while_draining(parts: Parts) -> None:
 @pytest.mark.parametrize("leader", ["a", "b", None])
 async def test_checkpoints_of_a_cluster(parts: Parts, leader: str | None) -> None:
     """One node answers for them; of the others none has a reason to warn."""
-    node = parts.broker.replicated = Node()
+    node = Node()
+    parts.broker.catalog = ClusterCatalog(node)
     node.leader, parts.broker.has_checkpoints = leader, False
     assert ("checkpoints" in await warnings_of(parts)) == (leader != "b")
     parts.broker.has_checkpoints = True

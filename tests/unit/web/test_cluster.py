@@ -14,7 +14,7 @@ from acl.policy import Policy
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.server.metadata.membership import NodeInfo
-from liftlog.server.node.cluster_view import leader_of
+from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.web.pages import cluster as cluster_page
 
 STARTS = {"a": 1, "b": 1, "c": 1}
@@ -48,6 +48,7 @@ class Node:
         )
 
         self.silent: set[str] = set()
+        self.view = self
 
     def silent_seconds(self, node: str) -> float:
         return 4.0 * (node in self.silent)
@@ -56,13 +57,17 @@ class Node:
         return node in self.silent and node not in self.mirror.directory.live
 
     def leader_of(self, record: StreamRecord) -> str | None:
-        return leader_of(record, self.is_down)
+        return None if record.leader is None or self.is_down(record.leader) else record.leader
+
+    def leads(self, name: str) -> bool:
+        return name in self.led
 
     def answerer(self, name: str) -> None:
         """This node answers itself, with what it knows."""
 
-    def check_end_is_known(self, name: str) -> None:
+    def led_here(self, name: str) -> Any:
         """It has led for long."""
+        return SimpleNamespace(leader=SimpleNamespace(is_ready=True))
 
     def known(self, name: str) -> StreamRecord | None:
         found: StreamRecord | None = self.mirror.records.get(name)
@@ -71,7 +76,7 @@ class Node:
 
 @pytest.fixture
 def join(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda node: monkeypatch.setattr(type(broker), "replicated", node)
+    return lambda node: monkeypatch.setattr(type(broker), "catalog", ClusterCatalog(node))
 
 
 async def test_a_daemon_on_its_own(site: Any, orders: Any) -> None:

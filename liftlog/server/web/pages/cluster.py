@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from liftlog.cluster.record import StreamRecord
 from liftlog.server.metadata.membership import NodeInfo
+from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.web.asking import Asked, Shown
@@ -20,7 +21,7 @@ _STATES = (NO_LEADER, TOO_FEW, MISSING, IN_SYNC)
 
 
 async def cluster(asked: Asked) -> Shown:
-    streams, wanted = asked.parts.broker.replicated, asked.text("q")
+    streams, wanted = node_of(asked.parts.broker), asked.text("q")
     if streams is None:
         nothing: dict[str, Any] = {"cluster_id": "", "nodes": [], "streams": [], "shape": []}
         return Shown("Cluster", nothing, {"q": ""})
@@ -70,8 +71,8 @@ def standing(
     streams: ReplicatedStreams, record: StreamRecord, lags: Mapping[str, int]
 ) -> dict[str, Any]:
     """Where a stream stands. `lag` is the largest that is known here."""
-    leader = streams.leader_of(record) or ""
-    silent = {node for node in record.isr if streams.silent_seconds(node)}
+    leader = streams.view.leader_of(record) or ""
+    silent = {node for node in record.isr if streams.view.silent_seconds(node)}
     return {
         "name": record.name,
         "state": _state(record, silent) if leader else NO_LEADER,
@@ -111,7 +112,7 @@ def _node(
     streams: ReplicatedStreams, node: NodeInfo, records: list[StreamRecord]
 ) -> dict[str, Any]:
     state = "stopping" if node.stopping else "draining" if node.draining else "live"
-    if streams.silent_seconds(node.name):
+    if streams.view.silent_seconds(node.name):
         state = "silent"
     return {
         "node": node.name,
@@ -142,8 +143,8 @@ def _is_url(text: str) -> bool:
 
 def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
     """Where the stream stands in the cluster; None if it has no record there."""
-    streams = asked.parts.broker.replicated
-    record = None if streams is None else streams.known(name)
+    streams = node_of(asked.parts.broker)
+    record = None if streams is None else streams.view.known(name)
     if streams is None or record is None:
         return None
     followed = streams.followed.get(name)
@@ -153,8 +154,8 @@ def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
 
 def leader_of(asked: Asked, name: str) -> dict[str, Any] | None:
     """As `replication_of`, for a row of a list: the leader and the state."""
-    streams = asked.parts.broker.replicated
-    record = None if streams is None else streams.known(name)
+    streams = node_of(asked.parts.broker)
+    record = None if streams is None else streams.view.known(name)
     if streams is None or record is None:
         return None
     found = standing(streams, record, {})
