@@ -6,12 +6,17 @@ A change is stored in the record first; each node with a copy then follows it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+from liftlog.cluster import transitions
+from liftlog.cluster.record import StreamRecord
 from liftlog.errors import Conflict, LiftlogError, NotEnoughReplicas
 from liftlog.protocol.messages import ANY_REPLICA
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.retention import check_truncation
+from liftlog.server.streams.settings import origin_of, record_settings
 from liftlog.settings import StreamSettings
 
 _CONFIRM_SECONDS = 10.0
@@ -90,6 +95,30 @@ class ClusterCatalog:
             self.node.successors.check_epoch(name, epoch)
 
     # --- changes ---
+
+    async def update(
+        self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
+    ) -> None:
+        """The record is first, so that no other leader goes back to the old settings. Followers
+        adopt them, too."""
+
+        def step(record: StreamRecord) -> StreamRecord | None:
+            return transitions.update(record, record_settings(settings, origin_of(record)))
+
+        if self._view.knows(host.name):
+            await self.node.mirror.update(host.name, step)
+        await apply()
+
+    async def truncate(
+        self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
+    ) -> int:
+        """What would be refused here is refused before the record says it: no one takes that
+        back."""
+        name, log = host.name, host.log
+        if self._view.knows(name):
+            check_truncation(log, offset, log.environment.age_clock_ns())
+            await self.node.mirror.change(name, lambda record: transitions.truncate(record, offset))
+        return await apply()
 
     async def side_confirmed(self, name: str) -> None:
         """At once if the stream has no record."""

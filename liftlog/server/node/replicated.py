@@ -46,7 +46,7 @@ from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.server.replication.succession import Succession
 from liftlog.server.replication.unclean import UncleanRecovery
 from liftlog.server.streams.ids_ahead import IdsAhead
-from liftlog.server.streams.settings import origin_of, record_settings, settings_of
+from liftlog.server.streams.settings import settings_of
 from liftlog.server.vitals.clock_guard import STEP_NS, ClockGuard
 from liftlog.server.vitals.conditions import Condition
 from liftlog.settings import StreamSettings
@@ -498,19 +498,6 @@ class ReplicatedStreams:
         except Conflict:
             await self.mirror.load()  # a node that has come just now may not be known here
             return await self.new_streams.create(name, settings, origin="api")
-
-    async def update(self, name: str, settings: StreamSettings) -> None:
-        """Store other settings; each node with a copy adopts them. Raises InvalidArgument,
-        MetadataUnavailable."""
-
-        def step(record: StreamRecord) -> StreamRecord | None:
-            return transitions.update(record, record_settings(settings, origin_of(record)))
-
-        await self.mirror.update(name, step)
-
-    async def truncate(self, name: str, offset: int) -> None:
-        """Delete what is below `offset` on every node. Raises MetadataUnavailable."""
-        await self.mirror.change(name, lambda record: transitions.truncate(record, offset))
 
     async def delete(self, name: str) -> None:
         """Delete a stream on every node. Raises StreamNotFound, MetadataUnavailable."""

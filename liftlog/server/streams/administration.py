@@ -31,13 +31,10 @@ from liftlog.protocol.described import DaemonInfo, Removal, StreamInfo
 from liftlog.protocol.messages import REQUESTS
 from liftlog.server.cleaning.cleaner import Cleaner
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.metadata.records import StreamRecords
-from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.streams.attachments import Attachments
 from liftlog.server.streams.catalog import Catalog
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.streams.retention import (
-    check_truncation,
     decide_retention,
     is_large,
     truncate_before,
@@ -69,7 +66,6 @@ class StreamDirectory(Protocol):
     server_id: str
     max_connections: int
     reserve: DiskReserve
-    records: StreamRecords
     attachments: Attachments
 
     @property
@@ -94,8 +90,6 @@ class StreamDirectory(Protocol):
 
     @property
     def catalog(self) -> Catalog: ...
-    @property
-    def replicated(self) -> ReplicatedStreams | None: ...
     def led_stream(self, name: str) -> StreamHost:
         """Raises StreamNotFound, StreamUnavailable, NotLeader."""
         ...
@@ -249,10 +243,6 @@ class Administration:
         `store` has succeeded, `adopt` runs even if the caller is cancelled.
         """
         streams, log = self._streams, host.log
-        record = None if streams.replicated is None else streams.replicated.view.known(host.name)
-        if record is not None and streams.replicated is not None:
-            # First, so that no other leader goes back to the old ones. Followers adopt them too.
-            await streams.replicated.update(host.name, wanted)
         overrides = _overridden(host, found) if host.origin == "config" else host.overrides
 
         def store() -> None:
@@ -269,9 +259,9 @@ class Administration:
                 "; ".join(f"{path}: {old} -> {new}" for path, old, new in found),
             )
 
-        await host.exclusively(store, adopt, reserve=streams.reserve)
-        if record is None:
-            await streams.records.changed(log)
+        await streams.catalog.update(
+            host, wanted, lambda: host.exclusively(store, adopt, reserve=streams.reserve)
+        )
         if streams.compactor is not None and any(
             path.partition(".")[0] in _CLEANING for path, _, _ in found
         ):
@@ -295,16 +285,10 @@ class Administration:
             files = not host.rewriting
             return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
 
-        replicated = self._streams.replicated
-        record = None if replicated is None else replicated.view.known(name)
-        if record is not None and replicated is not None:
-            # Before the record says so, which no one takes back.
-            check_truncation(host.log, offset, self._streams.now_ns())
-            await replicated.truncate(name, offset)
-        freed = await host.exclusively(truncate, reserve=self._streams.reserve)
+        freed = await self._streams.catalog.truncate(
+            host, offset, lambda: host.exclusively(truncate, reserve=self._streams.reserve)
+        )
         if host.log.log_start_offset > before:
-            if record is None:
-                await self._streams.records.truncated(host.log, offset)
             logger.info(
                 "stream-truncated stream=%s log_start=%d freed_bytes=%d",
                 name,

@@ -119,14 +119,14 @@ class Broker:
         """Held while streams come or go."""
         self._losses = PossibleLosses(clock)
         self.attachments = Attachments(self.hosts, self.intake, self._losses.note)
-        self.catalog: Catalog = OwnCatalog(self.hosts)
+        path, fs = data_dir.path / RECORDS_NAME, data_dir.environment.fs
+        self.records = StreamRecords(FileMetaStore(path, shared=False, fs=fs))
+        self.catalog: Catalog = OwnCatalog(self.hosts, self.records)
         """Replaced before the streams are opened, if this daemon is a node of a cluster."""
         self._neighbours = Neighbours(
             self.hosts, settings.nats.ack_subjects, lambda: self.catalog.recorded
         )
         self._has_new_neighbours = False
-        path, fs = data_dir.path / RECORDS_NAME, data_dir.environment.fs
-        self.records = StreamRecords(FileMetaStore(path, shared=False, fs=fs))
         self._maker = StreamMaker(
             self.hosts,
             self.broken,

@@ -6,10 +6,11 @@ A daemon on its own has an `OwnCatalog`; a node of a cluster has the `ClusterCat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from liftlog.errors import LiftlogError
+from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings
 
 
@@ -89,6 +90,21 @@ class Catalog(Protocol):
         ...
 
     # --- changes ---
+
+    async def update(
+        self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Store other settings of a stream: in its record, and by `apply` in its manifest. Raises
+        InvalidArgument, StorageError, MetadataUnavailable; then the manifest is as it was."""
+        ...
+
+    async def truncate(
+        self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
+    ) -> int:
+        """Delete the records below `offset`, on every node with a copy; `apply` does it here.
+        Returns what `apply` returns. Raises OffsetOutOfRange, Conflict, StorageError,
+        MetadataUnavailable."""
+        ...
 
     async def side_confirmed(self, name: str) -> None:
         """Return when the leases of a stream, as they are now, outlive this daemon. Raises

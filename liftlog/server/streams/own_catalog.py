@@ -5,10 +5,11 @@ The directories and manifests are the truth, and the records follow them (ADR 39
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from liftlog.errors import LiftlogError, StreamNotFound
 from liftlog.server.commits.host import StreamHost
+from liftlog.server.metadata.records import StreamRecords
 from liftlog.settings import StreamSettings
 
 
@@ -17,8 +18,9 @@ class OwnCatalog:
 
     recorded: Mapping[str, StreamSettings] = {}
 
-    def __init__(self, hosts: Mapping[str, StreamHost]) -> None:
+    def __init__(self, hosts: Mapping[str, StreamHost], records: StreamRecords) -> None:
         self._hosts = hosts
+        self._records = records
 
     def names(self) -> Iterable[str]:
         return ()
@@ -68,6 +70,21 @@ class OwnCatalog:
         """There is none."""
 
     # --- changes ---
+
+    async def update(
+        self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
+    ) -> None:
+        await apply()
+        await self._records.changed(host.log)
+
+    async def truncate(
+        self, host: StreamHost, offset: int, apply: Callable[[], Awaitable[int]]
+    ) -> int:
+        before = host.log.log_start_offset
+        freed = await apply()
+        if host.log.log_start_offset > before:
+            await self._records.truncated(host.log, offset)
+        return freed
 
     async def side_confirmed(self, name: str) -> None:
         """They are stored here before this is asked."""

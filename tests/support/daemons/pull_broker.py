@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from support.daemons.lone_catalog import lone_catalog
+
 from acl.policy import Policy
 from liftlog.errors import Conflict, StreamNotFound
 from liftlog.log import (
@@ -28,7 +30,6 @@ from liftlog.records.header import parse_header
 from liftlog.server.commits.observations import StreamObservations
 from liftlog.server.pull import PullLimits, PullServer
 from liftlog.server.streams.leases import LeaseKeeping
-from liftlog.server.streams.own_catalog import OwnCatalog
 from liftlog.server.vitals.conditions import Conditions
 from liftlog.server.vitals.disk import DiskReserve
 from liftlog.settings import StreamSettings
@@ -198,7 +199,7 @@ class LogBroker:
     @property
     def catalog(self) -> Any:
         """It belongs to no cluster."""
-        return OwnCatalog(self.streams)
+        return lone_catalog(self.streams)
 
     def led_stream(self, name: str) -> LoggedStream:
         return self.stream(name)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.daemons.lone_catalog import lone_catalog
 
 from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
 from liftlog.server.life.health import Health, Phase
@@ -16,7 +17,6 @@ from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.values import condition_values
 from liftlog.server.node.cluster_catalog import ClusterCatalog, node_of
 from liftlog.server.streams.attachments import RefusedSubject
-from liftlog.server.streams.own_catalog import OwnCatalog
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.disk import DiskProbe, DiskState
 
@@ -45,7 +45,7 @@ class Parts:
             checkpoints=SimpleNamespace(newer=""),
             conditions=Conditions(),
             stalled_streams=lambda seconds: self.stalled,
-            catalog=OwnCatalog({}),
+            catalog=lone_catalog({}),
         )
         self.reloads = Reloads()
         self.disk = DiskProbe(directory)
