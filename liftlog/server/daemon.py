@@ -177,7 +177,7 @@ class Daemon:
             cluster = await self._join_cluster(stack, broker)
             if self._stop.is_set():
                 return _EXIT_OK
-            housekeeping = Housekeeping(broker, self._data_dir, broker.reserve)
+            housekeeping = Housekeeping(broker, self._data_dir, broker.hosted.reserve)
             stack.push_async_callback(housekeeping.close)
             cleaner = self._keep_clean(broker)
             nats_servers = await self._nats_servers(stack)
@@ -206,7 +206,7 @@ class Daemon:
             health.phase = Phase.SERVING
             self._announce(pull_addresses, http_address)
             _calm_garbage_collector()
-            await broker.keep_disk_reserve()
+            await asyncio.to_thread(broker.hosted.reserve.keep)
             link.start()
             if self.settings.nats.jetstream_api:
                 api = health.jetstream_api = JetStreamApi(broker, nats_servers, seam, pull.services)
@@ -240,13 +240,13 @@ class Daemon:
     def _new_broker(self) -> Broker:
         broker = Broker(self.settings, self._data_dir, self._clock)
         broker.max_connections = self._shares.pull_connections
-        broker.descriptors = descriptors = Descriptors()
+        broker.hosted.descriptors = descriptors = Descriptors()
         broker.conditions.add(descriptors.conditions)
         return broker
 
     def _keep_clean(self, broker: Broker) -> Cleaner:
         """Give the broker what compacts and scrubs its streams."""
-        broker.compactor = cleaner = Cleaner(
+        broker.hosted.compactor = cleaner = Cleaner(
             broker.hosts,
             broker.now_ns,
             self.settings.cleaner,
@@ -392,8 +392,8 @@ class Daemon:
                     after=lambda: self._manager.ready(self._serving_status(broker)),
                 ),
             }
-            if broker.mender is not None:
-                work["mender"] = broker.mender.run()
+            if broker.hosted.mender is not None:
+                work["mender"] = broker.hosted.mender.run()
             if self._embedded is not None:
                 work["embedded-nats"] = self._embedded.keep_running()
             keepers = [group.create_task(one, name=name) for name, one in work.items()]

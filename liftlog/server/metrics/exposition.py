@@ -169,10 +169,10 @@ class Exposition:
 
     async def _attached_and_refused(self, page: Page, hosts: list[tuple[StreamHost, str]]) -> None:
         page.begin(METRICS["liftlog_stream_attached"])
-        broker = self._sources.broker
+        hosted = self._sources.broker.hosted
         for host, labels in hosts:
-            if broker.state_of(host) not in ("internal", "follower"):  # which receive nothing
-                page.sample("liftlog_stream_attached", labels, broker.is_attached(host))
+            if hosted.state_of(host) not in ("internal", "follower"):  # which receive nothing
+                page.sample("liftlog_stream_attached", labels, hosted.attachments.is_attached(host))
         await self._slices.pause()
         page.begin(METRICS["liftlog_refused_total"])
         for batch in _batches(hosts):

@@ -102,7 +102,7 @@ class ClusterNode:
         self._streams = streams = ReplicatedStreams(
             member,
             store,
-            broker,
+            broker.hosted,
             self._data_dir,
             link_to=self._link_to,
             lag_max_seconds=cluster.lag_max_seconds,
@@ -114,7 +114,7 @@ class ClusterNode:
         await streams.find_copies()
         broker.replicated = streams
         broker.catalog = ClusterCatalog(streams)
-        broker.mender = Mender(broker.hosts, streams.donors, self._settings.cleaner)
+        broker.hosted.mender = Mender(broker.hosts, streams.donors, self._settings.cleaner)
         broker.conditions.add(streams.clocks.conditions)
         broker.clock_keeper.is_confirmed = lambda: streams.clocks.verdict().confirmed
         broker.conditions.add(streams.conditions)

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from liftlog.cluster import transitions
 from liftlog.cluster.handover import (
@@ -41,9 +41,8 @@ from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.relay import Relay
 from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.replication.peer_link import PeerLink
-from liftlog.server.streams.attachments import Attachments
+from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.ids_ahead import IdsAhead
-from liftlog.server.vitals.disk import DiskReserve
 from liftlog.stream import MessageRun
 from liftlog.stream.refusals import MOVING
 
@@ -52,17 +51,6 @@ logger = logging.getLogger("liftlog.server.replication")
 LOOK_SECONDS = 2.0
 """So long another node may take to do what a new record says."""
 _PAUSE_SECONDS = 0.05
-
-
-class MovingHosts(Protocol):
-    """The streams of this node: the broker."""
-
-    hosts: dict[str, StreamHost]
-    attachments: Attachments
-    reserve: DiskReserve
-
-    def steady_ns(self) -> int: ...
-    def note_possible_loss(self, host: StreamHost, reason: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -84,7 +72,7 @@ class Handovers:
         self,
         node: str,
         mirror: Mirror,
-        streams: MovingHosts,
+        streams: HostedStreams,
         ids: IdsAhead,
         link_to: Callable[[str], PeerLink],
         spawn: Callable[[Coroutine[Any, Any, None]], None],

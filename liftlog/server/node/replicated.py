@@ -30,7 +30,7 @@ from liftlog.server.node import copies
 from liftlog.server.node.cluster_view import ClusterView
 from liftlog.server.node.handing_over import LOOK_SECONDS, Handovers
 from liftlog.server.node.leadership import Leadership
-from liftlog.server.node.local_node import LocalNode, StreamHosts
+from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.moves import Moves
 from liftlog.server.node.placing import NewStreams
 from liftlog.server.node.replica import Replica
@@ -45,6 +45,7 @@ from liftlog.server.replication.repair import ReplicaDonors
 from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
 from liftlog.server.replication.succession import Succession
 from liftlog.server.replication.unclean import UncleanRecovery
+from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.ids_ahead import IdsAhead
 from liftlog.server.streams.settings import settings_of
 from liftlog.server.vitals.clock_guard import STEP_NS, ClockGuard
@@ -74,7 +75,7 @@ class ReplicatedStreams:
         self,
         member: Member,
         store: MetaStore,
-        hosts: StreamHosts,
+        hosts: HostedStreams,
         data_dir: DataDir,
         *,
         link_to: Callable[[str], PeerLink],
@@ -355,7 +356,7 @@ class ReplicatedStreams:
             self,
             link_to=self._node.link_to,
             spawn=self._spawn,
-            is_attached=lambda: self._node.hosts.nats_connected,
+            is_attached=lambda: self._node.hosts.attachments.connected,
         )
 
     async def keep_led(self) -> None:

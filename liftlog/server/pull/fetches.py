@@ -27,6 +27,7 @@ from liftlog.errors import (
 from liftlog.log import Log, LogSlice
 from liftlog.protocol.messages import EARLIEST, LATEST, Fetch, FetchHeader
 from liftlog.records.columns.selection import Selection, parse_selection
+from liftlog.server.cleaning.mending import Mender
 from liftlog.server.commits.damage import quarantine_found
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.pull.answers import Answers
@@ -269,6 +270,10 @@ class FetchQueue:
         self._timer = self._loop.call_at(waiting.catch_up_until, self._resume)
         return True
 
+    @property
+    def _mender(self) -> Mender | None:
+        return self._services.broker.hosted.mender
+
     def _readable_subjects(self) -> tuple[str, ...] | None:
         """The subjects on which records may be handed out (None: all). Asked each time that a
         fetch is looked at, since the ACL may have changed while it waited. Raises Forbidden."""
@@ -474,10 +479,8 @@ class FetchQueue:
         if waiting.examined != first and not stream.log.is_quarantined(first, end):
             self._examine(waiting, stream.log, damage)
             return False
-        broker = self._services.broker
-        if self._for_node:
-            raise damage
-        if broker.mender is None or not broker.mender.is_expected(stream, first, end):
+        mender = self._mender
+        if self._for_node or mender is None or not mender.is_expected(stream, first, end):
             raise damage
         now = self._loop.time()
         if waiting.repair_until is None:
@@ -487,7 +490,7 @@ class FetchQueue:
                 f"the records [{first}, {end}) are being repaired from another replica",
                 hint="try again",
             )
-        self._parked = broker.mender.wait(stream, self._woken)
+        self._parked = mender.wait(stream, self._woken)
         self._timer = self._loop.call_at(waiting.repair_until, self._resume)
         return False
 
@@ -522,7 +525,7 @@ class FetchQueue:
             error = None if job.cancelled() else job.exception()
             if not self._queue or self._queue[0] is not waiting:
                 pass  # it was cancelled or closed in the meantime
-            elif isinstance(error, CorruptRange) and self._services.broker.mender is not None:
+            elif isinstance(error, CorruptRange) and self._mender is not None:
                 waiting.damage = error
             elif isinstance(error, Exception):
                 self._queue.popleft()

@@ -235,7 +235,7 @@ async def _streams_for(caller: Caller, message: StreamsFor) -> Message:
 async def _metadata(caller: Caller, _: Metadata) -> Message:
     may_read = partial(caller.may, "read")
     conditions = await caller.broker.conditions.now(may_read)
-    info = caller.broker.administration.daemon_info(may_read, conditions)
+    info = caller.broker.daemon_info(may_read, conditions)
     return DaemonAnswer(info.to_wire())
 
 

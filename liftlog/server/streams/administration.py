@@ -1,4 +1,4 @@
-"""Changes of streams while they run, leases on them, and questions about this daemon.
+"""Changes of streams while they run, and leases on them.
 
 Runs on the event loop; what touches a log runs in a writer thread while no commit of that stream
 is in flight (`StreamHost.exclusively`). A change of a stream is durable before it holds.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import liftlog
 from acl.subjects import overlap_any, why_invalid
 from compaction import RetentionDecision
-from liftlog.commit import commit
 from liftlog.errors import (
     Conflict,
     Forbidden,
@@ -25,14 +22,11 @@ from liftlog.errors import (
     ShuttingDown,
     StreamUnavailable,
 )
-from liftlog.log.files.leases import MAX_DURATION_NS, MAX_LEASES
 from liftlog.protocol.administration import StreamUpdate
-from liftlog.protocol.described import DaemonInfo, Removal, StreamInfo
-from liftlog.protocol.messages import REQUESTS
-from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.protocol.described import Removal, StreamInfo
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.streams.attachments import Attachments
 from liftlog.server.streams.catalog import Catalog
+from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.leases import LeaseKeeping
 from liftlog.server.streams.retention import (
     decide_retention,
@@ -47,9 +41,7 @@ from liftlog.server.streams.settings import (
     is_overridable,
     merged_settings,
 )
-from liftlog.server.vitals.conditions import Condition, by_kind, first_of_each_kind
-from liftlog.server.vitals.disk import DiskReserve
-from liftlog.settings import Settings, StreamSettings
+from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server")
 
@@ -59,73 +51,35 @@ _CLEANING = ("compaction", "rebatch", "dedupe_window", "segment")
 """Settings by which a cleaning job is planned: when one changes, the job under way is void."""
 
 
-class StreamDirectory(Protocol):
-    """What is needed of the broker: its streams, and what it knows of the daemon."""
-
-    settings: Settings
-    server_id: str
-    max_connections: int
-    reserve: DiskReserve
-    attachments: Attachments
-
-    @property
-    def hosts(self) -> Mapping[str, StreamHost]: ...
-    @property
-    def compactor(self) -> Cleaner | None: ...
-    @property
-    def nats_connected(self) -> bool: ...
-    @property
-    def nats_version(self) -> str: ...
-    @property
-    def nats_url(self) -> str: ...
-    @property
-    def nats_problem(self) -> str: ...
-    @property
-    def closing(self) -> bool: ...
-    def now_ns(self) -> int:
-        """For judging ages."""
-        ...
-
-    def ages_are_judged(self) -> bool: ...
-
-    @property
-    def catalog(self) -> Catalog: ...
-    def led_stream(self, name: str) -> StreamHost:
-        """Raises StreamNotFound, StreamUnavailable, NotLeader."""
-        ...
-
-    def stream_names(self) -> list[str]:
-        """With those that could not be opened, without the system streams."""
-        ...
-
-    def describe(self, host: StreamHost) -> StreamInfo: ...
-    def streams_changed(self) -> None:
-        """Call it when settings of a stream have changed."""
-        ...
-
-
 class Administration:
     """Belongs to the event loop. Errors are LiftlogErrors. A call that is cancelled has had all of
     its effect or none when it ends, unless the disk stalls."""
 
-    def __init__(self, streams: StreamDirectory) -> None:
-        self._streams = streams
+    def __init__(
+        self,
+        hosted: HostedStreams,
+        catalog: Callable[[], Catalog],
+        now_ns: Callable[[], int],
+        ages_are_judged: Callable[[], bool],
+    ) -> None:
+        """`now_ns` is the clock by which ages are judged."""
+        self._hosted = hosted
+        self._catalog = catalog
+        self._now_ns = now_ns
         self.leases = LeaseKeeping(
             self._running,
-            streams.now_ns,
-            streams.reserve,
+            now_ns,
+            hosted.reserve,
             copied=self._copied,
-            clock_is_trusted=lambda: streams.ages_are_judged(),
+            clock_is_trusted=ages_are_judged,
         )
-        self._started_ns = time.time_ns()
-        self._started = time.monotonic()
         self._locks: weakref.WeakKeyDictionary[StreamHost, asyncio.Lock] = (
             weakref.WeakKeyDictionary()
         )
 
     async def _copied(self, name: str) -> None:
         """Return when what is kept beside a stream's records is on the other nodes, too."""
-        await self._streams.catalog.side_confirmed(name)
+        await self._catalog().side_confirmed(name)
 
     # --- settings ---
 
@@ -166,7 +120,7 @@ class Administration:
                 if wanted.subjects != before.subjects:
                     await self._attach(host, before)
             return StreamUpdate(
-                info=self._streams.describe(host),
+                info=self._hosted.describe(host),
                 differences=[
                     {"setting": path, "existing": old, "requested": new} for path, old, new in found
                 ],
@@ -178,7 +132,7 @@ class Administration:
         """Return when NATS has confirmed the subjects that were changed. If it refuses one, all
         settings are again what they were `before`. Raises NatsRefused, NatsUnavailable."""
         try:
-            await self._streams.attachments.attach(host)
+            await self._hosted.attachments.attach(host)
         except NatsRefused:
             await self._adopt(host, before, differences(host.settings, before))
             raise
@@ -204,7 +158,7 @@ class Administration:
                 await self._adopt(host, wanted, found)
         if on:
             await self._drained(host)
-        return self._streams.describe(host)
+        return self._hosted.describe(host)
 
     async def _drained(self, host: StreamHost) -> None:
         try:
@@ -219,7 +173,7 @@ class Administration:
     async def _decide(self, host: StreamHost, wanted: StreamSettings) -> RetentionDecision | None:
         """What the limits ask for, even if a lease or a clock that jumped delays it: the user is
         not asked again when it happens."""
-        now_ns = self._streams.now_ns()
+        now_ns = self._now_ns()
         return await asyncio.to_thread(
             decide_retention, host.log, wanted, now_ns, after_leases=True
         )
@@ -242,7 +196,7 @@ class Administration:
         them, the next start reads the new settings; no one was told that the change failed. Once
         `store` has succeeded, `adopt` runs even if the caller is cancelled.
         """
-        streams, log = self._streams, host.log
+        hosted, log = self._hosted, host.log
         overrides = _overridden(host, found) if host.origin == "config" else host.overrides
 
         def store() -> None:
@@ -252,20 +206,20 @@ class Administration:
 
         def adopt() -> None:
             host.adopt(wanted, overrides)
-            streams.streams_changed()
+            hosted.streams_changed()
             logger.info(
                 "stream-updated stream=%s %s",
                 host.name,
                 "; ".join(f"{path}: {old} -> {new}" for path, old, new in found),
             )
 
-        await streams.catalog.update(
-            host, wanted, lambda: host.exclusively(store, adopt, reserve=streams.reserve)
+        await self._catalog().update(
+            host, wanted, lambda: host.exclusively(store, adopt, reserve=hosted.reserve)
         )
-        if streams.compactor is not None and any(
+        if hosted.compactor is not None and any(
             path.partition(".")[0] in _CLEANING for path, _, _ in found
         ):
-            await streams.compactor.interrupt(host)
+            await hosted.compactor.interrupt(host)
 
     # --- records ---
 
@@ -280,13 +234,13 @@ class Administration:
         before = host.log.log_start_offset
 
         def truncate() -> int:
-            now_ns = self._streams.now_ns()
+            now_ns = self._now_ns()
             # A compaction pass reads old files, and would start over each time they are deleted.
             files = not host.rewriting
             return truncate_before(host.log, offset, host.settings, now_ns, delete_files=files)
 
-        freed = await self._streams.catalog.truncate(
-            host, offset, lambda: host.exclusively(truncate, reserve=self._streams.reserve)
+        freed = await self._catalog().truncate(
+            host, offset, lambda: host.exclusively(truncate, reserve=self._hosted.reserve)
         )
         if host.log.log_start_offset > before:
             logger.info(
@@ -295,7 +249,7 @@ class Administration:
                 host.log.log_start_offset,
                 freed,
             )
-        return self._streams.describe(host)
+        return self._hosted.describe(host)
 
     # --- questions ---
 
@@ -304,58 +258,20 @@ class Administration:
         problem = why_invalid(subject)
         if problem is not None:
             raise InvalidArgument(f"{subject[:200]!r} is not a NATS subject: {problem}")
-        hosts = sorted(self._streams.hosts.values(), key=lambda host: host.name)
+        hosts = sorted(self._hosted.hosts.values(), key=lambda host: host.name)
         return [
-            self._streams.describe(host)
+            self._hosted.describe(host)
             for host in hosts
             if not host.name.startswith("_") and overlap_any(host.settings.subjects, (subject,))
         ]
 
-    def daemon_info(
-        self,
-        may_read: Callable[[str], bool] = lambda name: True,
-        conditions: Sequence[Condition] = (),
-    ) -> DaemonInfo:
-        """Counts the streams for which `may_read` is true: those that `stream ls` lists."""
-        streams = self._streams
-        pull = streams.settings.pull
-        return DaemonInfo(
-            name=streams.settings.name,
-            version=liftlog.__version__,
-            commit=commit(),
-            server_id=streams.server_id,
-            started_ns=self._started_ns,
-            uptime_seconds=round(time.monotonic() - self._started, 3),
-            nats={
-                "connected": streams.nats_connected,
-                "server_version": streams.nats_version,
-                "url": streams.nats_url,
-                "problem": streams.nats_problem,
-            },
-            limits={
-                "max_request_bytes": pull.max_frame_bytes,
-                "max_in_flight": pull.max_in_flight,
-                "max_fetch_bytes": pull.max_fetch_bytes,
-                "max_wait_ms": int(pull.max_wait_seconds * 1000),
-                "max_connections": streams.max_connections,
-                "max_unsent_bytes": pull.max_unsent_bytes,
-                "default_fetch_bytes": pull.default_fetch_bytes,
-                "max_leases": MAX_LEASES,
-                "max_lease_ms": MAX_DURATION_NS // _MS_NS,
-            },
-            stream_count=sum(map(may_read, streams.stream_names())),
-            features=sorted(REQUESTS),
-            warnings=by_kind(one for one in conditions if not one.is_unready),
-            conditions=[one.to_wire() for one in first_of_each_kind(conditions)],
-            nodes=streams.catalog.addresses(),
-        )
-
     # --- inner ---
 
     def _running(self, name: str) -> StreamHost:
-        if self._streams.closing:
+        if self._hosted.closing:
             raise ShuttingDown("the daemon is stopping")
-        return self._streams.led_stream(name)
+        self._catalog().check_leads(name)
+        return self._hosted.stream(name)
 
     def _changeable(self, name: str) -> StreamHost:
         host = self._running(name)

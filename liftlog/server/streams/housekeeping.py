@@ -139,7 +139,7 @@ class Housekeeping:
         self._states[host] = state
 
     async def _write(self, states: Mapping[StreamHost, ActiveState]) -> None:
-        async with self._broker.changes:  # a deletion changes the same table
+        async with self._broker.hosted.changes:  # a deletion changes the same table
             hosts = self._broker.hosts
             known = {h: state for h, state in states.items() if hosts.get(h.name) is h}
             write: Callable[[dict[str, ActiveState]], None] = self._data_dir.write_recovery_points

@@ -76,7 +76,7 @@ class Cleaning:
             self.running.data_dir,
             self.worker,
         )
-        self.running.broker.compactor = self.cleaner
+        self.running.broker.hosted.compactor = self.cleaner
 
     async def stream(self, name: str, records: int, keys: int, **changes: Any) -> None:
         """With sealed segments of about 4 KiB."""

@@ -194,7 +194,7 @@ class LogBroker:
 
         self._leases = LeaseKeeping(stream, time.time_ns, DiskReserve(directory), copied=copied)
 
-    mender = None
+    hosted = SimpleNamespace(mender=None)
 
     @property
     def catalog(self) -> Any:
@@ -247,8 +247,11 @@ class LogBroker:
 
     @property
     def administration(self) -> Any:
-        """The leases, which are those of the daemon, and a daemon that belongs to no cluster."""
-        return SimpleNamespace(leases=self._leases, daemon_info=lambda *_: DaemonInfo())
+        """The leases, which are those of the daemon."""
+        return SimpleNamespace(leases=self._leases)
+
+    def daemon_info(self, may_read: Any, conditions: Any = ()) -> DaemonInfo:
+        return DaemonInfo()
 
     def compaction_history(self, name: str) -> list[dict[str, object]]:
         return []

@@ -15,7 +15,7 @@ from support.daemons.local_cleaning import Cleaning
 async def cleaning(tmp_path: Path) -> AsyncIterator[Cleaning]:
     made = Cleaning(tmp_path, interval="15s")
     await made.running.start()
-    made.running.broker.compactor = made.cleaner
+    made.running.broker.hosted.compactor = made.cleaner
     yield made
     await made.close()
 

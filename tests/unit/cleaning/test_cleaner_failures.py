@@ -227,7 +227,7 @@ async def test_retention_leaves_the_files_that_a_pass_reads(cleaning: Cleaning) 
     limits = {"max_messages": 50}
     await cleaning.stream("a", 300, 200, retention=limits)
     broker = cleaning.running.broker
-    housekeeping = Housekeeping(broker, cleaning.running.data_dir, broker.reserve)
+    housekeeping = Housekeeping(broker, cleaning.running.data_dir, broker.hosted.reserve)
     host = broker.hosts["a"]
     seen: list[Any] = []
 

@@ -465,7 +465,7 @@ class Replica:
         return await self._host(None)
 
     async def _host(self, led: ServedStream | None) -> StreamHost:
-        return await self._running.broker.host_replica(
+        return await self._running.broker.hosted.host_replica(
             "s", self.settings, self.log, origin="api", led=led
         )
 
@@ -479,7 +479,7 @@ class Replica:
     async def end(self, host: StreamHost) -> None:
         """The role ends; another one can begin."""
         host.step_down("on purpose")
-        await self._running.broker.end_replica(host, seconds=0.01)
+        await self._running.broker.hosted.end_replica(host, seconds=0.01)
         config = log_config(self.settings, replicated=True)
         self.log, _ = self._running.data_dir.open_log("s", config)
 

@@ -134,7 +134,7 @@ async def create(running: Running, name: str, **settings: Any) -> None:
     await running.broker._maker.create(
         name, parse_stream_settings({"subject": name, **settings}), origin="api"
     )
-    running.broker.streams_changed()
+    running.broker.hosted.streams_changed()
 
 
 async def test_creating_changing_truncating_and_deleting_a_stream_is_recorded(

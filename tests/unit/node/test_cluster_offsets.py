@@ -69,7 +69,7 @@ class Node:
         self.streams = ReplicatedStreams(
             Member("c0ffee", "a", 1, is_same=True),
             store,
-            self.broker,
+            self.broker.hosted,
             self.running.data_dir,
             link_to=self.link_to,
             lag_max_seconds=60.0,

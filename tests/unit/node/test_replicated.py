@@ -105,7 +105,7 @@ class Node:
         self.streams = ReplicatedStreams(
             Member("c0ffee", "a", start, True, record=described(start), known_start=start - 1),
             store,
-            self.running.broker,
+            self.running.broker.hosted,
             self.running.data_dir,
             link_to=self.link_to,
             lag_max_seconds=lag_max,
@@ -227,7 +227,7 @@ async def test_subjects_that_are_changed_while_the_lead_begins_stay_changed(
     node = Node(tmp_path / "a", store, start=1)
     broker, recorded = node.running.broker, list[str]()
     has_changed = asyncio.Event()
-    attach, streams_changed = broker.attach_replica, broker.streams_changed
+    attach, streams_changed = broker.hosted.attach_replica, broker.hosted.streams_changed
 
     async def attach_slowly(host: StreamHost) -> bool:
         found = await attach(host)
@@ -240,8 +240,8 @@ async def test_subjects_that_are_changed_while_the_lead_begins_stay_changed(
         recorded.extend(broker.hosts["s"].settings.subjects)
         streams_changed()
 
-    monkeypatch.setattr(broker, "attach_replica", attach_slowly)
-    monkeypatch.setattr(broker, "streams_changed", note)
+    monkeypatch.setattr(broker.hosted, "attach_replica", attach_slowly)
+    monkeypatch.setattr(broker.hosted, "streams_changed", note)
     await node.streams.mirror.create(new_record("s", leader="a"))
     async with asyncio.timeout(PATIENCE_SECONDS):
         await has_changed.wait()

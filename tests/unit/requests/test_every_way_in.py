@@ -68,6 +68,9 @@ class Trapped(LogBroker):
     async def list_streams(self) -> list[StreamInfo]:
         return [StreamInfo(SECRET, "a.b")]
 
+    def daemon_info(self, may_read: Any, conditions: Any = ()) -> DaemonInfo:
+        return DaemonInfo(stream_count=int(may_read(SECRET)))
+
     @property
     def administration(self) -> Any:
         return _Administration(self.reached)
@@ -93,9 +96,6 @@ class _Sensor:
 class _Administration(_Sensor):
     def streams_for(self, subject: str) -> list[StreamInfo]:
         return [StreamInfo(SECRET, "a.b")]
-
-    def daemon_info(self, may_read: Any, conditions: Any = ()) -> DaemonInfo:
-        return DaemonInfo(stream_count=int(may_read(SECRET)))
 
 
 class _Replicated(_Sensor):

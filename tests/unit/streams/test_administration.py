@@ -161,17 +161,19 @@ async def test_streams_for_a_subject(running: Running, admin: Administration) ->
             admin.streams_for(bad)
 
 
-async def test_the_daemon_tells_what_it_is(running: Running, admin: Administration) -> None:
+async def test_the_daemon_tells_what_it_is(running: Running) -> None:
     await running.broker.create_stream("a", {"subject": "in"})
     await running.broker.create_stream("b", {"subject": "in"})
-    info = admin.daemon_info()
+    info = running.broker.daemon_info()
     assert (info.name, info.server_id) == ("liftlog", running.broker.server_id)
     assert (info.stream_count, info.nats["connected"]) == (2, False)
-    assert admin.daemon_info(lambda name: name == "b").stream_count == 1
+    assert running.broker.daemon_info(lambda name: name == "b").stream_count == 1
     running.broker.broken["lost"] = "its manifest is damaged"
-    assert admin.daemon_info().stream_count == len(await running.broker.list_streams()) == 3
+    assert (
+        running.broker.daemon_info().stream_count == len(await running.broker.list_streams()) == 3
+    )
     many = [Condition.of("no_leader", "no node leads it", f"s{number}") for number in range(100)]
-    assert len(admin.daemon_info(conditions=many).conditions) == 21
+    assert len(running.broker.daemon_info(conditions=many).conditions) == 21
     assert {"fetch", "lease", "update"} <= set(info.features)
     assert info.limits["max_in_flight"] == running.broker.settings.pull.max_in_flight
     assert type(info).from_wire(info.to_wire()) == info

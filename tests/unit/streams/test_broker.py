@@ -140,7 +140,7 @@ async def test_a_long_list_lets_others_have_the_event_loop(
     broker = running.broker
     for name in "abcd":
         await broker.create_stream(name, {"subject": "in"})
-    describe = broker.describe
+    describe = broker.hosted.describe
     seen: list[str] = []
 
     def noted(host: StreamHost) -> StreamInfo:

@@ -18,7 +18,7 @@ from liftlog.server.streams.retention import grant_lease
 @pytest.fixture
 async def housekeeping(running: Running) -> AsyncIterator[Housekeeping]:
     broker = running.broker
-    made = Housekeeping(broker, running.data_dir, broker.reserve)
+    made = Housekeeping(broker, running.data_dir, broker.hosted.reserve)
     made._recovery_points = SideBySide("recovery-point", patience_seconds=0.05)
     made._retention = SideBySide("retention", patience_seconds=0.05)
     yield made
@@ -122,7 +122,7 @@ async def test_leases_hold_retention_until_the_disk_is_full(
     grant_lease(log, 4, duration_ns=60 * 10**9, now_ns=broker.now_ns())
     await retain(housekeeping)
     assert log.log_start_offset == 4
-    monkeypatch.setattr(broker.reserve, "is_disk_full", lambda: True)
+    monkeypatch.setattr(broker.hosted.reserve, "is_disk_full", lambda: True)
     await retain(housekeeping)
     assert log.log_start_offset == 16
     assert log.leases.live(broker.now_ns()) == ()
@@ -165,8 +165,8 @@ async def test_leases_end_when_retention_itself_finds_no_room(
     broker, fs = running.broker, running.fs
     log = broker.hosts["s"].log
     grant_lease(log, 4, duration_ns=60 * 10**9, now_ns=broker.now_ns())
-    monkeypatch.setattr(broker.reserve, "is_disk_full", lambda: False)
-    monkeypatch.setattr(broker.reserve, "release", fs.failing.clear)
+    monkeypatch.setattr(broker.hosted.reserve, "is_disk_full", lambda: False)
+    monkeypatch.setattr(broker.hosted.reserve, "release", fs.failing.clear)
     fs.failing["rename"], fs.error_number = "manifest", errno.ENOSPC
     await retain(housekeeping)
     assert not fs.failing, "the reserve was not given back"

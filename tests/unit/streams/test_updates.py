@@ -279,7 +279,7 @@ async def test_compaction_switched_off_ends_the_pass_under_way(
         async def interrupt(self, host: Any) -> None:
             interrupted.append((host.name, host.settings.compaction))
 
-    running.broker.compactor = Cleaner()  # type: ignore[assignment]
+    running.broker.hosted.compactor = Cleaner()  # type: ignore[assignment]
     await running.broker.create_stream("s", {"subject": "in", "compaction": {}})
     await admin.update_stream("s", {"acks": "off"})
     assert interrupted == []
@@ -305,7 +305,7 @@ async def test_a_full_disk_lends_its_reserve(
 ) -> None:
     """Lower limits are what makes room."""
     await running.broker.create_stream("s", {"subject": "in"})
-    await running.broker.keep_disk_reserve()
+    running.broker.hosted.reserve.keep()
     host, path = running.broker.hosts["s"], running.data_dir.path / "reserve"
     original, tried = host.log.set_metadata, []
 

@@ -126,7 +126,7 @@ async def health(asked: Asked) -> Shown:
     data: dict[str, Any] = {"ready": ready, **readiness, "live": parts.health.liveness()}
     data["daemon"] = None
     if parts.health.is_serving:
-        info = parts.broker.administration.daemon_info(partial(asked.may, "read"))
+        info = parts.broker.daemon_info(partial(asked.may, "read"))
         data["daemon"] = info.to_wire()
     data["damaged"] = await _damaged(asked) if parts.health.is_serving else []
     data["shape"] = [

@@ -1,0 +1,307 @@
+"""The streams of which this daemon has a copy: each has a host, is attached to NATS, and ends here.
+
+A catalog decides which streams these are, and the replicas of a node what each of them does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from liftlog.cluster.handover import SPREAD_SECONDS
+from liftlog.errors import (
+    ShuttingDown,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from liftlog.log import Log
+from liftlog.log.segment.tail import ActiveState
+from liftlog.protocol.described import StreamInfo
+from liftlog.server.cleaning.cleaner import Cleaner
+from liftlog.server.cleaning.mending import Mender
+from liftlog.server.commits.host import SYSTEM, StreamHost
+from liftlog.server.replication.serving import ServedStream
+from liftlog.server.streams.attachments import Attachments, PossibleLosses
+from liftlog.server.streams.dedupe_restoring import LearnedIds, write_dedupe_snapshot
+from liftlog.server.streams.description import describe
+from liftlog.server.streams.making import StreamMaker
+from liftlog.server.streams.neighbours import Neighbours
+from liftlog.server.vitals.descriptors import Descriptors
+from liftlog.server.vitals.disk import DiskReserve
+from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server")
+
+_DRAIN_SECONDS = 30.0
+_LAST_COMMITS_SECONDS = 3.0
+
+
+class HostedStreams:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        hosts: dict[str, StreamHost],
+        broken: dict[str, str],
+        maker: StreamMaker,
+        attachments: Attachments,
+        neighbours: Neighbours,
+        losses: PossibleLosses,
+        reserve: DiskReserve,
+        steady_ns: Callable[[], int],
+    ) -> None:
+        """`steady_ns` is the clock by which message ids age."""
+        self.hosts = hosts
+        self.broken = broken
+        """Why a stream on disk is not served, by name."""
+        self.attachments = attachments
+        self.neighbours = neighbours
+        self.reserve = reserve
+        self.steady_ns = steady_ns
+        self.compactor: Cleaner | None = None
+        self.mender: Mender | None = None
+        """Set if this daemon is a node of a cluster."""
+        self.descriptors: Descriptors | None = None
+        """Set if the process is this daemon's alone."""
+        self.changes = asyncio.Lock()
+        """Held while streams come or go."""
+        self.closing = False
+        """True once the daemon takes no more messages."""
+        self._maker = maker
+        self._losses = losses
+        self._has_new_neighbours = False
+        self._deleting: set[str] = set()
+        """These are in `broken` while their files go, but to clients they no longer exist: a reader
+        that waits for records must not report a failed stream."""
+
+    # --- looking for one ---
+
+    def find(self, name: str) -> StreamHost:
+        """Raises StreamNotFound, and StreamUnavailable for one that could not be opened."""
+        host = self.hosts.get(name)
+        if host is None:
+            if name in self.broken and name not in self._deleting:
+                raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
+            raise StreamNotFound(f"there is no stream {name!r}")
+        return host
+
+    def stream(self, name: str) -> StreamHost:
+        """Raises StreamNotFound, and StreamUnavailable for one that has failed, too."""
+        host = self.find(name)
+        if host.failure:
+            raise StreamUnavailable(f"stream {name} has failed: {host.failure}")
+        return host
+
+    def describe(self, host: StreamHost) -> StreamInfo:
+        compaction = self.compactor.describe(host) if self.compactor is not None else {}
+        warnings = self.neighbours.warnings(host) + self.attachments.jetstream_warnings(host)
+        return describe(host, self.state_of(host), warnings, compaction)
+
+    def state_of(self, host: StreamHost) -> str:
+        if host.failure:
+            return "failed"
+        if not host.is_leading:
+            return "follower"
+        if not self.attachments.is_attachable(host):
+            return "internal"
+        if not self.attachments.is_attached(host):
+            return "detached"
+        if host.settings.read_only:
+            return "read-only"
+        return "paused" if host.settings.paused else "attached"
+
+    # --- changes that concern all ---
+
+    def check_creatable(self, name: str) -> None:
+        """Raises ShuttingDown, StreamUnavailable, LimitExceeded."""
+        if self.closing:
+            raise ShuttingDown("the daemon is stopping")
+        if name in self.broken:
+            raise StreamUnavailable(f"stream {name} exists but failed: {self.broken[name]}")
+        if self.descriptors is not None and name not in self.hosts:
+            self.descriptors.check_spare()
+
+    def streams_changed(self) -> None:
+        """Call it when streams have come or gone, or settings of one have changed."""
+        self._has_new_neighbours = False
+        self.neighbours.changed()
+        self.attachments.settings_changed()
+
+    def streams_change(self) -> None:
+        """As `streams_changed`, with one look for all that change in this turn of the loop, here or
+        on other nodes."""
+        if not self._has_new_neighbours:
+            self._has_new_neighbours = True
+            asyncio.get_running_loop().call_soon(self.streams_changed)
+
+    # --- replicas ---
+
+    async def host_replica(
+        self,
+        name: str,
+        settings: StreamSettings,
+        log: Log,
+        *,
+        origin: str,
+        led: ServedStream | None,
+        ids: LearnedIds | None = None,
+    ) -> StreamHost:
+        """Serve an open log, in the place of the host that it may have had; `led` is its gate if
+        this node leads, None if it follows. `ids` are those that are known already."""
+        before = self.hosts.get(name)
+        host = await self._maker.host(
+            name,
+            settings,
+            log,
+            origin,
+            gate=None if led is None else led.gate,
+            is_leading=led is not None,
+            ids=ids,
+        )
+        self.neighbours.joined(host)
+        if before is None or before.settings != settings:
+            self.streams_change()
+        if before is not None and self.compactor is not None:
+            await self.compactor.forget(before)
+        return host
+
+    def expects_repair(self, name: str, first: int, end: int) -> bool:
+        """True if damage in [first, end) is about to be repaired from another replica."""
+        host = self.hosts.get(name)
+        return (
+            host is not None
+            and self.mender is not None
+            and self.mender.is_expected(host, first, end)
+        )
+
+    async def attach_replica(self, host: StreamHost) -> bool:
+        """Have NATS send its messages to this node, which leads. Returns True if they came here
+        before, so that none was missed."""
+        if self.attachments.take(host):
+            return True
+        if self.attachments.relay(host) is not None:
+            # What is subscribed to may still bring messages that the leader before has stored.
+            await self.attachments.detach(host)
+            await asyncio.sleep(SPREAD_SECONDS)
+        self.attachments.want(host)
+        return False
+
+    def note_possible_loss(self, host: StreamHost, reason: str) -> None:
+        """Note that the stream may have missed messages; the daemon's own streams miss none."""
+        if host.origin != SYSTEM:
+            self._losses.note(host, reason)
+
+    async def rest_replica(self, host: StreamHost, *, seconds: float) -> bool:
+        """Detach it, and wait for what is under way. Returns True if its log is in order, and
+        nothing of the role uses it any more; readers do."""
+        if host.is_leading:
+            await self.attachments.detach(host)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await host.drained()
+            return not host.failure
+        return False
+
+    async def end_replica(self, host: StreamHost, *, seconds: float) -> None:
+        """Stop serving: detach it, wait for what is under way, close its log."""
+        await self.attachments.detach(host)
+        # On a disk that hangs that may take long, and it may be opened again after this: what is
+        # still written then would come between what the next one writes.
+        await host.turns.over()
+        async with self.changes:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await host.drained()
+            del self.hosts[host.name]
+            host.close()
+            if self.compactor is not None:
+                await self.compactor.forget(host)
+            if self.mender is not None:
+                await self.mender.forget(host)
+            self.streams_changed()
+            await asyncio.to_thread(host.log.close)
+
+    # --- the end ---
+
+    async def remove(self, name: str, host: StreamHost | None) -> None:
+        """End a stream and remove its files; `host` is None for one that could not be opened. Call
+        it while `changes` is held."""
+        try:
+            if host is not None:
+                await self._end(host)
+            await self._maker.remove_files(name)
+        finally:
+            self._deleting.discard(name)
+
+    async def _end(self, host: StreamHost) -> None:
+        """Its files stay, and its name is in `broken` until they are removed."""
+        # No message arrives after this, and every message before it is committed and answered.
+        await self.attachments.detach(host)
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await host.drained()
+        except TimeoutError:
+            # Nothing has been taken away yet: the stream continues as before.
+            self.attachments.want(host)
+            raise StreamUnavailable(
+                f"stream {host.name} was not deleted: its disk does not answer"
+            ) from None
+        # From here on no request finds the stream, and no other stream can take its name. What
+        # holds on to it ends before its log is closed: exclusive calls, waiting readers, a cleaning
+        # job.
+        del self.hosts[host.name]
+        self.broken[host.name] = "its deletion did not finish"
+        self._deleting.add(host.name)
+        host.close()
+        if self.compactor is not None:
+            await self.compactor.forget(host)
+        self.streams_changed()
+        await asyncio.to_thread(host.log.close)
+
+    async def drain(self) -> None:
+        """Accept no more messages; commit and answer everything that was received."""
+        await self.attachments.drain()
+        for host in self.hosts.values():
+            host.refuse_new()
+        await asyncio.gather(*map(_drained, self.hosts.values()))
+
+    async def close(self) -> None:
+        """Serve nothing any more. Commits may still be under way, and the logs stay open."""
+        await self._losses.close()
+        for host in self.hosts.values():
+            host.close()
+
+    def close_logs(self, stepped_ns: int) -> dict[str, ActiveState]:
+        """Close the logs, and return the ends of those that closed well. `stepped_ns` is how far
+        the clock of ages is ahead of the steady one. Blocking."""
+        states: dict[str, ActiveState] = {}
+        for host in list(self.hosts.values()):
+            if host.is_leading:  # a follower's sequencer has seen nothing
+                _save_snapshots(host, stepped_ns)
+            state = None if host.failure else host.log.close()
+            if state is not None:
+                states[host.name] = state
+        return states
+
+
+async def _drained(host: StreamHost) -> None:
+    """What waits for other nodes is not waited for long: they may be gone. It is stored here, its
+    publishers have no ack, and a later leader commits it."""
+    if not host.log.config.replicated:
+        await host.drained()
+        return
+    try:
+        async with asyncio.timeout(_LAST_COMMITS_SECONDS):
+            await host.drained()
+    except TimeoutError:
+        logger.warning("not-committed stream=%s action=stop", host.name)
+
+
+def _save_snapshots(host: StreamHost, stepped_ns: int) -> None:
+    try:
+        write_dedupe_snapshot(host.log, host.sequencer.dedupe, stepped_ns=stepped_ns)
+        host.subjects.save()
+    except OSError as error:
+        logger.warning("snapshot-failed stream=%s error=%s", host.name, error)
