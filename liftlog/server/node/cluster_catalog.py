@@ -6,32 +6,85 @@ A change is stored in the record first; each node with a copy then follows it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
-from liftlog.errors import Conflict, LiftlogError, NotEnoughReplicas
-from liftlog.protocol.messages import ANY_REPLICA
+from liftlog.errors import (
+    Conflict,
+    LiftlogError,
+    NatsRefused,
+    NatsUnavailable,
+    NotEnoughReplicas,
+    NotReady,
+    StreamNotFound,
+)
+from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.messages import ANY_REPLICA, Fetch, FetchHeader
+from liftlog.protocol.replication import ClusterInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.node.replicated import ReplicatedStreams
+from liftlog.server.replication.repair import ask
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.description import describe_elsewhere
+from liftlog.server.streams.own_catalog import OwnCatalog
 from liftlog.server.streams.retention import check_truncation
-from liftlog.server.streams.settings import origin_of, record_settings
+from liftlog.server.streams.settings import check_same, origin_of, record_settings, settings_of
 from liftlog.settings import StreamSettings
 
+logger = logging.getLogger("liftlog.server.replication")
+checkpoints_logger = logging.getLogger("liftlog.server.checkpoints")
+
+_OPENING_SECONDS = 10.0
 _CONFIRM_SECONDS = 10.0
 
 
 class ClusterCatalog:
     """See `Catalog`. Belongs to the event loop; `node` is this daemon as a node."""
 
-    def __init__(self, node: ReplicatedStreams) -> None:
+    def __init__(self, node: ReplicatedStreams, own: OwnCatalog) -> None:
+        """`own` deletes copies that no record knows of."""
         self.node = node
         self._view = node.view
+        self._own = own
+        self._hosted = own.hosted
 
     @property
     def recorded(self) -> Mapping[str, StreamSettings]:
         return self.node.recorded
+
+    @property
+    def newer(self) -> Mapping[str, str]:
+        return self.node.mirror.newer
+
+    # --- from the start to the end ---
+
+    async def open(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
+        """The records decide; the configuration only adds streams, later on."""
+        await self.node.open_streams()
+
+    async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
+        handing = asyncio.ensure_future(self.node.prepare_to_stop())
+        hurrying = asyncio.ensure_future(hurry.wait())
+        try:
+            await asyncio.wait(
+                (handing, hurrying), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if handing.done():
+                handing.result()
+        finally:
+            for task in (handing, hurrying):
+                task.cancel()
+            await asyncio.gather(handing, hurrying, return_exceptions=True)
+
+    async def leave(self) -> None:
+        await self.node.leave()
+
+    # --- which there are ---
 
     def names(self) -> Iterable[str]:
         return self._view.stream_names()
@@ -39,12 +92,22 @@ class ClusterCatalog:
     def knows(self, name: str) -> bool:
         return self._view.knows(name)
 
+    def describe_elsewhere(self, name: str) -> StreamInfo | None:
+        record = self._view.known(name)
+        return None if record is None else describe_elsewhere(name, settings_of(record), record)
+
     def was_deleted(self, name: str) -> bool:
         record = self.node.mirror.records.get(name)
         return record is not None and record.deleted
 
     def addresses(self) -> list[str]:
         return self._view.addresses()
+
+    def describe_cluster(self, may_read: Callable[[str], bool]) -> ClusterInfo:
+        node = self.node
+        found = self._view.describe(self._hosted.hosts, may_read, node.clocks.shown_seconds)
+        session, now = node.session, time.monotonic()
+        return replace(found, is_store_lost=session is not None and now >= session.deadline)
 
     # --- who answers ---
 
@@ -66,6 +129,9 @@ class ClusterCatalog:
 
     def not_leader(self, name: str) -> LiftlogError:
         return self._view.not_leader(name)
+
+    def no_checkpoints(self) -> LiftlogError:
+        return NotReady("this node does not lead the checkpoints at present", hint="try again")
 
     def check_leads(self, name: str) -> None:
         """Of a stream without a record, it says nothing."""
@@ -94,7 +160,52 @@ class ClusterCatalog:
         if self._view.knows(name):
             self.node.successors.check_epoch(name, epoch)
 
+    # --- ages ---
+
+    def may_judge_ages(self) -> bool:
+        return self.node.clocks.may_decide()
+
+    async def first_since(self, name: str, time_ns: int) -> tuple[str, int] | None:
+        record = self._view.known(name)
+        if record is None or record.leader in (None, self.node.member.name):
+            return None
+        leader = str(record.leader)
+        message = Fetch(
+            name,
+            timestamp_ns=time_ns,
+            max_bytes=1,
+            min_bytes=0,
+            incarnation=record.incarnation,
+            replica=leader,
+        )
+        try:
+            exchange = await ask(self.node.link_to(leader), message)
+        except LiftlogError as error:
+            checkpoints_logger.info(
+                "time-not-told stream=%s node=%s reason=%s", name, leader, error
+            )
+            return None
+        header = exchange.answer
+        return (header.incarnation, header.offset) if isinstance(header, FetchHeader) else None
+
     # --- changes ---
+
+    async def create(self, name: str, settings: StreamSettings) -> StreamHost:
+        """The nodes that hold a replica open it as soon as they see the record. Nothing changes
+        here but by that, so many creations may wait for theirs."""
+        self._hosted.check_creatable(name)
+        record = await self.node.new_streams.create_for_client(name, settings)
+        check_same(name, origin_of(record), settings_of(record), settings)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPENING_SECONDS):
+                await self.node.opened(name)
+        host = self._hosted.hosts.get(name)
+        if host is None or not host.is_leading:
+            raise self.not_leader(name)
+        # Without a connection, or where NATS refuses, the description says so: other nodes have it.
+        with contextlib.suppress(NatsRefused, NatsUnavailable):
+            await self._hosted.attachments.attach(host)
+        return host
 
     async def update(
         self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
@@ -119,6 +230,16 @@ class ClusterCatalog:
             check_truncation(log, offset, log.environment.age_clock_ns())
             await self.node.mirror.change(name, lambda record: transitions.truncate(record, offset))
         return await apply()
+
+    async def delete(self, name: str) -> None:
+        """The record tells each node to remove its copy."""
+        if not self._view.knows(name):
+            await self._own.delete(name)
+            return
+        self._own.check_deletable(name)
+        if await self.node.mirror.change(name, transitions.delete) is None:
+            raise StreamNotFound(f"there is no stream {name!r}")
+        logger.info("stream-deleted stream=%s", name)
 
     async def side_confirmed(self, name: str) -> None:
         """At once if the stream has no record."""

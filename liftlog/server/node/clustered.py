@@ -112,8 +112,7 @@ class ClusterNode:
         streams.store_problem = lambda: store.problem
         await streams.remember()
         await streams.find_copies()
-        broker.replicated = streams
-        broker.catalog = ClusterCatalog(streams)
+        broker.catalog = ClusterCatalog(streams, broker.own)
         broker.hosted.mender = Mender(broker.hosts, streams.donors, self._settings.cleaner)
         broker.conditions.add(streams.clocks.conditions)
         broker.clock_keeper.is_confirmed = lambda: streams.clocks.verdict().confirmed

@@ -19,7 +19,6 @@ from liftlog.cluster.placement import place
 from liftlog.cluster.record import StreamRecord, default_min_isr
 from liftlog.errors import LiftlogError, NotEnoughReplicas, NotReady
 from liftlog.protocol.client_connection import Exchange
-from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.protocol.replication import MAX_ASKED, Ends, EndsAnswer
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
 from liftlog.server.checkpoints.checkpoint import BoundsElsewhere, StreamBounds
@@ -34,7 +33,6 @@ from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.node.own_offsets import OwnCheckpoints
 from liftlog.server.node.placing import candidates
 from liftlog.server.node.replicated import ReplicatedStreams
-from liftlog.server.replication.repair import ask
 from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.settings import record_settings, settings_of
@@ -233,32 +231,6 @@ class ReplicatedOffsets:
             self._fitting = record
             return None
         return transitions.update(record, record_settings(wanted, SYSTEM))
-
-
-async def first_since(
-    streams: ReplicatedStreams, name: str, time_ns: int
-) -> tuple[str, int] | None:
-    """Incarnation of a stream, and its first offset that is not older than `time_ns`, as its leader
-    tells; None when it does not."""
-    record = streams.view.known(name)
-    if record is None or record.leader in (None, streams.member.name):
-        return None
-    leader = str(record.leader)
-    message = Fetch(
-        name,
-        timestamp_ns=time_ns,
-        max_bytes=1,
-        min_bytes=0,
-        incarnation=record.incarnation,
-        replica=leader,
-    )
-    try:
-        exchange = await ask(streams.link_to(leader), message)
-    except LiftlogError as error:
-        logger.info("time-not-told stream=%s node=%s reason=%s", name, leader, error)
-        return None
-    header = exchange.answer
-    return (header.incarnation, header.offset) if isinstance(header, FetchHeader) else None
 
 
 def _check_storable(led: ServedStream) -> None:

@@ -83,6 +83,15 @@ class NewStreams:
         finally:
             del self._coming[record.incarnation]
 
+    async def create_for_client(self, name: str, settings: StreamSettings) -> StreamRecord:
+        """As `create`. A node that has come just now may not be known here, so if there are too few
+        nodes the store is asked for them."""
+        try:
+            return await self.create(name, settings, origin="api")
+        except Conflict:
+            await self._mirror.load()
+            return await self.create(name, settings, origin="api")
+
     async def create_configured(self, streams: Mapping[str, StreamSettings]) -> None:
         """Create the streams of the configuration file that do not exist, as soon as there are
         enough nodes and the metadata can be read. Each node does so; the first one is right. Those

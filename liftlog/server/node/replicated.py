@@ -9,19 +9,16 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from liftlog.cluster import transitions
 from liftlog.cluster.election import Elections, LogEnd, Patience
 from liftlog.cluster.leading import Change, Leader
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MetaStore, NodeSession
-from liftlog.errors import Conflict, LiftlogError, StreamNotFound
+from liftlog.errors import LiftlogError
 from liftlog.log import DataDir
-from liftlog.protocol.replication import ClusterInfo, Peer, Replicate, SuspectAnswer
+from liftlog.protocol.replication import Peer, Replicate, SuspectAnswer
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metadata.known_records import KnownRecords
 from liftlog.server.metadata.membership import Member
@@ -489,23 +486,6 @@ class ReplicatedStreams:
             if replica is before:
                 return
 
-    # --- changes ---
-
-    async def create(self, name: str, settings: StreamSettings) -> StreamRecord:
-        """The record of a new stream, on nodes that are live; the one that exists if there is one.
-        Raises Conflict when there are too few nodes, MetadataUnavailable."""
-        try:
-            return await self.new_streams.create(name, settings, origin="api")
-        except Conflict:
-            await self.mirror.load()  # a node that has come just now may not be known here
-            return await self.new_streams.create(name, settings, origin="api")
-
-    async def delete(self, name: str) -> None:
-        """Delete a stream on every node. Raises StreamNotFound, MetadataUnavailable."""
-        if await self.mirror.change(name, transitions.delete) is None:
-            raise StreamNotFound(f"there is no stream {name!r}")
-        logger.info("stream-deleted stream=%s", name)
-
     # --- followers of streams that this node leads ---
 
     def replicate(self, peer: Peer, request: Replicate, reply: Reply) -> None:
@@ -599,12 +579,6 @@ class ReplicatedStreams:
                     await replica.does(version)
 
     # --- what clients are told ---
-
-    def describe(self, may_read: Callable[[str], bool]) -> ClusterInfo:
-        """The cluster, with the streams that the caller may read."""
-        found = self.view.describe(self._node.hosts.hosts, may_read, self.clocks.shown_seconds)
-        session, now = self.session, time.monotonic()
-        return replace(found, is_store_lost=session is not None and now >= session.deadline)
 
     def told_time(self) -> tuple[int, bool]:
         """The wall clock for another node, and whether this one doubts it."""

@@ -52,7 +52,6 @@ from liftlog.protocol.messages import (
 )
 from liftlog.protocol.replication import (
     ClusterAnswer,
-    ClusterInfo,
     DescribeCluster,
     DrainNode,
     ElectLeader,
@@ -63,7 +62,7 @@ from liftlog.protocol.replication import (
     MoveStream,
     RestoreMetadata,
 )
-from liftlog.server.node.cluster_catalog import needed_node_of, node_of
+from liftlog.server.node.cluster_catalog import needed_node_of
 from liftlog.server.requests.rights import (
     Ask,
     At,
@@ -301,10 +300,8 @@ async def _leases(caller: Caller, message: ListLeases) -> Message:
 
 @handles(DescribeCluster, None)
 async def _describe_cluster(caller: Caller, _: DescribeCluster) -> Message:
-    streams = node_of(caller.broker)
-    if streams is None:
-        return ClusterAnswer(ClusterInfo().to_wire())
-    return ClusterAnswer(streams.describe(lambda name: caller.may("read", name)).to_wire())
+    found = caller.broker.catalog.describe_cluster(partial(caller.may, "read"))
+    return ClusterAnswer(found.to_wire())
 
 
 @handles(MoveStream, "admin")

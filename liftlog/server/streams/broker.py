@@ -13,21 +13,15 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import liftlog
 from liftlog.commit import commit
 from liftlog.errors import (
-    Conflict,
     Forbidden,
     InvalidArgument,
-    NatsRefused,
-    NatsUnavailable,
-    NotReady,
     ShuttingDown,
     StreamNotFound,
-    StreamUnavailable,
 )
 from liftlog.log import Clock, DataDir
 from liftlog.log.files.leases import MAX_DURATION_NS, MAX_LEASES
@@ -36,12 +30,11 @@ from liftlog.names import is_stream_name
 from liftlog.protocol.described import DaemonInfo, StreamInfo
 from liftlog.protocol.messages import REQUESTS
 from liftlog.server.checkpoints import OFFSETS_STREAM, Checkpoints
-from liftlog.server.commits.host import SYSTEM, StreamHost
+from liftlog.server.commits.host import StreamHost
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import RunHandler
 from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.records import RECORDS_NAME, StreamRecords
-from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.streams.administration import Administration
 from liftlog.server.streams.attachments import Attachments, PossibleLosses, RefusedSubject
 from liftlog.server.streams.catalog import Catalog
@@ -50,7 +43,6 @@ from liftlog.server.streams.description import (
     ALL_STREAMS,
     Newer,
     describe_broken,
-    describe_elsewhere,
     stream_conditions,
     warnings_of_streams,
 )
@@ -59,7 +51,6 @@ from liftlog.server.streams.intake import Intake
 from liftlog.server.streams.making import StreamMaker
 from liftlog.server.streams.neighbours import Neighbours
 from liftlog.server.streams.own_catalog import OwnCatalog
-from liftlog.server.streams.settings import check_same, origin_of, save_metadata, settings_of
 from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition, Conditions, by_kind, first_of_each_kind
 from liftlog.server.vitals.disk import DiskReserve
@@ -112,14 +103,12 @@ class Broker:
         self.conditions.add(self.clock_keeper.conditions)
         path, fs = data_dir.path / RECORDS_NAME, data_dir.environment.fs
         self.records = StreamRecords(FileMetaStore(path, shared=False, fs=fs))
-        self.catalog: Catalog = OwnCatalog(self.hosts, self.records)
-        """Replaced before the streams are opened, if this daemon is a node of a cluster."""
         losses = PossibleLosses(clock)
         self.attachments = Attachments(self.hosts, self.intake, losses.note)
         self._neighbours = neighbours = Neighbours(
             self.hosts, settings.nats.ack_subjects, lambda: self.catalog.recorded
         )
-        self._maker = StreamMaker(
+        maker = StreamMaker(
             self.hosts,
             self.broken,
             settings,
@@ -134,15 +123,16 @@ class Broker:
         self.hosted = HostedStreams(
             self.hosts,
             self.broken,
-            self._maker,
+            maker,
             self.attachments,
             neighbours,
             losses,
             DiskReserve(data_dir.path),
             self.intake.steady_ns,
         )
-        self.replicated: ReplicatedStreams | None = None
-        """Set before the streams are opened, if this daemon is a node of a cluster."""
+        self.own = OwnCatalog(self.hosted, maker, self.records, settings)
+        self.catalog: Catalog = self.own
+        """Replaced before the streams are opened, if this daemon is a node of a cluster."""
         self.administration = Administration(
             self.hosted, lambda: self.catalog, self.now_ns, self.ages_are_judged
         )
@@ -156,9 +146,7 @@ class Broker:
 
     def ages_are_judged(self) -> bool:
         """True if records are deleted for their age now."""
-        if self.replicated is not None and not self.replicated.clocks.may_decide():
-            return False
-        return self.clock_guard.wall_clock_is_trusted()
+        return self.catalog.may_judge_ages() and self.clock_guard.wall_clock_is_trusted()
 
     def steady_ns(self) -> int:
         """The clock by which message ids age."""
@@ -176,10 +164,7 @@ class Broker:
         Raises ConfigError when the configuration would delete much of a stream.
         """
         await asyncio.to_thread(self.hosted.reserve.release)
-        if self.replicated is not None:
-            await self.replicated.open_streams()
-        else:
-            await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
+        await self.catalog.open(assume_yes=assume_yes, is_stopping=is_stopping)
         self.hosted.streams_changed()
 
     # --- system streams ---
@@ -187,17 +172,7 @@ class Broker:
     async def open_system_stream(self, name: str, settings: StreamSettings) -> StreamHost:
         """A stream that the daemon writes itself; created if it does not exist. Call it after
         `open_streams`. Raises StreamUnavailable when it exists and could not be opened."""
-        if name in self.broken:
-            raise StreamUnavailable(f"stream {name} could not be opened: {self.broken[name]}")
-        host = self.hosts.get(name)
-        if host is None:
-            host = await self._maker.create(name, settings, origin=SYSTEM)
-        elif host.settings != settings:
-            await host.run_exclusive(lambda: None, then=partial(host.adopt, settings))
-            await save_metadata(host)
-            await self.records.changed(host.log)
-        self.hosted.streams_changed()
-        return host
+        return await self.own.open_system(name, settings)
 
     # --- messages ---
 
@@ -221,13 +196,8 @@ class Broker:
     def checkpoints(self) -> Checkpoints:
         """Raises StreamUnavailable when they could not be opened, NotReady where they are not led
         or may not be any longer."""
-        if self.replicated is not None and not self.has_checkpoints:
-            raise NotReady("this node does not lead the checkpoints at present", hint="try again")
-        if self._checkpoints is None:
-            raise StreamUnavailable(
-                "there are no checkpoints: the stream _offsets could not be opened",
-                hint="the daemon's log has the cause",
-            )
+        if self._checkpoints is None or not self.has_checkpoints:
+            raise self.catalog.no_checkpoints()
         return self._checkpoints
 
     @property
@@ -274,58 +244,7 @@ class Broker:
                 f"{name!r} is not a stream name",
                 hint="letters, digits, `-` and `_`, at most 128, not beginning with `_` or `-`",
             )
-        if self.replicated is not None:
-            # Nothing changes here but by the record, so many of them may wait for it.
-            self.hosted.check_creatable(name)
-            return await self._create_replicated(name, wanted_settings)
-        async with self.hosted.changes:
-            self.hosted.check_creatable(name)
-            host = self.hosts.get(name)
-            is_new = host is None
-            if host is not None:
-                check_same(name, host.origin, host.settings, wanted_settings)
-            else:
-                host = await self._maker.create(name, wanted_settings, origin="api")
-                self.hosted.streams_changed()
-                self.attachments.want(host)
-        try:
-            await self.attachments.attach(host)
-        except NatsRefused:
-            if is_new:
-                await self._undo_creation(host)
-            raise
-        return self.hosted.describe(host)
-
-    async def _create_replicated(self, name: str, settings: StreamSettings) -> StreamInfo:
-        """The nodes that hold a replica open it as soon as they see the record."""
-        assert self.replicated is not None
-        record = await self.replicated.create(name, settings)
-        check_same(name, origin_of(record), settings_of(record), settings)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_OPENING_SECONDS):
-                await self.replicated.opened(name)
-        host = self.hosts.get(name)
-        if host is None or not host.is_leading:
-            raise self.catalog.not_leader(name)
-        # Without a connection, or where NATS refuses, the description says so: other nodes have it.
-        with contextlib.suppress(NatsRefused, NatsUnavailable):
-            await self.attachments.attach(host)
-        return self.hosted.describe(host)
-
-    async def _undo_creation(self, host: StreamHost) -> None:
-        """NATS refuses the subscription, and the caller gets that error: leave nothing behind that
-        would be subscribed again and again."""
-        async with self.hosted.changes:
-            if self.hosts.get(host.name) is not host or self.hosted.closing:
-                return
-            await self.attachments.detach(host)
-            if host.sequencer.next_offset > host.settings.initial_offset:
-                # NATS allows some of its subjects, and messages on those may have been acked.
-                self.attachments.want(host)
-                logger.warning("stream-kept stream=%s cause=nats-refused-a-part", host.name)
-                return
-            await self.hosted.remove(host.name, host)
-            logger.info("stream-not-created stream=%s cause=nats-refused", host.name)
+        return self.hosted.describe(await self.catalog.create(name, wanted_settings))
 
     async def describe_stream(self, name: str) -> StreamInfo:
         found = await self.conditions.now()
@@ -334,11 +253,8 @@ class Broker:
     def _described(self, name: str) -> StreamInfo:
         if name in self.broken:
             return describe_broken(name, self.broken[name])
-        if name not in self.hosts and self.replicated is not None:
-            record = self.replicated.view.known(name)
-            if record is not None:
-                return describe_elsewhere(name, settings_of(record), record)
-        return self.hosted.describe(self.hosted.find(name))
+        elsewhere = None if name in self.hosts else self.catalog.describe_elsewhere(name)
+        return elsewhere or self.hosted.describe(self.hosted.find(name))
 
     async def list_streams(self) -> list[StreamInfo]:
         """Without the system streams. The event loop does other work in between, so each
@@ -361,23 +277,12 @@ class Broker:
         """Detach, commit and ack what has arrived, remove the files. Works for a stream that could
         not be opened, too. When the files cannot be removed, the stream is shown as failed and can
         be deleted again."""
+        if not is_stream_name(name):
+            raise Forbidden(
+                f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
+            )
         async with self.hosted.changes:
-            if not is_stream_name(name):
-                raise Forbidden(
-                    f"stream {name} belongs to the daemon", hint="system streams cannot be deleted"
-                )
-            if self.replicated is None or not self.replicated.view.knows(name):
-                host = None if name in self.broken else self.hosted.find(name)
-            if name in self.settings.streams and name not in self._maker.lost:
-                raise Conflict(
-                    f"stream {name} comes from the configuration file",
-                    hint="remove it there and restart the daemon, then delete it",
-                )
-            if self.replicated is not None and self.replicated.view.knows(name):
-                await self.replicated.delete(name)
-                return
-            await self.hosted.remove(name, host)
-            logger.info("stream-deleted stream=%s", name)
+            await self.catalog.delete(name)
 
     async def compact_stream(self, name: str) -> StreamInfo:
         """Request a compaction pass as soon as possible; returns a description that shows the
@@ -420,7 +325,7 @@ class Broker:
             yield Condition.of("records", self.records.problem)
         cleaning = {} if self.hosted.compactor is None else self.hosted.compactor.failures()
         jetstream = self.attachments.jetstream_warnings
-        newer = {} if self.replicated is None else self.replicated.mirror.newer
+        newer = self.catalog.newer
         broken = {**{name: Newer(reason) for name, reason in newer.items()}, **self.broken}
         yield from stream_conditions(self.hosts, broken, cleaning, jetstream)
 
@@ -485,28 +390,12 @@ class Broker:
         """Accept no more messages; commit and answer everything that was received. What a node of a
         cluster leads is handed over before, until `hurry` is set."""
         self.hosted.closing = True
-        if self.replicated is not None:
-            await self._hand_over(self.replicated, hurry or asyncio.Event())
+        limit = self.settings.drain_timeout_seconds * _HAND_OVER_SHARE
+        await self.catalog.stop(hurry or asyncio.Event(), limit)
         if self._checkpoints is not None:
             self._checkpoints.groups.close(ShuttingDown("the daemon is shutting down"))
         await self.hosted.drain()
-        if self.replicated is not None:
-            await self.replicated.leave()
-
-    async def _hand_over(self, replicated: ReplicatedStreams, hurry: asyncio.Event) -> None:
-        limit = self.settings.drain_timeout_seconds * _HAND_OVER_SHARE
-        handing = asyncio.ensure_future(replicated.prepare_to_stop())
-        hurrying = asyncio.ensure_future(hurry.wait())
-        try:
-            await asyncio.wait(
-                (handing, hurrying), timeout=limit, return_when=asyncio.FIRST_COMPLETED
-            )
-            if handing.done():
-                handing.result()
-        finally:
-            for task in (handing, hurrying):
-                task.cancel()
-            await asyncio.gather(handing, hurrying, return_exceptions=True)
+        await self.catalog.leave()
 
     async def close(self) -> None:
         """Close every log, and mark the data directory clean with those that closed well."""

@@ -6,10 +6,13 @@ A daemon on its own has an `OwnCatalog`; a node of a cluster has the `ClusterCat
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from liftlog.errors import LiftlogError
+from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.replication import ClusterInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.settings import StreamSettings
 
@@ -22,6 +25,28 @@ class Catalog(Protocol):
         """Settings of all streams of the cluster, by name; none for a daemon on its own."""
         ...
 
+    @property
+    def newer(self) -> Mapping[str, str]:
+        """Why the record of a stream cannot be read, by name: a newer version wrote it."""
+        ...
+
+    # --- from the start to the end ---
+
+    async def open(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
+        """See `Broker.open_streams`."""
+        ...
+
+    async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
+        """Before messages are refused: other nodes lead the streams of this one, as far as that can
+        be done in `seconds`, or until `hurry` is set. Does not raise."""
+        ...
+
+    async def leave(self) -> None:
+        """After all that was received is answered: no other node waits for this one any more."""
+        ...
+
+    # --- which there are ---
+
     def names(self) -> Iterable[str]:
         """The streams that other nodes may have, too, without the system streams."""
         ...
@@ -30,12 +55,20 @@ class Catalog(Protocol):
         """True if there is such a stream, here or on other nodes."""
         ...
 
+    def describe_elsewhere(self, name: str) -> StreamInfo | None:
+        """A stream without a copy here; None if this daemon knows of none."""
+        ...
+
     def was_deleted(self, name: str) -> bool:
         """True if the stream was deleted, though its copy may still be open here."""
         ...
 
     def addresses(self) -> list[str]:
         """Return where the nodes of the cluster serve clients; empty for a daemon on its own."""
+        ...
+
+    def describe_cluster(self, may_read: Callable[[str], bool]) -> ClusterInfo:
+        """The nodes, and those streams that the caller may read; empty for a daemon on its own."""
         ...
 
     # --- who answers ---
@@ -65,6 +98,10 @@ class Catalog(Protocol):
         """The error for a request that only the leader of `name` can answer."""
         ...
 
+    def no_checkpoints(self) -> LiftlogError:
+        """The error for a request for checkpoints while this daemon serves none."""
+        ...
+
     def check_leads(self, name: str) -> None:
         """Raises NotLeader if another node leads the stream, NotReady while this one begins to."""
         ...
@@ -89,7 +126,24 @@ class Catalog(Protocol):
         unless there is known to be no such epoch."""
         ...
 
+    # --- ages ---
+
+    def may_judge_ages(self) -> bool:
+        """False while the clocks of the cluster differ too much to delete anything for its age."""
+        ...
+
+    async def first_since(self, name: str, time_ns: int) -> tuple[str, int] | None:
+        """Incarnation of a stream without a copy here, and its first offset that is not older than
+        `time_ns`, as its leader tells; None when it does not."""
+        ...
+
     # --- changes ---
+
+    async def create(self, name: str, settings: StreamSettings) -> StreamHost:
+        """Create a stream, or find the one that exists. Returns when NATS has confirmed its
+        subscription. Raises ShuttingDown, StreamUnavailable, LimitExceeded, Conflict for other
+        settings, and what `Broker.create_stream` raises."""
+        ...
 
     async def update(
         self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
@@ -109,4 +163,10 @@ class Catalog(Protocol):
     async def side_confirmed(self, name: str) -> None:
         """Return when the leases of a stream, as they are now, outlive this daemon. Raises
         NotLeader, NotEnoughReplicas."""
+        ...
+
+    async def delete(self, name: str) -> None:
+        """Delete a stream, on every node. Call it while streams may not change otherwise. Raises
+        StreamNotFound, Conflict for a stream of the configuration, StorageError,
+        MetadataUnavailable."""
         ...

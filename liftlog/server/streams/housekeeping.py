@@ -18,7 +18,6 @@ from liftlog.log import DataDir
 from liftlog.log.segment.tail import ActiveState
 from liftlog.server.checkpoints.service import expire
 from liftlog.server.commits.host import StreamHost
-from liftlog.server.node.offsets import first_since
 from liftlog.server.replication.fetching import follow_log_start
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.retention import decide_retention, remove_decided
@@ -246,9 +245,12 @@ async def keep_house(housekeeping: Housekeeping, broker: Broker) -> None:
 
 async def expire_checkpoints(broker: Broker, before_ns: int) -> int:
     """See `expire`. In a cluster the leader of a stream without a copy here is asked for times."""
-    streams = broker.replicated
-    elsewhere = None if streams is None else partial(first_since, streams)
-    return await expire(broker.checkpoints, broker.readable_stream, before_ns, elsewhere=elsewhere)
+    return await expire(
+        broker.checkpoints,
+        broker.readable_stream,
+        before_ns,
+        elsewhere=broker.catalog.first_since,
+    )
 
 
 async def _every(seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -5,12 +5,28 @@ The directories and manifests are the truth, and the records follow them (ADR 39
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 
-from liftlog.errors import LiftlogError, StreamNotFound
-from liftlog.server.commits.host import StreamHost
+from liftlog.errors import (
+    Conflict,
+    LiftlogError,
+    NatsRefused,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from liftlog.protocol.described import StreamInfo
+from liftlog.protocol.replication import ClusterInfo
+from liftlog.server.commits.host import SYSTEM, StreamHost
 from liftlog.server.metadata.records import StreamRecords
-from liftlog.settings import StreamSettings
+from liftlog.server.streams.hosted import HostedStreams
+from liftlog.server.streams.making import StreamMaker
+from liftlog.server.streams.settings import check_same, save_metadata
+from liftlog.settings import Settings, StreamSettings
+
+logger = logging.getLogger("liftlog.server")
 
 
 class OwnCatalog:
@@ -18,21 +34,50 @@ class OwnCatalog:
 
     recorded: Mapping[str, StreamSettings] = {}
 
-    def __init__(self, hosts: Mapping[str, StreamHost], records: StreamRecords) -> None:
-        self._hosts = hosts
+    newer: Mapping[str, str] = {}
+
+    def __init__(
+        self,
+        hosted: HostedStreams,
+        maker: StreamMaker,
+        records: StreamRecords,
+        settings: Settings,
+    ) -> None:
+        self.hosted = hosted
+        self._maker = maker
         self._records = records
+        self._settings = settings
+
+    # --- from the start to the end ---
+
+    async def open(self, *, assume_yes: bool, is_stopping: Callable[[], bool]) -> None:
+        await self._maker.open_all(assume_yes=assume_yes, is_stopping=is_stopping)
+
+    async def stop(self, hurry: asyncio.Event, seconds: float) -> None:
+        """No one else could lead its streams."""
+
+    async def leave(self) -> None:
+        """No one waits for it."""
+
+    # --- which there are ---
 
     def names(self) -> Iterable[str]:
         return ()
 
     def knows(self, name: str) -> bool:
-        return name in self._hosts
+        return name in self.hosted.hosts
+
+    def describe_elsewhere(self, name: str) -> StreamInfo | None:
+        return None
 
     def was_deleted(self, name: str) -> bool:
         return False
 
     def addresses(self) -> list[str]:
         return []
+
+    def describe_cluster(self, may_read: Callable[[str], bool]) -> ClusterInfo:
+        return ClusterInfo()
 
     # --- who answers ---
 
@@ -54,6 +99,12 @@ class OwnCatalog:
     def not_leader(self, name: str) -> LiftlogError:
         return StreamNotFound(f"there is no stream {name!r}")
 
+    def no_checkpoints(self) -> LiftlogError:
+        return StreamUnavailable(
+            "there are no checkpoints: the stream _offsets could not be opened",
+            hint="the daemon's log has the cause",
+        )
+
     def check_leads(self, name: str) -> None:
         """It leads them all."""
 
@@ -69,7 +120,66 @@ class OwnCatalog:
     def check_epoch(self, name: str, epoch: int) -> None:
         """There is none."""
 
+    # --- ages ---
+
+    def may_judge_ages(self) -> bool:
+        return True
+
+    async def first_since(self, name: str, time_ns: int) -> tuple[str, int] | None:
+        return None
+
     # --- changes ---
+
+    async def open_system(self, name: str, settings: StreamSettings) -> StreamHost:
+        """See `Broker.open_system_stream`."""
+        hosted = self.hosted
+        if name in hosted.broken:
+            raise StreamUnavailable(f"stream {name} could not be opened: {hosted.broken[name]}")
+        host = hosted.hosts.get(name)
+        if host is None:
+            host = await self._maker.create(name, settings, origin=SYSTEM)
+        elif host.settings != settings:
+            await host.run_exclusive(lambda: None, then=partial(host.adopt, settings))
+            await save_metadata(host)
+            await self._records.changed(host.log)
+        hosted.streams_changed()
+        return host
+
+    async def create(self, name: str, settings: StreamSettings) -> StreamHost:
+        hosted = self.hosted
+        async with hosted.changes:
+            hosted.check_creatable(name)
+            host = hosted.hosts.get(name)
+            is_new = host is None
+            if host is not None:
+                check_same(name, host.origin, host.settings, settings)
+            else:
+                host = await self._maker.create(name, settings, origin="api")
+                hosted.streams_changed()
+                hosted.attachments.want(host)
+        try:
+            await hosted.attachments.attach(host)
+        except NatsRefused:
+            if is_new:
+                await self._undo_creation(host)
+            raise
+        return host
+
+    async def _undo_creation(self, host: StreamHost) -> None:
+        """NATS refuses the subscription, and the caller gets that error: leave nothing behind that
+        would be subscribed again and again."""
+        hosted = self.hosted
+        async with hosted.changes:
+            if hosted.hosts.get(host.name) is not host or hosted.closing:
+                return
+            await hosted.attachments.detach(host)
+            if host.sequencer.next_offset > host.settings.initial_offset:
+                # NATS allows some of its subjects, and messages on those may have been acked.
+                hosted.attachments.want(host)
+                logger.warning("stream-kept stream=%s cause=nats-refused-a-part", host.name)
+                return
+            await hosted.remove(host.name, host)
+            logger.info("stream-not-created stream=%s cause=nats-refused", host.name)
 
     async def update(
         self, host: StreamHost, settings: StreamSettings, apply: Callable[[], Awaitable[object]]
@@ -88,3 +198,20 @@ class OwnCatalog:
 
     async def side_confirmed(self, name: str) -> None:
         """They are stored here before this is asked."""
+
+    async def delete(self, name: str) -> None:
+        """The stream ends first, then its record and its files go. One that could not be opened is
+        deleted, too. If its files cannot be removed, it is shown as failed and can be deleted
+        again."""
+        host = None if name in self.hosted.broken else self.hosted.find(name)
+        self.check_deletable(name)
+        await self.hosted.remove(name, host)
+        logger.info("stream-deleted stream=%s", name)
+
+    def check_deletable(self, name: str) -> None:
+        """Raises Conflict for a stream that the next start would create again."""
+        if name in self._settings.streams and name not in self._maker.lost:
+            raise Conflict(
+                f"stream {name} comes from the configuration file",
+                hint="remove it there and restart the daemon, then delete it",
+            )

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from support.daemons.lone_catalog import lone_catalog
+from support.daemons.catalogs import lone_catalog
 
 from acl.policy import Policy
 from liftlog.errors import Conflict, StreamNotFound

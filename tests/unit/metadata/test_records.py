@@ -131,7 +131,7 @@ async def opened(directory: Path, **streams: Any) -> AsyncIterator[Running]:
 
 
 async def create(running: Running, name: str, **settings: Any) -> None:
-    await running.broker._maker.create(
+    await running.broker.own._maker.create(
         name, parse_stream_settings({"subject": name, **settings}), origin="api"
     )
     running.broker.hosted.streams_changed()

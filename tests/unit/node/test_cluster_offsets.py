@@ -34,8 +34,7 @@ from liftlog.server.checkpoints.service import complete
 from liftlog.server.commits.host import SYSTEM
 from liftlog.server.metadata.file_store import FileMetaStore
 from liftlog.server.metadata.membership import Member, to_bytes
-from liftlog.server.node import offsets as cluster_offsets
-from liftlog.server.node import own_offsets
+from liftlog.server.node import cluster_catalog, own_offsets
 from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.node.offsets import ReplicatedOffsets
 from liftlog.server.node.replicated import ReplicatedStreams
@@ -75,8 +74,7 @@ class Node:
             lag_max_seconds=60.0,
             catch_up_bytes_per_second=1e9,
         )
-        self.broker.replicated = self.streams
-        self.broker.catalog = ClusterCatalog(self.streams)
+        self.broker.catalog = ClusterCatalog(self.streams, self.broker.own)
         self._work: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -327,7 +325,7 @@ async def test_checkpoints_of_a_stream_without_a_copy_here_expire_as_its_leader_
         header = FetchHeader(answer, answer, answer, 0, 50, 1, 50, 4, "s-1")
         return SimpleNamespace(answer=header)
 
-    monkeypatch.setattr(cluster_offsets, "ask", ask)
+    monkeypatch.setattr(cluster_catalog, "ask", ask)
     expected = [0, 0, 1]  # the leader is away; the consumer has read all since; it has not
     for count in expected:
         assert await expire_checkpoints(node.broker, before_ns) == count

@@ -111,8 +111,7 @@ class Node:
             lag_max_seconds=lag_max,
             catch_up_bytes_per_second=1e9,
         )
-        self.running.broker.replicated = self.streams
-        self.running.broker.catalog = ClusterCatalog(self.streams)
+        self.running.broker.catalog = ClusterCatalog(self.streams, self.running.broker.own)
 
     def link_to(self, node: str) -> PeerLink:
         return PeerLink(node, lambda: None, no_introduction, lambda: None, self.streams.hearing)
@@ -684,7 +683,7 @@ async def test_a_stream_that_is_created_again_at_once_is_opened_when_that_return
         async with asyncio.timeout(PATIENCE_SECONDS):
             await streams.opened("s")
         assert hosts["s"].log.incarnation == f"s-{number}"
-        await streams.delete("s")
+        await node.running.broker.catalog.delete("s")
         for _ in range(number * number):
             await asyncio.sleep(0.001)
     await node.close()
@@ -696,9 +695,9 @@ async def test_nodes_that_have_come_just_now_get_replicas(tmp_path: Path, store:
     wanted = parse_stream_settings({"subject": "s.>", "replicas": 3})
     for name in "abc":
         with pytest.raises(Conflict, match=f"there are {'abc'.index(name)} live nodes"):
-            await node.streams.create("s", wanted)
+            await node.streams.new_streams.create_for_client("s", wanted)
         await add_node(store, name)
-    record = await node.streams.create("s", wanted)
+    record = await node.streams.new_streams.create_for_client("s", wanted)
     assert set(record.replicas) == {"a", "b", "c"}
     await node.close()
 
@@ -721,14 +720,15 @@ async def test_new_streams_are_spread_over_zones_and_nodes(tmp_path: Path, store
     await store.delete("live.f", entry.revision)
     wanted = parse_stream_settings({"subject": "s.>", "replicas": 2})
     await node.streams.mirror.load()
-    made = [await node.streams.create(f"s{number}", wanted) for number in range(8)]
+    create = node.streams.new_streams.create_for_client
+    made = [await create(f"s{number}", wanted) for number in range(8)]
     for record in made:
         assert len({zones[name] for name in record.replicas}) == 2, "one in each zone"
     assert Counter(name for record in made for name in record.replicas) == dict.fromkeys("abcd", 4)
     assert Counter(record.leader for record in made) == dict.fromkeys("abcd", 2)
     many = parse_stream_settings({"subject": "s.>", "replicas": 5})
     with pytest.raises(Conflict, match=r"4 live nodes .* a, b, c, d \(e, f down or drained\)"):
-        await node.streams.create("many", many)
+        await node.streams.new_streams.create_for_client("many", many)
     await node.close()
 
 
@@ -1172,7 +1172,7 @@ async def test_the_status_tells_which_node_is_about_to_stop(tmp_path: Path, stor
     node = Node(tmp_path / "a", store, start=1)
     await with_nodes(store, node.streams)
     await node.streams.mirror.change_node("b", lambda value: {**value, "stopping": True})
-    told = node.streams.describe(lambda name: True).members
+    told = node.running.broker.catalog.describe_cluster(lambda name: True).members
     assert {one.node: _state(one) for one in told} == {"a": "live", "b": "stopping", "c": "live"}
     silent = replace(told[1], silent_seconds=4.2, draining=True)
     assert _state(silent) == "stopping, drained, not heard for 4 s"

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients.raw_pull import AUTH, HELLO, RawPull
+from support.daemons.catalogs import cluster_catalog
 from support.daemons.http_port import http_port
 from support.daemons.pull_broker import LogBroker, pull_server
 
@@ -25,7 +26,6 @@ from liftlog.protocol.frames import encode_map
 from liftlog.protocol.replication import Peer
 from liftlog.server.http import log_api
 from liftlog.server.metadata.membership import Member
-from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.replication.forwarding import Forwarding
 from liftlog.server.replication.hearing import Hearing
 from liftlog.server.replication.peer_link import PeerLink
@@ -84,7 +84,7 @@ class Node(LogBroker):
 
     @property
     def catalog(self) -> Any:
-        return ClusterCatalog(self.streams_of_cluster)
+        return cluster_catalog(self.streams_of_cluster)
 
 
 class Two:

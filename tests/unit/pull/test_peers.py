@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from support.clients.raw_pull import RawPull
+from support.daemons.catalogs import cluster_catalog
 from support.daemons.pull_broker import LogBroker, pull_server
 
 from acl.policy import Policy
 from liftlog.protocol.replication import Peer, PeerAnswer, SuspectAnswer
 from liftlog.server.metadata.membership import Member
-from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.replication.hearing import Hearing
 
 PEER = {"k": "peer", "i": 1, "n": "b", "t": 1, "c": "c0ffee"}
@@ -53,7 +53,7 @@ class Node(LogBroker):
 
     @property
     def catalog(self) -> Any:
-        return ClusterCatalog(self.peers)
+        return cluster_catalog(self.peers)
 
 
 async def test_a_daemon_on_its_own_is_no_node(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from support.clients.raw_pull import RawPull
 from support.clients.request_examples import SECRET, example_of
+from support.daemons.catalogs import cluster_catalog
 from support.daemons.http_port import http_port
 from support.daemons.pull_broker import LogBroker, pull_server
 
@@ -25,7 +26,6 @@ from liftlog.protocol.described import DaemonInfo
 from liftlog.protocol.messages import REQUESTS, StreamInfo
 from liftlog.protocol.replication import ClusterInfo
 from liftlog.server.http.server import HttpServer
-from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.requests.rights import HANDLERS, STARTERS
 
 NOBODY_MAY_ANYTHING = "principals: {anonymous: {}}\nroles: {}\nbindings: {}\n"
@@ -77,7 +77,7 @@ class Trapped(LogBroker):
 
     @property
     def catalog(self) -> Any:
-        return ClusterCatalog(_Replicated(self.reached))
+        return cluster_catalog(_Replicated(self.reached))
 
     @property
     def checkpoints(self) -> Any:
@@ -117,7 +117,10 @@ class _Replicated(_Sensor):
     def other_leaders(self) -> dict[str, str]:
         return {}
 
-    def describe(self, may_read: Any) -> ClusterInfo:
+    clocks = SimpleNamespace(shown_seconds=None)
+    session = None
+
+    def describe(self, hosts: Any, may_read: Any, clock_ahead_seconds: Any) -> ClusterInfo:
         return ClusterInfo("c0ffee", [], [{"name": SECRET}] if may_read(SECRET) else [])
 
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.daemons.lone_catalog import lone_catalog
+from support.daemons.catalogs import cluster_catalog, lone_catalog
 
 from liftlog.server.ingest.nats_link import LinkCounters, RefusedAck
 from liftlog.server.life.health import Health, Phase
 from liftlog.server.life.reloading import Reloads
 from liftlog.server.metrics.values import condition_values
-from liftlog.server.node.cluster_catalog import ClusterCatalog, node_of
+from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.streams.attachments import RefusedSubject
 from liftlog.server.vitals.conditions import Condition, Conditions
 from liftlog.server.vitals.disk import DiskProbe, DiskState
@@ -144,7 +144,7 @@ class Node:
 
 async def test_a_node_without_a_session(parts: Parts) -> None:
     node = Node()
-    parts.broker.catalog = ClusterCatalog(node)
+    parts.broker.catalog = cluster_catalog(node)
     assert await problems(parts) == {}
     node.session.deadline = time.monotonic() - 1
     assert "metadata store" in (await problems(parts))["cluster"]
@@ -160,7 +160,7 @@ async def test_a_node_that_starts_waits_for_its_replicas(parts: Parts) -> None:
         parts.broker, parts.link, parts.disk, parts.reloads, lambda: 0.25, ready_after_seconds=1000
     )
     node = Node()
-    parts.broker.catalog = ClusterCatalog(node)
+    parts.broker.catalog = cluster_catalog(node)
     node.behind = ["orders"]
     assert set(await problems(parts)) == {"recovery"}, "no record was read yet"
     parts.health.phase = Phase.SERVING
@@ -173,7 +173,7 @@ async def test_a_node_that_starts_waits_for_its_replicas(parts: Parts) -> None:
 
 async def test_it_does_not_wait_for_replicas_for_ever(parts: Parts) -> None:
     node = Node()
-    parts.broker.catalog = ClusterCatalog(node)
+    parts.broker.catalog = cluster_catalog(node)
     node.behind = ["orders"]
     assert await problems(parts) == {}
 
@@ -217,7 +217,7 @@ async def test_while_draining(parts: Parts) -> None:
 async def test_checkpoints_of_a_cluster(parts: Parts, leader: str | None) -> None:
     """One node answers for them; of the others none has a reason to warn."""
     node = Node()
-    parts.broker.catalog = ClusterCatalog(node)
+    parts.broker.catalog = cluster_catalog(node)
     node.leader, parts.broker.has_checkpoints = leader, False
     assert ("checkpoints" in await warnings_of(parts)) == (leader != "b")
     parts.broker.has_checkpoints = True

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.daemons.administered import restarted
+from support.daemons.catalogs import cluster_catalog
 from support.daemons.local_broker import Running
 
 from liftlog.errors import (
@@ -150,7 +151,7 @@ async def test_a_long_list_lets_others_have_the_event_loop(
     async def nothing() -> list[Any]:
         return []
 
-    monkeypatch.setattr(broker, "describe", noted)
+    monkeypatch.setattr(broker.hosted, "describe", noted)
     monkeypatch.setattr(broker.conditions, "now", nothing)
     monkeypatch.setattr(slices, "_SLICE_SECONDS", -1.0)
     listing = asyncio.create_task(broker.list_streams())
@@ -321,7 +322,9 @@ async def test_a_stop_hands_over_until_it_is_to_hurry(
     """Then it goes on: it leaves the in-sync sets."""
     steps, hurry = [], asyncio.Event()
 
-    class Replicated:
+    class Node:
+        view = None
+
         async def prepare_to_stop(self) -> None:
             try:
                 if ends == "hurry":
@@ -338,8 +341,7 @@ async def test_a_stop_hands_over_until_it_is_to_hurry(
 
     if ends == "the time is over":
         monkeypatch.setattr(broker_module, "_HAND_OVER_SHARE", 0.001)
-    replicated: Any = Replicated()
-    monkeypatch.setattr(running.broker, "replicated", replicated)
+    running.broker.catalog = cluster_catalog(Node())
     async with asyncio.timeout(running.broker.settings.drain_timeout_seconds * 0.5):
         await running.broker.drain(hurry)
     handed = "handed over" if ends == "all is handed over" else "left to an election"

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.daemons.catalogs import cluster_catalog
 
 from acl.policy import Policy
 from liftlog.cluster import transitions
 from liftlog.cluster.record import StreamRecord
 from liftlog.server.metadata.membership import NodeInfo
-from liftlog.server.node.cluster_catalog import ClusterCatalog
 from liftlog.server.web.pages import cluster as cluster_page
 
 STARTS = {"a": 1, "b": 1, "c": 1}
@@ -76,7 +76,7 @@ class Node:
 
 @pytest.fixture
 def join(broker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda node: monkeypatch.setattr(type(broker), "catalog", ClusterCatalog(node))
+    return lambda node: monkeypatch.setattr(type(broker), "catalog", cluster_catalog(node))
 
 
 async def test_a_daemon_on_its_own(site: Any, orders: Any) -> None:

@@ -3,7 +3,7 @@ help comes first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 from urllib.parse import quote
 
@@ -143,20 +143,24 @@ def _is_url(text: str) -> bool:
 
 def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
     """Where the stream stands in the cluster; None if it has no record there."""
-    streams = node_of(asked.parts.broker)
-    record = None if streams is None else streams.view.known(name)
-    if streams is None or record is None:
-        return None
-    followed = streams.followed.get(name)
-    own = {} if followed is None else {streams.member.name: followed.lag}
-    return standing(streams, record, _lags(streams.led.get(name), own))
+
+    def lags(streams: ReplicatedStreams) -> dict[str, int]:
+        followed = streams.followed.get(name)
+        own = {} if followed is None else {streams.member.name: followed.lag}
+        return _lags(streams.led.get(name), own)
+
+    return _standing_of(asked, name, lags)
 
 
 def leader_of(asked: Asked, name: str) -> dict[str, Any] | None:
     """As `replication_of`, for a row of a list: the leader and the state."""
+    found = _standing_of(asked, name, lambda streams: {})
+    return found and {key: found[key] for key in ("state", "leader", "leader_page")}
+
+
+def _standing_of(
+    asked: Asked, name: str, lags: Callable[[ReplicatedStreams], Mapping[str, int]]
+) -> dict[str, Any] | None:
     streams = node_of(asked.parts.broker)
-    record = None if streams is None else streams.view.known(name)
-    if streams is None or record is None:
-        return None
-    found = standing(streams, record, {})
-    return {key: found[key] for key in ("state", "leader", "leader_page")}
+    record = streams and streams.view.known(name)
+    return standing(streams, record, lags(streams)) if streams and record else None

@@ -17,7 +17,7 @@ from liftlog.log import Log
 from liftlog.log.segment.segment import Segment
 from liftlog.protocol.administration import LeasesAnswer, ListLeases
 from liftlog.protocol.checkpoints import CheckpointsAnswer, ListCheckpoints
-from liftlog.server.node.cluster_catalog import node_of
+from liftlog.server.node.cluster_catalog import needed_node_of
 from liftlog.server.web.actions import DONE
 from liftlog.server.web.asking import Asked, Shown
 from liftlog.server.web.formats import damage_marks, places, segment_parts
@@ -120,10 +120,9 @@ def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
 
 def _is_elsewhere(asked: Asked, replication: dict[str, Any] | None) -> bool:
     """Whether the stream is served, by nodes of which this is none."""
-    streams = node_of(asked.parts.broker)
-    if streams is None or replication is None or not replication["leader"]:
+    if replication is None or not replication["leader"]:
         return False
-    return streams.member.name not in replication["replicas"]
+    return needed_node_of(asked.parts.broker).member.name not in replication["replicas"]
 
 
 def _undamaged(

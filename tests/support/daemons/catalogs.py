@@ -1,0 +1,27 @@
+"""Catalogs for tests that stand in for the streams, or for the node, of a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from liftlog.errors import StreamNotFound
+from liftlog.server.node.cluster_catalog import ClusterCatalog
+from liftlog.server.streams.own_catalog import OwnCatalog
+
+
+def _find(name: str) -> None:
+    raise StreamNotFound(f"there is no stream {name!r}")
+
+
+def lone_catalog(streams: Mapping[str, Any]) -> OwnCatalog:
+    """Of a daemon on its own. It answers questions about `streams`, and changes nothing."""
+    hosted: Any = SimpleNamespace(hosts=streams, broken={}, find=_find)
+    nothing: Any = None
+    return OwnCatalog(hosted, nothing, nothing, nothing)
+
+
+def cluster_catalog(node: Any) -> ClusterCatalog:
+    """Of a daemon that is `node`."""
+    return ClusterCatalog(node, lone_catalog({}))
