@@ -369,7 +369,7 @@ class JetStreamApi:
         try:
             async with asyncio.timeout(_TAKEOVER_SECONDS):
                 while streams.view.leads(stream):
-                    led = streams.led_here(stream)
+                    led = streams.led.get(stream)
                     if led is not None and led.leader.is_ready:
                         return
                     await asyncio.sleep(_TAKEOVER_LOOK_SECONDS)

@@ -29,6 +29,7 @@ from liftlog.protocol.replication import ClusterInfo
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.replication.repair import ask
+from liftlog.server.replication.serving import ServedStream
 from liftlog.server.streams.broker import Broker
 from liftlog.server.streams.description import describe_elsewhere
 from liftlog.server.streams.own_catalog import OwnCatalog
@@ -136,12 +137,18 @@ class ClusterCatalog:
     def check_leads(self, name: str) -> None:
         """Of a stream without a record, it says nothing."""
         # Until the followers have asked once, its high watermark may lag behind what clients saw.
-        if self._view.knows(name) and not self.node.led_stream(name).leader.is_ready:
+        if self._view.knows(name) and not self._led(name).leader.is_ready:
             raise self._view.begins_to_lead(name)
+
+    def _led(self, name: str) -> ServedStream:
+        led = self.node.led.get(name)
+        if led is None:
+            raise self._view.not_leader(name)
+        return led
 
     def check_end_is_known(self, name: str) -> None:
         """A stream that has failed ends as it does."""
-        led = self.node.led_here(name)
+        led = self.node.led.get(name)
         is_ready = led is not None and led.leader.is_ready
         if not is_ready and self._view.leads(name) and not self.node.has_failed(name):
             raise self._view.begins_to_lead(name)
@@ -247,7 +254,7 @@ class ClusterCatalog:
             return
         try:
             async with asyncio.timeout(_CONFIRM_SECONDS):
-                await self.node.led_stream(name).side_confirmed()
+                await self._led(name).side_confirmed()
         except TimeoutError:
             raise NotEnoughReplicas(
                 f"the other replicas of stream {name} have not stored the change",

@@ -121,16 +121,16 @@ class ClusterNode:
         interval = cluster.balance_interval_seconds
         for work in (
             streams.mirror.run,
-            streams.keep_in_sync,
-            streams.keep_placed,
+            streams.upkeep.keep_in_sync,
+            streams.upkeep.keep_placed,
             streams.guard.run,
             *([streams.unclean.run] if cluster.unclean == "balanced" else ()),
-            partial(streams.purge_deleted, _PURGE_SECONDS),
+            partial(streams.upkeep.purge_deleted, _PURGE_SECONDS),
             streams.hearing.run,
             streams.ids.run,
             partial(streams.leadership.balance, interval, 2 * interval),
             partial(
-                streams.let_tombstones_go,
+                streams.upkeep.let_tombstones_go,
                 self._settings.cleaner.interval_seconds,
                 cluster.forget_after_seconds,
             ),
@@ -253,7 +253,7 @@ class ClusterNode:
                 node,
                 lambda: self._target_of(node),
                 self._introduction,
-                lambda: streams.connected(node),
+                lambda: streams.peers.connected(node),
                 streams.hearing,
                 streams.clocks,
             )

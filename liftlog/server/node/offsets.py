@@ -87,7 +87,7 @@ class ReplicatedOffsets:
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        led = self._streams.led_here(OFFSETS_STREAM)
+        led = self._streams.led.get(OFFSETS_STREAM)
         if self._serving is not None and (self._serving[0] is not led or led.leader.resigned):
             self._broker.serve_checkpoints(None)
             self._serving[1].groups.close(
@@ -131,7 +131,7 @@ class ReplicatedOffsets:
         if now < self._own_until:
             async with asyncio.timeout(self._own_until - now):
                 await self._own.store_at(checkpoints)
-        if self._streams.led_here(OFFSETS_STREAM) is not led:
+        if self._streams.led.get(OFFSETS_STREAM) is not led:
             return  # another node leads since
         if self._last is not None:  # the counters of this process go on
             checkpoints.commits, checkpoints.refused = self._last.commits, self._last.refused

@@ -7,31 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
-from liftlog.cluster.election import Elections, LogEnd, Patience
-from liftlog.cluster.leading import Change, Leader
+from liftlog.cluster.election import Elections, Patience
 from liftlog.cluster.record import StreamRecord
 from liftlog.cluster.store import MetaStore, NodeSession
 from liftlog.errors import LiftlogError
 from liftlog.log import DataDir
-from liftlog.protocol.replication import Peer, Replicate, SuspectAnswer
 from liftlog.server.commits.host import StreamHost
 from liftlog.server.metadata.known_records import KnownRecords
 from liftlog.server.metadata.membership import Member
 from liftlog.server.metadata.mirror import Mirror
 from liftlog.server.node import copies
 from liftlog.server.node.cluster_view import ClusterView
-from liftlog.server.node.handing_over import LOOK_SECONDS, Handovers
+from liftlog.server.node.election_copies import ElectionCopies
+from liftlog.server.node.handing_over import Handovers
 from liftlog.server.node.leadership import Leadership
 from liftlog.server.node.local_node import LocalNode
 from liftlog.server.node.moves import Moves
+from liftlog.server.node.peer_service import PeerService
 from liftlog.server.node.placing import NewStreams
 from liftlog.server.node.replica import Replica
 from liftlog.server.node.successors import Successors
+from liftlog.server.node.upkeep import Upkeep
 from liftlog.server.replication.clocks import NodeClocks
 from liftlog.server.replication.fetching import FollowedStream
 from liftlog.server.replication.forwarding import Forwarding
@@ -39,26 +39,21 @@ from liftlog.server.replication.guarding import Guard
 from liftlog.server.replication.hearing import ENDED_SECONDS, HUNG_SECONDS, Hearing
 from liftlog.server.replication.peer_link import PeerLink
 from liftlog.server.replication.repair import ReplicaDonors
-from liftlog.server.replication.serving import CatchUpPace, Reply, ServedStream
+from liftlog.server.replication.serving import CatchUpPace, ServedStream
 from liftlog.server.replication.succession import Succession
 from liftlog.server.replication.unclean import UncleanRecovery
 from liftlog.server.streams.hosted import HostedStreams
 from liftlog.server.streams.ids_ahead import IdsAhead
 from liftlog.server.streams.settings import settings_of
-from liftlog.server.vitals.clock_guard import STEP_NS, ClockGuard
+from liftlog.server.vitals.clock_guard import ClockGuard
 from liftlog.server.vitals.conditions import Condition
 from liftlog.settings import StreamSettings
 
 logger = logging.getLogger("liftlog.server.replication")
 
-_PROPOSE_SECONDS = 0.1
-_SIDE_TURNS = 10
-_PLACE_SECONDS = 0.2
 _CHANGES_AT_ONCE = 64
 _RECONNECT_SECONDS = 1.0
 _TELL_SECONDS = 2.0
-_BUSY_SECONDS = 1.0
-"""A copy that has waited for the disk for so long does not take the lead."""
 _SET_BACK = (
     "the metadata store has forgotten what this node has seen of it. The nodes restore that when "
     "they hear each other; else `liftlog cluster restore-metadata` does"
@@ -95,13 +90,12 @@ class ReplicatedStreams:
             kept=self._known,
         )
         self.hearing = Hearing(asyncio.get_running_loop().time)
-        self.hearing.watch(self._lost, silent=HUNG_SECONDS, refusing=ENDED_SECONDS)
         self.view = ClusterView(member, self.mirror, self.hearing)
         self.clocks = NodeClocks(data_dir.environment.clock, self.view.other_nodes, clock_guard)
         self.ids = IdsAhead(self._followed_hosts, hosts.steady_ns)
         self.handovers = Handovers(member.name, self.mirror, hosts, self.ids, link_to, self._spawn)
         self.leadership = self._new_leadership(link_to)
-        self._node = LocalNode(
+        self._node = local = LocalNode(
             member,
             self.mirror,
             self.hearing,
@@ -114,23 +108,25 @@ class ReplicatedStreams:
             lag_max_seconds,
             self._spawn,
         )
+        self._replicas: dict[str, Replica] = {}
+        self.copies = ElectionCopies(local, self._replicas)
+        self.peers = PeerService(local, self.view, self._replicas, lambda: self._succession)
+        self.hearing.watch(self.peers.lost, silent=HUNG_SECONDS, refusing=ENDED_SECONDS)
         self.session: NodeSession | None = None
         self.store_problem: Callable[[], str] = lambda: ""
         """Why the metadata store is not used; empty if it is."""
         self.forwarding = Forwarding(link_to, self.view.not_leader)
         self.donors = ReplicaDonors(self.mirror, member.name, link_to, self._copy_again)
         self.moves = Moves(self.mirror)
+        self.upkeep = Upkeep(local, self._replicas, self.moves, self.leadership)
         self.new_streams = NewStreams(self.mirror)
         self.successors = Successors(self.mirror, self._spawn)
         self.guard = self._new_guard(link_to)
         self.unclean = self._new_unclean_recovery(link_to)
         self._succession: Succession | None = None
-        self._streams: dict[str, Replica] = {}
         self.recorded: dict[str, StreamSettings] = {}
         """Settings of all streams, as their records say."""
         self._settings: dict[str, Mapping[str, Any]] = {}  # from which these were made
-        self._peers: dict[str, int] = {}
-        """Connections of each node that are open now."""
         self._is_stopping = False
         self._is_displaced = asyncio.Event()
         self._is_listed = False
@@ -152,8 +148,8 @@ class ReplicatedStreams:
             self.mirror,
             self.member.name,
             link_to=link_to,
-            log_end=self.log_end,
-            stand_aside=self._stand_aside,
+            log_end=self.copies.log_end,
+            stand_aside=self.copies.stand_aside,
             give_up=self._give_up,
         )
 
@@ -173,12 +169,12 @@ class ReplicatedStreams:
     def record_changed(self, record: StreamRecord) -> None:
         """There is a newer record of a stream."""
         self._note_settings(record)
-        replica = self._streams.get(record.name)
+        replica = self._replicas.get(record.name)
         if replica is None:
             # This node may have been away when the stream was deleted, or moved.
             if self._is_stopping or not record.concerns(self.member.name):
                 return
-            replica = self._streams[record.name] = Replica(record.name, self._node)
+            replica = self._replicas[record.name] = Replica(record.name, self._node)
             self._spawn(self._follow(replica))
         replica.record_changed(record)
 
@@ -199,7 +195,7 @@ class ReplicatedStreams:
 
     async def _follow(self, replica: Replica) -> None:
         if await replica.run():
-            del self._streams[replica.name]
+            del self._replicas[replica.name]
             # Meanwhile the stream may have been created again.
             record = self.mirror.records.get(replica.name)
             if record is not None:
@@ -220,7 +216,7 @@ class ReplicatedStreams:
             if node != me.name:
                 self.hearing.expect(node)
                 self._node.link_to(node)
-        for replica in self._streams.values():
+        for replica in self._replicas.values():
             replica.wake()
 
     async def displaced(self) -> None:
@@ -233,7 +229,7 @@ class ReplicatedStreams:
         self._is_displaced.set()
         self._is_stopping = self.handovers.is_stopping = True
         for name in list(self.led):
-            self.stop_leading(name, "another process runs as this node")
+            self.copies.stop_leading(name, "another process runs as this node")
 
     def _restore_own_node(self) -> None:
         """The store was set back, and other nodes do not know where to find this one."""
@@ -250,49 +246,15 @@ class ReplicatedStreams:
                 logger.warning("node-not-restored error=%s", error)
             await asyncio.sleep(_RECONNECT_SECONDS)
 
-    def connected(self, node: str) -> None:
-        """This node's connection to `node` is there again."""
-        for followed in list(self.followed.values()):
-            followed.connected(node)
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def keep_in_sync(self) -> None:
-        """Commit the changes of in-sync sets that are due, until cancelled."""
-        for turn in itertools.count():
-            await asyncio.sleep(_PROPOSE_SECONDS)
-            # Side states that change by time alone are looked for less often.
-            due = self._changes_due(for_all=turn % _SIDE_TURNS == 0)
-            # A node that dies is missed by all streams at once, and acks of each wait for this.
-            for start in range(0, len(due), _CHANGES_AT_ONCE):
-                some = due[start : start + _CHANGES_AT_ONCE]
-                await asyncio.gather(*(replica.commit(change) for replica, change in some))
-
-    def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
-        """The changes of in-sync sets that are due, of the streams whose leaders may propose one,
-        or of all."""
-        stirred, due = self._node.stirred, []
-        names = list(self.led if for_all else stirred)
-        stirred.clear()
-        for name in names:
-            led = self.led.get(name)
-            if led is None or led.is_quiet:
-                continue
-            replica = self._streams[name]
-            change = replica.change_due()
-            if change is not None:
-                due.append((replica, change))
-            if not led.leader.is_settled:
-                stirred.add(name)
-        return due
-
     def _copy_again(self, name: str) -> None:
         """The copy here is damaged where no other one may repair it: it is fetched again as a
         whole. Who leads gives that up first."""
-        replica = self._streams.get(name)
+        replica = self._replicas.get(name)
         if replica is not None:
             replica.copy_again()
             if replica.led is not None:
@@ -301,37 +263,6 @@ class ReplicatedStreams:
     def _refuses_seconds(self, name: str) -> float:
         host = self._node.hosts.hosts.get(name)
         return 0.0 if host is None else host.observed.refuses_seconds()
-
-    async def keep_placed(self) -> None:
-        """Begin the moves that drained nodes need, end those that wait for this node to give up the
-        lead, and give up the lead of what cannot be stored here, until cancelled."""
-        while True:
-            await asyncio.sleep(_PLACE_SECONDS)
-            await self.moves.leave_drained(self.led)
-            await self.leadership.hand_over_moved()
-            await self.leadership.hand_over_refusing()
-
-    async def purge_deleted(self, after_seconds: float) -> None:
-        """Remove records of deleted streams, some time after the last node has removed its copy,
-        until cancelled. Meanwhile notices may come late."""
-        since: dict[tuple[str, str], float] = {}
-        while True:
-            now = asyncio.get_running_loop().time()
-            gone = [one for one in self.mirror.records.values() if one.deleted and not one.starts]
-            names = [(one.name, one.incarnation) for one in gone]
-            since = {name: since.get(name, now) for name in names}
-            for (name, _), at in since.items():
-                if now - at >= after_seconds:
-                    await self.mirror.purge(name)
-            await asyncio.sleep(after_seconds / 10)
-
-    async def let_tombstones_go(self, interval_seconds: float, forget_after_seconds: float) -> None:
-        """Tell compaction, now and then until cancelled, which tombstones every replica has, except
-        those that were not heard of for `forget_after_seconds`."""
-        while True:
-            await asyncio.sleep(interval_seconds)
-            for replica in list(self._streams.values()):
-                await replica.let_tombstones_go(forget_after_seconds)
 
     # --- elections ---
 
@@ -350,7 +281,7 @@ class ReplicatedStreams:
             self.mirror,
             self.hearing,
             session,
-            self,
+            self.copies,
             link_to=self._node.link_to,
             spawn=self._spawn,
             is_attached=lambda: self._node.hosts.attachments.connected,
@@ -361,87 +292,25 @@ class ReplicatedStreams:
         assert self._succession is not None
         await self._succession.run()
 
-    def opinion(self, node: str) -> SuspectAnswer:
-        """What this node says when another one suspects `node`."""
-        if self._succession is None:
-            return SuspectAnswer(suspects=False, silent_ms=0)
-        return self._succession.opinion(node)
-
-    async def take_over(
-        self, asker: str, names: Iterable[str], *, detached: bool
-    ) -> dict[str, StreamRecord]:
-        """Take the lead of streams that `asker` leads and cannot serve, as far as this node can.
-        Returns the record of each of them that this node leads then."""
-        if self._succession is None:
-            return {}
-        return await self._succession.take_over(asker, names, detached=detached)
-
-    def names(self) -> Collection[str]:
-        """See `Copies`."""
-        return self._streams.keys()
-
-    def log_end(self, name: str) -> LogEnd | None:
-        """See `Copies`."""
-        replica = self._streams.get(name)
-        return None if replica is None else replica.log_end
-
-    def leading(self) -> Iterable[tuple[str, Leader]]:
-        """See `Copies`."""
-        return ((name, led.leader) for name, led in self.led.items())
-
-    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamRecord, float]]:
-        """See `Copies`."""
-        for name in names:
-            replica = self._streams.get(name)
-            seconds = 0.0 if replica is None else replica.waits_for_disk_seconds
-            record = self.mirror.records.get(name) if seconds else None
-            if record is not None and record.leader == self.member.name and not record.deleted:
-                yield record, seconds
-
-    def _stand_aside(self, name: str) -> None:
-        """The metadata store has forgotten what this node has seen of the stream."""
-        if name in self._streams:
-            self.stop_leading(name, "the metadata store was set back")
+    def _may_recover(self, name: str) -> bool:
+        """See `ElectionCopies.may_recover`; a node that stops takes no lead."""
+        is_stopping = self._is_stopping or self.handovers.is_stopping
+        return not is_stopping and self.copies.may_recover(name)
 
     def _give_up(self, name: str, stored: StreamRecord) -> None:
         """What this node knows of the stream is given up, for what has come from `stored`."""
-        replica = self._streams.get(name)
+        replica = self._replicas.get(name)
         if replica is None and not self.mirror.known[name].concerns(self.member.name):
             self._spawn(self._go_over(name, stored))
             return
         if replica is None:
-            replica = self._streams[name] = Replica(name, self._node)
+            replica = self._replicas[name] = Replica(name, self._node)
             self._spawn(self._follow(replica))
         replica.give_up(stored)
 
     async def _go_over(self, name: str, stored: StreamRecord) -> None:
         with contextlib.suppress(LiftlogError):  # the guard tries again
             await self.mirror.go_over(name, self.member.name, stored)
-
-    def hear_again(self) -> None:
-        """See `Copies`."""
-        for led in list(self.led.values()):
-            led.hear_again()
-
-    def prepare_to_lead(self, name: str) -> bool:
-        """See `Copies`."""
-        host, replica = self._node.hosts.hosts.get(name), self._streams.get(name)
-        if replica is None or replica.waits_for_disk_seconds >= _BUSY_SECONDS:
-            return False
-        return host is None or host.is_leading or self.ids.prepare(host)
-
-    def _may_recover(self, name: str) -> bool:
-        """Whether this node can lead a stream of which no complete copy is left. A copy that is to
-        be dropped holds what was given up before."""
-        replica = self._streams.get(name)
-        is_stopping = self._is_stopping or self.handovers.is_stopping
-        if is_stopping or replica is None or replica.is_given_up:
-            return False
-        return self.prepare_to_lead(name)
-
-    def stop_leading(self, name: str, reason: str) -> None:
-        """See `Copies`."""
-        self._streams[name].stop_leading(reason)
 
     # --- the start ---
 
@@ -469,7 +338,7 @@ class ReplicatedStreams:
         )
         unknown |= dict.fromkeys(self.mirror.doubtful & unknown.keys(), _SET_BACK)
         self._node.hosts.broken.update(unknown)
-        opening = [one.opened for one in self._streams.values()]
+        opening = [one.opened for one in self._replicas.values()]
         await asyncio.gather(*(one.wait() for one in opening))
         if not (self.mirror.doubtful or self.mirror.newer):
             me, records = self.member.name, self.mirror.records.values()
@@ -478,51 +347,13 @@ class ReplicatedStreams:
     async def opened(self, name: str) -> None:
         """Return when the copy of a stream was opened, or could not be; at once if there is none
         here."""
-        replica = self._streams.get(name)
+        replica = self._replicas.get(name)
         while replica is not None:
             await replica.opened.wait()
             # It may have left, and there is another one of a stream created again.
-            before, replica = replica, self._streams.get(name)
+            before, replica = replica, self._replicas.get(name)
             if replica is before:
                 return
-
-    # --- followers of streams that this node leads ---
-
-    def replicate(self, peer: Peer, request: Replicate, reply: Reply) -> None:
-        """A node asks for what it lacks of a stream. Raises NotLeader."""
-        led = self.led_stream(request.stream)
-        if request.epoch > led.leader.epoch:
-            self._streams[request.stream].look_again()
-        led.fetch(peer.node, peer.start, request, reply)
-
-    def led_stream(self, name: str) -> ServedStream:
-        """A stream that this node leads. Raises NotLeader."""
-        replica = self._streams.get(name)
-        if replica is None or replica.led is None:
-            raise self.view.not_leader(name)
-        return replica.led
-
-    def peer_came(self, node: str) -> None:
-        """A connection of another node has introduced itself."""
-        self._peers[node] = self._peers.get(node, 0) + 1
-        self.hearing.connected(node)
-        if node in self.mirror.directory.nodes:
-            self.link_to(node).connect_soon()
-
-    def peer_went(self, node: str) -> None:
-        """It has ended. A node that does not come back soon is not waited for."""
-        self._peers[node] -= 1
-        self.hearing.disconnected(node)
-        asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._not_back, node)
-
-    def _not_back(self, node: str) -> None:
-        if not self._peers.get(node):
-            self._lost(node)
-
-    def _lost(self, node: str) -> None:
-        """Acks no longer wait for `node`, until it asks again."""
-        for led in list(self.led.values()):
-            led.lost(node)
 
     # --- what this node leads ---
 
@@ -534,57 +365,19 @@ class ReplicatedStreams:
         if self._known.problem:
             yield Condition.of("known_records", self._known.problem)
 
-    def ends(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
-        """Incarnation, log start and high watermark of those of the streams that are led here."""
-        found = {}
-        for name in names:
-            if self.led_here(name) is not None:
-                log = self._node.hosts.hosts[name].log
-                found[name] = (log.incarnation, log.log_start_offset, log.high_watermark)
-        return found
-
     def link_to(self, node: str) -> PeerLink:
         """The connection to another node."""
         return self._node.link_to(node)
 
-    def led_here(self, name: str) -> ServedStream | None:
-        """The stream, if this node leads it and has taken the lead."""
-        replica = self._streams.get(name)
-        return None if replica is None else replica.led
-
     def may_answer(self, name: str) -> bool:
         """Whether this node leads the stream, and no other one can have been elected meanwhile, as
         far as sessions tell. A record that says otherwise may be on its way."""
-        led = self.led_here(name)
+        led = self.led.get(name)
         if led is None or led.leader.resigned:
             return False
         return self._succession is None or self._succession.may_lead(led.leader)
 
-    # --- the lead moves to another node ---
-
-    async def hand_over(self, name: str, to: str) -> None:
-        """See `Handovers.hand_over`."""
-        await self.handovers.hand_over(name, to)
-
-    async def look_again(self, name: str, version: int) -> None:
-        """Return when this node does what that version of a record says, or after a while. Raises
-        MetadataUnavailable."""
-        known = self.mirror.records.get(name)
-        if known is None or known.version < version:
-            await self.mirror.change(name, lambda present: None)
-        replica = self._streams.get(name)
-        if replica is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await replica.does(version)
-
     # --- what clients are told ---
-
-    def told_time(self) -> tuple[int, bool]:
-        """The wall clock for another node, and whether this one doubts it."""
-        environment = self._node.data_dir.environment
-        now_ns = environment.clock.now_ns()
-        return now_ns, now_ns - environment.age_clock_ns() > STEP_NS
 
     def has_failed(self, name: str) -> bool:
         """True if the copy of a stream here cannot be served or written."""
@@ -601,11 +394,11 @@ class ReplicatedStreams:
     @property
     def isr_changes(self) -> dict[str, int]:
         """Changes of the in-sync set of each stream while this node led it."""
-        return {name: one.isr_changes for name, one in self._streams.items()}
+        return {name: one.isr_changes for name, one in self._replicas.items()}
 
     def not_in_sync(self) -> list[str]:
         """The streams that this node has a replica of which is not in sync."""
-        me, records = self.member.name, map(self.view.known, self._streams)
+        me, records = self.member.name, map(self.view.known, self._replicas)
         return [one.name for one in records if one and me in {*one.replicas} - {*one.isr}]
 
     @property
@@ -663,7 +456,7 @@ class ReplicatedStreams:
             async with gate:  # the slowest of some does not keep the others waiting
                 await one.leave()
 
-        await asyncio.gather(*map(leave, list(self._streams.values())))
+        await asyncio.gather(*map(leave, list(self._replicas.values())))
 
     async def close(self) -> None:
         """Follow no record any more; the logs stay open, the broker closes them."""
@@ -671,5 +464,5 @@ class ReplicatedStreams:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for replica in self._streams.values():
+        for replica in self._replicas.values():
             replica.stop()

@@ -55,7 +55,7 @@ class PeerRequests:
                 hint="cluster.advertise of one of the two names the wrong address",
             )
         if self._peer is None:
-            streams.peer_came(peer.node)
+            streams.peers.peer_came(peer.node)
         elif self._peer.node != peer.node:
             raise BadRequest(f"this connection is node {self._peer.node}'s")
         self._peer = peer
@@ -75,7 +75,7 @@ class PeerRequests:
             raise BadRequest("replicate comes after peer")
         streams = self._streams()
         streams.hearing.heard(self._peer.node)
-        streams.replicate(self._peer, request, _Reply(self._answers, request_id))
+        streams.peers.replicate(self._peer, request, _Reply(self._answers, request_id))
 
     def forwarded(self, request: Forward) -> tuple[Caller, Message]:
         """A request of a client, and who asks: the other node has judged it. Raises Forbidden,
@@ -100,7 +100,7 @@ class PeerRequests:
             return Pong()
         streams = self._streams()
         streams.hearing.heard(self._peer.node)
-        return Pong(*streams.told_time())
+        return Pong(*streams.peers.told_time())
 
     def suspect(self, request_id: int, request: Suspect) -> None:
         """Tell whether this node hears another one. Raises Forbidden."""
@@ -110,7 +110,7 @@ class PeerRequests:
             raise BadRequest("suspect comes after peer")
         streams = self._streams()
         streams.hearing.heard(self._peer.node)
-        self._answers.answer(request_id, streams.opinion(request.node))
+        self._answers.answer(request_id, streams.peers.opinion(request.node))
 
     def copies(self, request_id: int, request: Copies) -> None:
         """Tell what this node has seen of the records of some streams. Raises Forbidden."""
@@ -126,7 +126,7 @@ class PeerRequests:
         caller.gate.authorize(caller.principal, "replicate", _SHARED_BY_ALL, peer=caller.peer)
         if self._peer is None:
             raise BadRequest("ends comes after peer")
-        self._answers.answer(request_id, EndsAnswer(self._streams().ends(request.streams)))
+        self._answers.answer(request_id, EndsAnswer(self._streams().peers.ends(request.streams)))
 
     async def resign(self, request_id: int, request: Resign) -> None:
         """Take over what the other node cannot serve. Raises Forbidden."""
@@ -135,14 +135,14 @@ class PeerRequests:
         if self._peer is None:
             raise BadRequest("resign comes after peer")
         node, streams = self._peer.node, self._streams()
-        led = await streams.take_over(node, request.streams, detached=request.detached)
+        led = await streams.peers.take_over(node, request.streams, detached=request.detached)
         records = {name: record.to_json() for name, record in led.items()}
         self._answers.answer(request_id, ResignAnswer(records))
 
     def close(self) -> None:
         """The connection has ended."""
         if self._peer is not None:
-            self._streams().peer_went(self._peer.node)
+            self._streams().peers.peer_went(self._peer.node)
             self._peer = None
 
     def _streams(self) -> ReplicatedStreams:

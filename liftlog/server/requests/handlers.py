@@ -335,7 +335,7 @@ async def _hand_over(caller: Caller, message: HandOver) -> Message:
 
 @handles(LookAgain, "replicate")
 async def _look_again(caller: Caller, message: LookAgain) -> Message:
-    await needed_node_of(caller.broker).look_again(message.stream, message.version)
+    await needed_node_of(caller.broker).peers.look_again(message.stream, message.version)
     return Done()
 
 

@@ -84,7 +84,7 @@ class Node:
         offsets = ReplicatedOffsets(self.broker, self.streams, self.running.clock.now_ns, own)
         for work in (
             offsets.run(),
-            self.streams.keep_in_sync(),
+            self.streams.upkeep.keep_in_sync(),
             own.take_over(self.broker, self.streams),
         ):
             self._work.append(asyncio.create_task(work))
@@ -102,7 +102,7 @@ class Node:
         epochs = log.epochs
         last = epochs[-1][0] if log.log_end_offset > 1 else 0
         request = replace(request, last_epoch=last, side_version=log.leases.side_state.version)
-        self.streams.replicate(Peer(node, 1, "c0ffee"), request, Ignored())
+        self.streams.peers.replicate(Peer(node, 1, "c0ffee"), request, Ignored())
         await asyncio.sleep(0)
 
     async def close(self) -> None:
@@ -169,7 +169,7 @@ async def test_the_first_node_makes_the_stream_and_judges_by_records(
     found = checkpoints.fetch("me", "s", check=True)
     assert found is not None
     assert (found.offset, found.epoch, found.lag) == (1_000_000, 4, None)
-    (told,) = node.streams.ends([OFFSETS_STREAM, "s", "none"]).values()
+    (told,) = node.streams.peers.ends([OFFSETS_STREAM, "s", "none"]).values()
     assert told == (record.incarnation, 1, 2)
     with pytest.raises(OffsetOutOfRange):  # this one is led here
         await commit(checkpoints, OFFSETS_STREAM, 50)
@@ -205,7 +205,7 @@ async def test_it_grows_with_the_cluster_and_waits_for_its_replicas(
     await asyncio.wait_for(all_in_sync(), PATIENCE_SECONDS)
     # A new epoch: the table is loaded again, when the replicas have said how far they are.
     assert mirror.records[OFFSETS_STREAM].leader_epoch > first
-    await wait(lambda: node.streams.led_here(OFFSETS_STREAM) is not None)
+    await wait(lambda: node.streams.led.get(OFFSETS_STREAM) is not None)
 
     async def ready() -> None:
         while not node.broker.has_checkpoints:
@@ -229,7 +229,7 @@ async def test_it_grows_with_the_cluster_and_waits_for_its_replicas(
         OFFSETS_STREAM, lambda present: transitions.fence(present, {"c", "d"})
     )
     assert record is not None
-    led = node.streams.led_here(OFFSETS_STREAM)
+    led = node.streams.led.get(OFFSETS_STREAM)
     assert led is not None
     await wait(lambda: not led.leader.can_commit)
     with pytest.raises(NotEnoughReplicas):
@@ -256,7 +256,7 @@ async def three_replicas(tmp_path: Path, store: FileMetaStore) -> Node:
 
     async def ready() -> None:
         while not node.broker.has_checkpoints:
-            if node.streams.led_here(OFFSETS_STREAM) is not None:
+            if node.streams.led.get(OFFSETS_STREAM) is not None:
                 for name in ("c", "d"):
                     await node.follow(name)
             await asyncio.sleep(0.02)

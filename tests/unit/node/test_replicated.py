@@ -211,7 +211,7 @@ async def test_a_record_that_cannot_be_read_leaves_other_streams_in_sync(
     entry = await store.get("stream.garbage")
     assert entry is not None
     await store.cas("stream.garbage", b"{}", entry.revision)
-    keeping = asyncio.create_task(streams.keep_in_sync())
+    keeping = asyncio.create_task(streams.upkeep.keep_in_sync())
     await wait(lambda: keeping.done() or streams.mirror.records["sound"].isr == ("a",))
     assert not keeping.done(), keeping
     assert set(streams.mirror.records["garbage"].isr) == {"a", "b", "c"}
@@ -245,7 +245,7 @@ async def test_subjects_that_are_changed_while_the_lead_begins_stay_changed(
     async with asyncio.timeout(PATIENCE_SECONDS):
         await has_changed.wait()
     version = node.streams.mirror.records["s"].version
-    await node.streams.look_again("s", version)
+    await node.streams.peers.look_again("s", version)
     assert recorded[-1] == "" or {*recorded[recorded.index("") :]} == {"", "other.>"}
     assert broker.hosts["s"].settings.subjects == ("other.>",)
     await node.close()
@@ -260,7 +260,7 @@ async def test_a_copy_that_is_dropped_is_not_written_to_any_more(
     streams, broker = node.streams, node.running.broker
     await streams.mirror.create(new_record("s", leader="a"))
     await wait(lambda: "s" in streams.led)
-    streams._streams["s"].copy_again()
+    streams._replicas["s"].copy_again()
     await streams.mirror.change(
         "s",
         lambda record: replace(
@@ -321,7 +321,7 @@ async def test_a_copy_is_dropped_only_while_that_of_the_leader_is_whole(
     await wait(lambda: "s" in streams.followed)
     manifest = (copy_of(tmp_path / "a") / "manifest").stat().st_ino
     with caplog.at_level("WARNING"):
-        streams._streams["s"].copy_again()
+        streams._replicas["s"].copy_again()
         await wait(lambda: "copy-kept" in caplog.text or "copy-dropped" in caplog.text)
     assert ("a" in streams.mirror.records["s"].isr) == bool(reason)
     assert reason in caplog.text
@@ -353,7 +353,7 @@ async def test_a_copy_stays_if_there_is_another_leader_than_the_one_that_was_ask
     object.__setattr__(streams._node, "link_to", node.link_to)
     await streams.mirror.create(new_record("s", leader="b"))
     await wait(lambda: "s" in streams.followed)
-    streams._streams["s"].copy_again()
+    streams._replicas["s"].copy_again()
     await wait(lambda: "leads no longer" in caplog.text or "copy-dropped" in caplog.text)
     await wait(lambda: "s" in streams.followed and streams.mirror.records["s"].leader == "c")
     assert "a" in streams.mirror.records["s"].isr
@@ -653,7 +653,7 @@ async def test_the_record_of_a_deleted_stream_is_purged_when_no_copy_is_left(
 ) -> None:
     await with_copy(tmp_path / "a", store)
     node = await started(tmp_path / "a", store)
-    purging = asyncio.create_task(node.streams.purge_deleted(0.05))
+    purging = asyncio.create_task(node.streams.upkeep.purge_deleted(0.05))
     watching = asyncio.create_task(node.streams.mirror.run())
     await change(store, transitions.delete)
     await change(store, lambda record: transitions.removed(record, "b"))
@@ -743,7 +743,7 @@ async def test_a_follower_that_is_gone_leaves_all_in_sync_sets_at_once(
         await streams.mirror.create(new_record(name, leader="a"))
     await wait(lambda: len(streams.led) == len(names))
     store.most_under_way = 0
-    keeping = asyncio.create_task(streams.keep_in_sync())
+    keeping = asyncio.create_task(streams.upkeep.keep_in_sync())
     await wait(lambda: all(streams.mirror.records[name].isr == ("a",) for name in names))
     assert store.most_under_way == len(names)
     assert not keeping.done()
@@ -835,7 +835,7 @@ async def test_a_leader_that_is_asked_in_a_later_epoch_reads_the_record(
     refused: list[Exception] = []
     reply: Any = SimpleNamespace(refuse=refused.append)
     request = Replicate("s", record.incarnation, 2, 1, 0, 1000)
-    streams.replicate(Peer("b", 1, "c0ffee"), request, reply)
+    streams.peers.replicate(Peer("b", 1, "c0ffee"), request, reply)
     assert [type(one) for one in refused] == [UnknownEpoch]
     await wait(lambda: streams.led["s"].leader.epoch == 2)
     await node.close()
@@ -1020,13 +1020,13 @@ async def test_a_stream_is_handed_over_to_none_that_could_not_lead(
     await streams.mirror.create(transitions.fence(record, {"c"}) or record)
     await wait(lambda: streams.led)
     with pytest.raises(Conflict, match="in sync are a, b"):
-        await streams.hand_over("s", "c")
+        await streams.handovers.hand_over("s", "c")
     with pytest.raises(Conflict, match="in sync are a, b"):
-        await streams.hand_over("s", "a")
+        await streams.handovers.hand_over("s", "a")
     with pytest.raises(Conflict, match="not attached to NATS"):
-        await streams.hand_over("s", "b")
+        await streams.handovers.hand_over("s", "b")
     with pytest.raises(Conflict, match="does not lead"):
-        await streams.hand_over("missing", "b")
+        await streams.handovers.hand_over("missing", "b")
     assert await streams.leadership.elect("s") == "a", "it leads already"
     with pytest.raises(StreamNotFound):
         await streams.leadership.elect("missing")
@@ -1326,7 +1326,7 @@ async def test_a_copy_whose_record_is_not_believed_keeps_no_opinion_from_others(
     session = await store.session("live.a", b"{}", 15)
     node.streams.stand(session, Patience())
     node.streams._give_up("s", replace(known, version=7))  # which is not what is stored
-    assert node.streams.opinion("b").logs == {}
+    assert node.streams.peers.opinion("b").logs == {}
     await session.close()
     await node.close()
 
@@ -1370,7 +1370,7 @@ async def test_what_was_truncated_does_not_come_back_with_a_leader_that_commits_
     await streams.mirror.change("s", lambda record: transitions.truncate(record, 3))
     await wait(lambda: led.leader.record.log_start == 3)
     assert (host.log.high_watermark, host.log.log_start_offset) == (1, 1)
-    keeping = asyncio.create_task(streams.keep_in_sync())
+    keeping = asyncio.create_task(streams.upkeep.keep_in_sync())
     for follower in "bc":
         led.gate.fetched(FetchRequest(follower, 1, 1, 4, 1))
     assert host.log.high_watermark == 4
@@ -1393,7 +1393,7 @@ async def test_what_is_published_after_a_loss_is_not_taken_for_what_was_deleted(
     host.receive(MessageRun(subjects, [b""] * 3, [b"1", b"2", b"3"], has_cookie=False))
     host.kick()
     await wait(lambda: host.log.durable_end_offset == 1003)
-    keeping = asyncio.create_task(streams.keep_in_sync())
+    keeping = asyncio.create_task(streams.upkeep.keep_in_sync())
     for follower in "bc":
         led.gate.fetched(FetchRequest(follower, 1, 1, 1003, 1))
     await wait(lambda: host.log.high_watermark == 1003)
@@ -1473,7 +1473,7 @@ async def test_one_that_disappears_while_the_node_runs_is_not_begun_again(
     node = await begun(tmp_path / "a", store, 1)
     await node.streams.mirror.create(alone)
     await wait(lambda: node.streams.led)
-    replica = node.streams._streams["s"]
+    replica = node.streams._replicas["s"]
     (tmp_path / "a" / "streams" / "s").rename(tmp_path / "aside")
     await replica._end_role()
     replica.wake()

@@ -51,7 +51,7 @@ class Streams:
         self.leader = leader
         self.links: dict[str, PeerLink] = {}
         self.forwarding = Forwarding(self.links.__getitem__, self.not_leader)
-        self.view = self
+        self.view = self.peers = self
 
     def answerer(self, name: str) -> str | None:
         return None if self.leader == self.member.name else self.leader
@@ -62,9 +62,17 @@ class Streams:
     def leads(self, name: str) -> bool:
         return self.leader == self.member.name
 
-    def led_here(self, name: str) -> Any:
+    def has_failed(self, name: str) -> bool:
+        return False
+
+    def begins_to_lead(self, name: str) -> NotReady:
+        return NotReady(f"b begins to lead {name}")
+
+    @property
+    def led(self) -> Any:
         """It has led for long."""
-        return SimpleNamespace(leader=SimpleNamespace(is_ready=True))
+        led = SimpleNamespace(leader=SimpleNamespace(is_ready=True))
+        return SimpleNamespace(get=lambda name: led)
 
     def not_leader(self, name: str) -> NotLeader:
         return NotLeader(f"{self.leader} leads {name}", leader=self.leader)
@@ -274,10 +282,7 @@ async def test_a_new_leader_tells_no_end_over_http_that_it_does_not_know_yet(
         streams = two.b.streams_of_cluster
         streams.leader = "b"
 
-        def begins(name: str) -> None:
-            raise NotReady(f"b begins to lead {name}")
-
-        monkeypatch.setattr(streams, "check_end_is_known", begins)
+        monkeypatch.setattr(Streams, "led", SimpleNamespace(get=lambda name: None))
         for path, status in (("bounds", 503), ("records/2", 503), ("records/1", 200)):
             async with session.get(f"{url}/api/v1/streams/orders/{path}") as answer:
                 assert answer.status == status, path

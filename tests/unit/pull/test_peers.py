@@ -26,7 +26,7 @@ class Streams:
     member = Member("c0ffee", "a", 7, True)
 
     def __init__(self) -> None:
-        self.view = self
+        self.view = self.peers = self
         self.hearing = Hearing(lambda: 0.0)
         self.asked: list[tuple[Peer, Any]] = []
         self.there: list[str] = []

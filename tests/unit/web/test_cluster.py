@@ -29,7 +29,7 @@ class Node:
     """Node a of three: b is draining and has a web page, c is down."""
 
     def __init__(self, *records: StreamRecord, lags: Mapping[str, int] | None = None) -> None:
-        leader = SimpleNamespace(lags=lambda: lags or {})
+        leader = SimpleNamespace(lags=lambda: lags or {}, is_ready=True)
         self.member = SimpleNamespace(name="a", cluster_id="00dec0de")
         self.led = {
             one.name: SimpleNamespace(leader=leader) for one in records if one.leader == "a"
@@ -64,10 +64,6 @@ class Node:
 
     def answerer(self, name: str) -> None:
         """This node answers itself, with what it knows."""
-
-    def led_here(self, name: str) -> Any:
-        """It has led for long."""
-        return SimpleNamespace(leader=SimpleNamespace(is_ready=True))
 
     def known(self, name: str) -> StreamRecord | None:
         found: StreamRecord | None = self.mirror.records.get(name)

@@ -1,0 +1,73 @@
+"""The copies of this node as its elections see them: where each ends, and what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from liftlog.cluster.election import LogEnd
+from liftlog.cluster.leading import Leader
+from liftlog.cluster.record import StreamRecord
+from liftlog.server.node.local_node import LocalNode
+from liftlog.server.node.replica import Replica
+
+_BUSY_SECONDS = 1.0
+"""A copy that has waited for the disk for so long does not take the lead."""
+
+
+class ElectionCopies:
+    """See `Copies` of `replication.succession`. Belongs to the event loop. `replicas` are those of
+    this node, by stream."""
+
+    def __init__(self, node: LocalNode, replicas: Mapping[str, Replica]) -> None:
+        self._node = node
+        self._replicas = replicas
+
+    def names(self) -> Collection[str]:
+        """See `Copies`."""
+        return self._replicas.keys()
+
+    def log_end(self, name: str) -> LogEnd | None:
+        """See `Copies`."""
+        replica = self._replicas.get(name)
+        return None if replica is None else replica.log_end
+
+    def leading(self) -> Iterable[tuple[str, Leader]]:
+        """See `Copies`."""
+        return ((name, led.leader) for name, led in self._node.led.items())
+
+    def stalled(self, names: Iterable[str]) -> Iterable[tuple[StreamRecord, float]]:
+        """See `Copies`."""
+        me = self._node.member.name
+        for name in names:
+            replica = self._replicas.get(name)
+            seconds = 0.0 if replica is None else replica.waits_for_disk_seconds
+            record = self._node.mirror.records.get(name) if seconds else None
+            if record is not None and record.leader == me and not record.deleted:
+                yield record, seconds
+
+    def hear_again(self) -> None:
+        """See `Copies`."""
+        for led in list(self._node.led.values()):
+            led.hear_again()
+
+    def prepare_to_lead(self, name: str) -> bool:
+        """See `Copies`."""
+        host, replica = self._node.hosts.hosts.get(name), self._replicas.get(name)
+        if replica is None or replica.waits_for_disk_seconds >= _BUSY_SECONDS:
+            return False
+        return host is None or host.is_leading or self._node.ids.prepare(host)
+
+    def stop_leading(self, name: str, reason: str) -> None:
+        """See `Copies`."""
+        self._replicas[name].stop_leading(reason)
+
+    def stand_aside(self, name: str) -> None:
+        """The metadata store has forgotten what this node has seen of the stream."""
+        if name in self._replicas:
+            self.stop_leading(name, "the metadata store was set back")
+
+    def may_recover(self, name: str) -> bool:
+        """True if this node can lead a stream of which no complete copy is left. A copy that is to
+        be dropped holds what was given up before."""
+        replica = self._replicas.get(name)
+        return replica is not None and not replica.is_given_up and self.prepare_to_lead(name)

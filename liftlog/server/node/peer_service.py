@@ -1,0 +1,124 @@
+"""What this node does for the other ones: serves their followers, and answers their questions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+
+from liftlog.cluster.record import StreamRecord
+from liftlog.protocol.replication import Peer, Replicate, SuspectAnswer
+from liftlog.server.node.cluster_view import ClusterView
+from liftlog.server.node.handing_over import LOOK_SECONDS
+from liftlog.server.node.local_node import LocalNode
+from liftlog.server.node.replica import Replica
+from liftlog.server.replication.serving import Reply
+from liftlog.server.replication.succession import Succession
+from liftlog.server.vitals.clock_guard import STEP_NS
+
+_RECONNECT_SECONDS = 1.0
+
+
+class PeerService:
+    """Belongs to the event loop. `replicas` are those of this node, by stream; `succession` gives
+    its elections, None before it takes part in any."""
+
+    def __init__(
+        self,
+        node: LocalNode,
+        view: ClusterView,
+        replicas: Mapping[str, Replica],
+        succession: Callable[[], Succession | None],
+    ) -> None:
+        self._node = node
+        self._view = view
+        self._replicas = replicas
+        self._succession = succession
+        self._connections: dict[str, int] = {}
+        """Those of each node that are open now."""
+
+    # --- connections ---
+
+    def peer_came(self, node: str) -> None:
+        """A connection of another node has introduced itself."""
+        self._connections[node] = self._connections.get(node, 0) + 1
+        self._node.hearing.connected(node)
+        if node in self._node.mirror.directory.nodes:
+            self._node.link_to(node).connect_soon()
+
+    def peer_went(self, node: str) -> None:
+        """It has ended. A node that does not come back soon is not waited for."""
+        self._connections[node] -= 1
+        self._node.hearing.disconnected(node)
+        asyncio.get_running_loop().call_later(_RECONNECT_SECONDS, self._not_back, node)
+
+    def _not_back(self, node: str) -> None:
+        if not self._connections.get(node):
+            self.lost(node)
+
+    def lost(self, node: str) -> None:
+        """Acks no longer wait for `node`, until it asks again."""
+        for led in list(self._node.led.values()):
+            led.lost(node)
+
+    def connected(self, node: str) -> None:
+        """This node's connection to `node` is there again."""
+        for followed in list(self._node.followed.values()):
+            followed.connected(node)
+
+    # --- streams ---
+
+    def replicate(self, peer: Peer, request: Replicate, reply: Reply) -> None:
+        """A node asks for what it lacks of a stream. Raises NotLeader."""
+        led = self._node.led.get(request.stream)
+        if led is None:
+            raise self._view.not_leader(request.stream)
+        if request.epoch > led.leader.epoch:
+            self._replicas[request.stream].look_again()
+        led.fetch(peer.node, peer.start, request, reply)
+
+    def ends(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:
+        """Incarnation, log start and high watermark of those of the streams that are led here."""
+        found = {}
+        for name in names:
+            if name in self._node.led:
+                log = self._node.hosts.hosts[name].log
+                found[name] = (log.incarnation, log.log_start_offset, log.high_watermark)
+        return found
+
+    async def look_again(self, name: str, version: int) -> None:
+        """Return when this node does what that version of a record says, or after a while. Raises
+        MetadataUnavailable."""
+        known = self._node.mirror.records.get(name)
+        if known is None or known.version < version:
+            await self._node.mirror.change(name, lambda present: None)
+        replica = self._replicas.get(name)
+        if replica is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await replica.does(version)
+
+    # --- elections and clocks ---
+
+    def opinion(self, node: str) -> SuspectAnswer:
+        """What this node says when another one suspects `node`."""
+        succession = self._succession()
+        if succession is None:
+            return SuspectAnswer(suspects=False, silent_ms=0)
+        return succession.opinion(node)
+
+    async def take_over(
+        self, asker: str, names: Iterable[str], *, detached: bool
+    ) -> dict[str, StreamRecord]:
+        """Take the lead of streams that `asker` leads and cannot serve, as far as this node can.
+        Returns the record of each of them that this node leads then."""
+        succession = self._succession()
+        if succession is None:
+            return {}
+        return await succession.take_over(asker, names, detached=detached)
+
+    def told_time(self) -> tuple[int, bool]:
+        """The wall clock for another node, and whether this one doubts it."""
+        environment = self._node.data_dir.environment
+        now_ns = environment.clock.now_ns()
+        return now_ns, now_ns - environment.age_clock_ns() > STEP_NS

@@ -1,0 +1,96 @@
+"""The periodic work of a node: commits changes of in-sync sets, moves replicas and leads, removes
+the records of deleted streams, and lets tombstones go."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+
+from liftlog.cluster.leading import Change
+from liftlog.server.node.leadership import Leadership
+from liftlog.server.node.local_node import LocalNode
+from liftlog.server.node.moves import Moves
+from liftlog.server.node.replica import Replica
+
+_PROPOSE_SECONDS = 0.1
+_SIDE_TURNS = 10
+_PLACE_SECONDS = 0.2
+_CHANGES_AT_ONCE = 64
+
+
+class Upkeep:
+    """Belongs to the event loop. `replicas` are those of this node, by stream."""
+
+    def __init__(
+        self,
+        node: LocalNode,
+        replicas: Mapping[str, Replica],
+        moves: Moves,
+        leadership: Leadership,
+    ) -> None:
+        self._node = node
+        self._replicas = replicas
+        self._moves = moves
+        self._leadership = leadership
+
+    async def keep_in_sync(self) -> None:
+        """Commit the changes of in-sync sets that are due, until cancelled."""
+        for turn in itertools.count():
+            await asyncio.sleep(_PROPOSE_SECONDS)
+            # Side states that change by time alone are looked for less often.
+            due = self._changes_due(for_all=turn % _SIDE_TURNS == 0)
+            # A node that dies is missed by all streams at once, and acks of each wait for this.
+            for start in range(0, len(due), _CHANGES_AT_ONCE):
+                some = due[start : start + _CHANGES_AT_ONCE]
+                await asyncio.gather(*(replica.commit(change) for replica, change in some))
+
+    def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
+        """The changes of in-sync sets that are due, of the streams whose leaders may propose one,
+        or of all."""
+        stirred, due = self._node.stirred, []
+        names = list(self._node.led if for_all else stirred)
+        stirred.clear()
+        for name in names:
+            led = self._node.led.get(name)
+            if led is None or led.is_quiet:
+                continue
+            replica = self._replicas[name]
+            change = replica.change_due()
+            if change is not None:
+                due.append((replica, change))
+            if not led.leader.is_settled:
+                stirred.add(name)
+        return due
+
+    async def keep_placed(self) -> None:
+        """Begin the moves that drained nodes need, end those that wait for this node to give up the
+        lead, and give up the lead of what cannot be stored here, until cancelled."""
+        while True:
+            await asyncio.sleep(_PLACE_SECONDS)
+            await self._moves.leave_drained(self._node.led)
+            await self._leadership.hand_over_moved()
+            await self._leadership.hand_over_refusing()
+
+    async def purge_deleted(self, after_seconds: float) -> None:
+        """Remove records of deleted streams, some time after the last node has removed its copy,
+        until cancelled. Meanwhile notices may come late."""
+        since: dict[tuple[str, str], float] = {}
+        while True:
+            now = asyncio.get_running_loop().time()
+            records = self._node.mirror.records.values()
+            gone = [one for one in records if one.deleted and not one.starts]
+            names = [(one.name, one.incarnation) for one in gone]
+            since = {name: since.get(name, now) for name in names}
+            for (name, _), at in since.items():
+                if now - at >= after_seconds:
+                    await self._node.mirror.purge(name)
+            await asyncio.sleep(after_seconds / 10)
+
+    async def let_tombstones_go(self, interval_seconds: float, forget_after_seconds: float) -> None:
+        """Tell compaction, now and then until cancelled, which tombstones every replica has, except
+        those that were not heard of for `forget_after_seconds`."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            for replica in list(self._replicas.values()):
+                await replica.let_tombstones_go(forget_after_seconds)
