@@ -29,7 +29,7 @@ class ElectionCopies:
     def log_end(self, name: str) -> LogEnd | None:
         """See `Copies`."""
         replica = self._replicas.get(name)
-        return None if replica is None else replica.log_end
+        return None if replica is None else replica.copy.log_end
 
     def leading(self) -> Iterable[tuple[str, Leader]]:
         """See `Copies`."""
@@ -59,7 +59,7 @@ class ElectionCopies:
 
     def stop_leading(self, name: str, reason: str) -> None:
         """See `Copies`."""
-        self._replicas[name].stop_leading(reason)
+        self._replicas[name].role.stop_leading(reason)
 
     def stand_aside(self, name: str) -> None:
         """The metadata store has forgotten what this node has seen of the stream."""
@@ -70,4 +70,4 @@ class ElectionCopies:
         """True if this node can lead a stream of which no complete copy is left. A copy that is to
         be dropped holds what was given up before."""
         replica = self._replicas.get(name)
-        return replica is not None and not replica.is_given_up and self.prepare_to_lead(name)
+        return replica is not None and not replica.copy.is_given_up and self.prepare_to_lead(name)

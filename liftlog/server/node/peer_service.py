@@ -74,7 +74,7 @@ class PeerService:
         if led is None:
             raise self._view.not_leader(request.stream)
         if request.epoch > led.leader.epoch:
-            self._replicas[request.stream].look_again()
+            self._replicas[request.stream].role.look_again()
         led.fetch(peer.node, peer.start, request, reply)
 
     def ends(self, names: Iterable[str]) -> dict[str, tuple[str, int, int]]:

@@ -257,7 +257,7 @@ class ReplicatedStreams:
         replica = self._replicas.get(name)
         if replica is not None:
             replica.copy_again()
-            if replica.led is not None:
+            if replica.role.led is not None:
                 self._spawn(self.leadership.give_up(name))
 
     def _refuses_seconds(self, name: str) -> float:
@@ -394,7 +394,7 @@ class ReplicatedStreams:
     @property
     def isr_changes(self) -> dict[str, int]:
         """Changes of the in-sync set of each stream while this node led it."""
-        return {name: one.isr_changes for name, one in self._replicas.items()}
+        return {name: one.role.isr_changes for name, one in self._replicas.items()}
 
     def not_in_sync(self) -> list[str]:
         """The streams that this node has a replica of which is not in sync."""
@@ -465,4 +465,4 @@ class ReplicatedStreams:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for replica in self._replicas.values():
-            replica.stop()
+            replica.role.stop()

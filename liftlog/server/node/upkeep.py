@@ -43,7 +43,7 @@ class Upkeep:
             # A node that dies is missed by all streams at once, and acks of each wait for this.
             for start in range(0, len(due), _CHANGES_AT_ONCE):
                 some = due[start : start + _CHANGES_AT_ONCE]
-                await asyncio.gather(*(replica.commit(change) for replica, change in some))
+                await asyncio.gather(*(replica.role.commit(change) for replica, change in some))
 
     def _changes_due(self, *, for_all: bool) -> list[tuple[Replica, Change]]:
         """The changes of in-sync sets that are due, of the streams whose leaders may propose one,
@@ -56,7 +56,7 @@ class Upkeep:
             if led is None or led.is_quiet:
                 continue
             replica = self._replicas[name]
-            change = replica.change_due()
+            change = replica.role.change_due()
             if change is not None:
                 due.append((replica, change))
             if not led.leader.is_settled:
@@ -93,4 +93,4 @@ class Upkeep:
         while True:
             await asyncio.sleep(interval_seconds)
             for replica in list(self._replicas.values()):
-                await replica.let_tombstones_go(forget_after_seconds)
+                await replica.role.let_tombstones_go(forget_after_seconds)

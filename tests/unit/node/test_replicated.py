@@ -1475,7 +1475,7 @@ async def test_one_that_disappears_while_the_node_runs_is_not_begun_again(
     await wait(lambda: node.streams.led)
     replica = node.streams._replicas["s"]
     (tmp_path / "a" / "streams" / "s").rename(tmp_path / "aside")
-    await replica._end_role()
+    await replica.role.end()
     replica.wake()
     broken = node.running.broker.broken
     await wait(lambda: "s" in broken)

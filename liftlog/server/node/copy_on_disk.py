@@ -1,0 +1,191 @@
+"""The copy of one replicated stream on this node's disk: opened, judged by its record, dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from liftlog.cluster import transitions
+from liftlog.cluster.election import LogEnd
+from liftlog.cluster.epochs import last_epoch
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import Conflict, LiftlogError
+from liftlog.log import Log
+from liftlog.server.node import copies
+from liftlog.server.node.local_node import LocalNode
+from liftlog.server.replication.repair import check_same_leader, check_whole
+
+logger = logging.getLogger("liftlog.server.replication")
+
+
+class CopyOnDisk:
+    """Belongs to the event loop. While the stream has a role, its host has the log."""
+
+    def __init__(self, name: str, node: LocalNode) -> None:
+        self._name = name
+        self._node = node
+        self._me = node.member.name
+        self._log: Log | None = None
+        """Open and without a role."""
+        self._is_whole = False
+        """Whether the log, as it was opened, can have all that this node confirmed."""
+
+    @property
+    def log_end(self) -> LogEnd | None:
+        """Where the copy ends; None when it cannot be served."""
+        host, log = self._node.hosts.hosts.get(self._name), self._present
+        if log is None or (host is not None and host.failure):
+            return None
+        return LogEnd(last_epoch(log.epochs, log.log_end_offset), log.log_end_offset)
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if the copy is to be dropped: it was written by metadata that were given up."""
+        return self._present is not None and self._present.incomplete == copies.GIVEN_UP
+
+    @property
+    def _present(self) -> Log | None:
+        host = self._node.hosts.hosts.get(self._name)
+        return self._log if host is None else host.log
+
+    # --- opening ---
+
+    async def open(self, record: StreamRecord) -> tuple[Log, bool]:
+        """The log, opened or created; and whether it can have all that this node confirmed."""
+        if self._log is not None and self._log.incarnation != record.incarnation:
+            await self.close()
+        if self._log is None:
+            self._log, self._is_whole = await self._open_copy(record)
+        await self._node.mirror.hold(record)
+        return self._log, self._is_whole
+
+    async def _open_copy(self, record: StreamRecord) -> tuple[Log, bool]:
+        member, data_dir = self._node.member, self._node.data_dir
+        has_held = self._node.mirror.has_held(record)
+        is_of_this_start = record.starts.get(self._me) == member.start
+        if has_held and is_of_this_start and record.must_keep(self._me):
+            await asyncio.to_thread(copies.check_is_there, data_dir, record)
+        log, is_new = await asyncio.to_thread(copies.open_copy, data_dir, record)
+        if not is_new:
+            return log, member.is_same
+        # It has all if no copy was here before: one that was is lost.
+        is_whole = is_of_this_start or (member.is_same and has_held is False)
+        if not is_whole and record.must_keep(self._me):
+            logger.warning("replica-lost stream=%s path=%s", self._name, log.directory)
+        return log, is_whole
+
+    async def close(self) -> None:
+        """Close the log if it is open and without a role."""
+        if self._log is not None:
+            log, self._log = self._log, None
+            await asyncio.to_thread(log.close)
+
+    def hand_out(self) -> None:
+        """A role has the log from now on, and closes it at its end."""
+        self._log = None
+
+    async def open_for_role(self, record: StreamRecord) -> Log:
+        """Open the log for a role that begins."""
+        log, _ = await self.open(record)
+        if log.incomplete:  # what was to follow the change of the record has failed
+            await self._judge_mark(log, record)
+            log, _ = await self.open(record)
+        return log
+
+    # --- what it is worth ---
+
+    async def register(self, record: StreamRecord) -> None:
+        """Have the record tell what the copy has, in this start of the node."""
+        log, is_whole = await self.open(record)
+        member = self._node.member
+
+        def step(present: StreamRecord) -> StreamRecord | None:
+            had = is_whole and member.had(present.starts.get(self._me, 0))
+            # No other node could have what a mark tells of, and an operator has repaired it.
+            may_lack = log.incomplete and present.members != (self._me,)
+            return transitions.register(present, self._me, member.start, clean=had and not may_lack)
+
+        after = await self._node.mirror.change(self._name, step)
+        if after is not None:
+            await self._judge_mark(log, after)
+
+    async def _judge_mark(self, log: Log, record: StreamRecord) -> None:
+        """The record tells what a copy is worth that is marked as incomplete: it has registered as
+        such. One that is given up is dropped. Raises Conflict while no other one is whole."""
+        if log.incomplete != copies.GIVEN_UP or record.must_keep(self._me):
+            if log.incomplete:
+                await asyncio.to_thread(log.note_complete)
+        elif record.isr or record.eligible:
+            await self._remove_given_up(record)
+        else:
+            raise Conflict(f"the copy is kept, since no other one is whole: {copies.GIVEN_UP}")
+
+    # --- dropping it ---
+
+    async def may_drop(self, record: StreamRecord) -> bool:
+        """True if acks do not need this copy, and that of the leader is whole."""
+        try:
+            transitions.discard(record, self._me)
+            link = self._node.link_to(str(record.leader))
+            await check_whole(link, record)
+        except LiftlogError as error:
+            logger.warning("copy-kept stream=%s reason=%s", self._name, error)
+            return False
+        return True
+
+    async def drop(self, checked: StreamRecord) -> None:
+        """Leave the in-sync set, remember that, and only then remove the copy; it begins again with
+        nothing. After a stop in between the node has one of the two copies, and is not in sync.
+        `checked` names the leader whose copy is whole: that of another one may not be."""
+
+        def left(present: StreamRecord) -> StreamRecord | None:
+            check_same_leader(present, checked)
+            return transitions.discard(present, self._me)
+
+        await self.close()
+        try:
+            after = await self._node.mirror.change(self._name, left)
+        except Conflict as error:
+            logger.warning("copy-kept stream=%s reason=%s", self._name, error)
+            return
+        await self._node.mirror.remembered()
+        if after is not None and self._node.mirror.records[self._name] == after:
+            logger.warning("copy-dropped stream=%s epoch=%d", self._name, after.leader_epoch)
+            await asyncio.to_thread(copies.remove_copy, self._node.data_dir, after)
+
+    async def go_over(self, stored: StreamRecord) -> None:
+        """The copy is dropped after the record tells that it counts for nothing, and this node
+        remembers that. It is marked before: a start in between drops it as well."""
+        log, _ = await self.open(self._node.mirror.known[self._name])
+        before = log.incomplete
+        await asyncio.to_thread(log.note_incomplete, copies.GIVEN_UP)
+        after = None
+        try:
+            after = await self._node.mirror.go_over(self._name, self._me, stored)
+        except Conflict as error:
+            logger.warning("copy-kept stream=%s reason=%s", self._name, error)
+        finally:  # the guard tries again: meanwhile the copy counts for what is known here
+            if after is None:
+                await asyncio.to_thread(log.note_incomplete, before)
+        if after is not None:
+            await self._remove_given_up(after)
+
+    async def _remove_given_up(self, record: StreamRecord) -> None:
+        """What was appended in epochs that the stream has had otherwise could pass for that."""
+        await self._node.mirror.remembered()
+        await self.close()
+        await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
+        logger.warning(
+            "copy-given-up stream=%s version=%d epoch=%d",
+            self._name,
+            record.version,
+            record.leader_epoch,
+        )
+
+    async def leave(self, record: StreamRecord) -> None:
+        """The stream was deleted, or its copy has moved to another node."""
+        await self.close()
+        await asyncio.to_thread(copies.remove_copy, self._node.data_dir, record)
+        await self._node.mirror.change(
+            self._name, lambda present: transitions.removed(present, self._me)
+        )

@@ -1,0 +1,407 @@
+"""The role of one replicated stream on this node: it leads, or it follows.
+
+A role ends when nothing that it began uses the log any more. The next one continues with the same
+open log, and a host of its own. A log whose state is in doubt is closed between the two, and opened
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from liftlog.cluster import side_state, transitions
+from liftlog.cluster.leading import Change, Leader
+from liftlog.cluster.record import StreamRecord
+from liftlog.errors import Conflict, LiftlogError, MetadataUnavailable
+from liftlog.log import Log
+from liftlog.server.cleaning.compaction import compaction_of
+from liftlog.server.node.copy_on_disk import CopyOnDisk
+from liftlog.server.node.local_node import LocalNode
+from liftlog.server.replication.fetching import FollowedStream, follow_log_start
+from liftlog.server.replication.hearing import HUNG_SECONDS
+from liftlog.server.replication.serving import ServedStream
+from liftlog.server.streams.settings import origin_of, settings_of
+from liftlog.settings import StreamSettings
+
+logger = logging.getLogger("liftlog.server.replication")
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+_DRAIN_SECONDS = 10.0
+
+
+class Role:
+    """Belongs to the event loop. `wake` has the record looked at again."""
+
+    def __init__(
+        self, name: str, node: LocalNode, copy: CopyOnDisk, wake: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self._node = node
+        self._me = node.member.name
+        self._copy = copy
+        self._wake = wake
+        self.isr_changes = 0
+        """Changes of the in-sync set while this node led."""
+        self._settings: tuple[Mapping[str, object], StreamSettings] | None = None
+        """Those of the record that was seen last, and what they mean."""
+        self._resigned = ("", 0)
+        """Incarnation and epoch of the leadership that this process resigned last."""
+        self._is_reading = False
+
+    @property
+    def led(self) -> ServedStream | None:
+        return self._node.led.get(self.name)
+
+    @property
+    def followed(self) -> FollowedStream | None:
+        return self._node.followed.get(self.name)
+
+    # --- leading ---
+
+    async def lead(self, record: StreamRecord, epoch: int) -> None:
+        """Lead in the epoch of the record, or go on leading. Raises LiftlogError."""
+        if self.led is not None and self.led.leader.epoch == epoch:
+            self.isr_changes += set(record.isr) != set(self.led.leader.record.isr)
+            self.led.adopt(record)
+        elif self._may_lead_on(epoch):
+            await self._lead_on(record)
+        else:
+            await self._begin_to_lead(record)
+
+    async def _begin_to_lead(self, record: StreamRecord) -> None:
+        log = await self._log_between_roles(record)
+        epoch = record.leader_epoch
+        before = max([begun for begun, _ in log.epochs], default=0)
+
+        def begin() -> None:
+            if log.log_end_offset < record.log_start:
+                # The copies that had more are lost. What is published from now on must not get
+                # offsets that an administrator has deleted.
+                log.truncate_prefix(record.log_start)
+            log.begin_epoch(epoch)
+
+        await self._change_log(begin)
+        leader = self._leader_of(record, log)
+        led = ServedStream(
+            leader,
+            log,
+            pace=self._node.pace,
+            ended=partial(self._ended, record.incarnation, epoch),
+            expects_repair=partial(self._node.hosts.expects_repair, self.name),
+        )
+        settings, origin = self._settings_of(record), origin_of(record)
+        host = await self._node.hosts.host_replica(
+            self.name,
+            settings,
+            log,
+            origin=origin,
+            led=led,
+            ids=await self._node.ids.take(self.name, log),
+        )
+        self._copy.hand_out()
+        self._node.led[self.name] = led
+        self._node.stirred.add(self.name)
+        self._lose_silent(led, record)
+        host.commit_up_to(leader.local(log.durable_end_offset))
+        has_all = await self._node.hosts.attach_replica(host)
+        self._node.handovers.leads(self.name)
+        # Who was elected so may have ended before it led.
+        if record.unclean_epoch == epoch or (
+            before < record.unclean_epoch and record.isr == (self._me,)
+        ):
+            self._node.hosts.note_possible_loss(
+                host, f"complete copies were given up: in epoch {epoch} what acks promised may lack"
+            )
+        elif epoch > 1 and not has_all:
+            self._node.hosts.note_possible_loss(
+                host, f"the stream had no leader before this node took over in epoch {epoch}"
+            )
+        logger.info("leading stream=%s epoch=%d", self.name, epoch)
+
+    def _leader_of(self, record: StreamRecord, log: Log) -> Leader:
+        """In the epoch of the record, which has begun in the log."""
+        epoch = record.leader_epoch
+        # Every change until the next role is of this epoch.
+        log.leases.number(partial(side_state.begin, epoch), partial(side_state.following, epoch))
+        return Leader(
+            record,
+            self._me,
+            log.epochs,
+            log_end=log.log_end_offset,
+            durable_end=log.durable_end_offset,
+            high_watermark=log.high_watermark,
+            now=asyncio.get_running_loop().time(),
+            lag_max=self._node.lag_max_seconds,
+            side_version=log.leases.side_state.version,
+            stirred=partial(self._node.stirred.add, self.name),
+        )
+
+    def _lose_silent(self, led: ServedStream, record: StreamRecord) -> None:
+        for other in record.members:
+            if self._node.hearing.silent_seconds(other) >= HUNG_SECONDS:
+                led.lost(other)
+
+    def _may_lead_on(self, epoch: int) -> bool:
+        """True if this node leads in the epoch before, between which and this one there is no
+        other, and goes on to take messages. A handover under way is of that epoch alone."""
+        host = self._node.hosts.hosts.get(self.name)
+        return (
+            self.led is not None
+            and host is not None
+            and host.is_accepting
+            and not self.led.leader.resigned
+            and self.led.leader.epoch + 1 == epoch
+            and not self._node.handovers.is_giving(self.name)
+        )
+
+    async def _lead_on(self, record: StreamRecord) -> None:
+        """Replicas have come or gone, and the leader stays: publishers must not notice. The log,
+        the subscription and all that waits for followers stay as they are."""
+        led, host = self.led, self._node.hosts.hosts[self.name]
+        assert led is not None
+        log, epoch = host.log, record.leader_epoch
+
+        def begin() -> None:
+            if led.leader.resigned:
+                return
+            leader = self._leader_of(record, log)
+            led.lead_on(leader, partial(self._ended, record.incarnation, epoch))
+            self._node.stirred.add(self.name)
+            self._lose_silent(led, record)
+            host.adopt(host.settings)  # batches bear the epoch
+            host.commit_up_to(leader.local(log.durable_end_offset))
+
+        try:
+            await host.exclusively(lambda: log.begin_epoch(epoch), begin)
+        except LiftlogError:
+            self.stop()  # the next look ends the role, and begins another one
+            raise
+        if led.leader.epoch != epoch:  # it stepped down meanwhile
+            await self._begin_to_lead(record)
+            return
+        logger.info("leading stream=%s epoch=%d", self.name, epoch)
+
+    def _ended(self, incarnation: str, epoch: int, reason: str) -> None:
+        """This node no longer leads in this epoch, and will not again, whatever the record says.
+        A stream that is created again has epochs of its own."""
+        self._resigned = (incarnation, max(self.resigned_epoch(incarnation), epoch))
+        record = self._node.mirror.records[self.name]
+        present = (record.incarnation, record.leader, record.leader_epoch)
+        if present == (incarnation, self._me, epoch):
+            logger.warning("resigning stream=%s epoch=%d reason=%s", self.name, epoch, reason)
+            self._node.spawn(self._resign(incarnation, epoch))
+        self._wake()
+
+    def resigned_epoch(self, incarnation: str) -> int:
+        """The last epoch in which this process resigned from leading the stream; 0: in none."""
+        resigned, epoch = self._resigned
+        return epoch if resigned == incarnation else 0
+
+    async def _resign(self, incarnation: str, epoch: int) -> None:
+        """Tell the others, who may lead in another epoch; until the record says that one does."""
+
+        def step(present: StreamRecord) -> StreamRecord | None:
+            if (present.incarnation, present.leader_epoch) != (incarnation, epoch):
+                return None
+            return transitions.resign(present, self._me)
+
+        with contextlib.suppress(Conflict):  # deleted
+            await self.change_until_known(step)
+
+    def stop_leading(self, reason: str) -> None:
+        """Take no more messages in this epoch, whatever the record says."""
+        host = self._node.hosts.hosts.get(self.name)
+        if self.led is not None and host is not None:
+            host.step_down(reason)
+
+    # --- following ---
+
+    async def follow(self, record: StreamRecord) -> None:
+        """Follow the leader of the record, or go on following. Raises LiftlogError."""
+        if self.followed is not None:
+            self.followed.assigned(record)
+        else:
+            await self._begin_to_follow(record)
+
+    async def _begin_to_follow(self, record: StreamRecord) -> None:
+        log = await self._log_between_roles(record)
+        await self._change_log(partial(_end_lead, log))
+        host = await self._node.hosts.host_replica(
+            self.name, self._settings_of(record), log, origin=origin_of(record), led=None
+        )
+        self._copy.hand_out()
+        followed = self._node.followed[self.name] = FollowedStream(
+            host,
+            record,
+            self._me,
+            link_to=self._node.link_to,
+            learn=self._node.mirror.told,
+            tell_record_is_old=self.look_again,
+            log_changed=partial(self._node.ids.changed, self.name),
+            room=self._node.room,
+        )
+        followed.start()
+        logger.info(
+            "following stream=%s leader=%s epoch=%d",
+            self.name,
+            record.leader or "none",
+            record.leader_epoch,
+        )
+
+    def look_again(self) -> None:
+        """Called with all that shows a newer record: one read is under way at a time."""
+        if not self._is_reading:
+            self._is_reading = True
+            self._node.spawn(self._read_record())
+
+    async def _read_record(self) -> None:
+        """Nothing else has it read: it is tried until the store answers."""
+        pause = _FIRST_PAUSE_SECONDS
+        try:
+            while self.followed is not None or self.led is not None:
+                try:
+                    await self._node.mirror.change(self.name, lambda present: None)
+                    return
+                except MetadataUnavailable:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        finally:
+            self._is_reading = False
+
+    # --- from one role to the next ---
+
+    async def _log_between_roles(self, record: StreamRecord) -> Log:
+        """The log, which no role uses. Until the next one has begun it can be read here."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is not None:
+            self.stop()
+            if host.is_leading:
+                host.step_down("the lead has ended")
+            if await self._node.hosts.rest_replica(host, seconds=_DRAIN_SECONDS):
+                return host.log
+            await self.end()
+        return await self._copy.open_for_role(record)
+
+    async def _change_log(self, change: Callable[[], object]) -> None:
+        """Change the log between two roles, in a thread."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is None:
+            await asyncio.to_thread(change)
+        else:
+            await host.exclusively(change)
+
+    async def end(self) -> None:
+        """End the role, and close its log."""
+        self.stop()
+        host = self._node.hosts.hosts.get(self.name)
+        if host is not None:
+            if host.is_leading:
+                host.step_down("the lead has ended")
+            await self._node.hosts.end_replica(host, seconds=_DRAIN_SECONDS)
+        self._node.hosts.broken.pop(self.name, None)
+
+    def stop(self) -> None:
+        """Serve no follower and fetch nothing any more; the host stays."""
+        led = self._node.led.pop(self.name, None)
+        if led is not None:
+            led.close()
+        followed = self._node.followed.pop(self.name, None)
+        if followed is not None:
+            followed.close()
+
+    # --- settings ---
+
+    async def adopt_settings(self, record: StreamRecord) -> None:
+        """What an operator has changed in the record, here or through another node."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is None or host.failure:
+            return
+        newest = self._node.mirror.records.get(self.name, record)
+        if newest.incarnation == record.incarnation:
+            record = newest  # to go back to older subjects for a moment would lose messages
+        wanted = self._settings_of(record)
+        if wanted != host.settings:
+            await host.exclusively(
+                lambda: host.log.set_metadata(host.metadata(wanted)), lambda: host.adopt(wanted)
+            )
+            self._node.hosts.streams_changed()
+        if self.led is not None and self._is_to_truncate(self.led):
+            start = min(self.led.leader.record.log_start, host.log.high_watermark)
+            now_ns = host.log.environment.age_clock_ns()
+            await host.exclusively(lambda: follow_log_start(host.log, start, wanted, now_ns))
+
+    def _settings_of(self, record: StreamRecord) -> StreamSettings:
+        """The settings in the record, which most of its versions leave as they are. Raises
+        InvalidArgument."""
+        if self._settings is None or self._settings[0] != record.settings:
+            self._settings = (record.settings, settings_of(record))
+        return self._settings[1]
+
+    # --- the in-sync set ---
+
+    def change_due(self) -> Change | None:
+        """A change of the in-sync set that is due."""
+        led = self.led
+        if led is None:
+            return None
+        try:
+            led.side_changed()  # leases also end without a request
+            if self._is_to_truncate(led):
+                self._wake()
+            return led.propose(self._node.mirror.directory.stopping)
+        except LiftlogError as error:  # one stream must not end the task of all
+            self._node.warnings.warn("in-sync-set-not-judged stream=%s error=%s", self.name, error)
+            return None
+
+    def _is_to_truncate(self, led: ServedStream) -> bool:
+        """Whether records are committed here that an administrator has deleted: a new leader may
+        have known too little of that when it looked at the record."""
+        host = self._node.hosts.hosts.get(self.name)
+        if host is None or host.failure:
+            return False
+        start = min(led.leader.record.log_start, host.log.high_watermark)
+        return start > host.log.log_start_offset
+
+    async def commit(self, change: Change) -> None:
+        """Try to make this change of the in-sync set."""
+        try:
+            await self._node.mirror.commit(change)
+        except LiftlogError as error:  # as above
+            self._node.warnings.warn("in-sync-set-unchanged stream=%s error=%s", self.name, error)
+
+    async def let_tombstones_go(self, forget_after_seconds: float) -> None:
+        """Let compaction remove the tombstones that every replica has, here and on the others."""
+        led, host = self.led, self._node.hosts.hosts.get(self.name)
+        if led is None or host is None or compaction_of(host.settings) is None:
+            return
+        leases, bound = host.log.leases, led.tombstone_bound(forget_after_seconds)
+        if bound != leases.tombstone_bound:
+            try:
+                await host.exclusively(lambda: leases.set_tombstone_bound(bound))
+                led.side_changed()
+            except LiftlogError as error:  # one stream must not end the task of all
+                logger.warning("tombstones-kept stream=%s error=%s", self.name, error)
+
+    async def change_until_known(
+        self, step: Callable[[StreamRecord], StreamRecord | None]
+    ) -> StreamRecord | None:
+        """As `Mirror.change`, again and again while the store does not answer."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._node.mirror.change(self.name, step)
+            except MetadataUnavailable as error:
+                logger.warning("record-unchanged stream=%s error=%s", self.name, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _end_lead(log: Log) -> None:
+    """What a follower has, it has promised: all of it is durable. Blocking."""
+    log.note_acked(log.sync())
+    log.leases.follow()
