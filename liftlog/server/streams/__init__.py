@@ -1,6 +1,9 @@
 """All streams of a daemon: opened, created, changed, leased, kept within their retention.
 
-broker           finds, creates, describes and deletes streams
+broker           the daemon's streams for every door: lists, describes, creates and deletes them
+catalog          what a daemon must answer about its streams: on its own, or as a node of a cluster
+own_catalog      the catalog of a daemon on its own; that of a node is in the room `node`
+hosted           the streams with a copy here: serves, attaches, rests and ends them
 administration   changes streams while they run
 settings         compares, merges and stores a stream's settings
 making           opens streams from disk, and creates new ones with all that they need
