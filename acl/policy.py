@@ -28,8 +28,7 @@ _MAX_SHOWN = 80
 
 
 class Decision(NamedTuple):
-    """A decision. `explanation` is for people: in the audit log, in `acl explain`, in the client's
-    error."""
+    """A decision. `explanation` is for people: audit log, `acl explain`, the client's error."""
 
     allowed: bool
     explanation: str

@@ -93,8 +93,7 @@ def is_name(text: str) -> bool:
 
 
 def is_stream_pattern(text: str) -> bool:
-    """True if `text` is a stream name in which `*` stands for any characters, or `>` alone, which
-    is the same as `*`."""
+    """True if `text` is a stream name, in which `*` matches any characters; `>` alone means `*`."""
     return _STREAM_PATTERN.fullmatch(text) is not None
 
 

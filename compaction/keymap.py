@@ -123,8 +123,7 @@ class KeyTable:
         return tags
 
     def _search_from_home(self, found: Search) -> None:
-        """Search from the home slots on. Most keys are found there, so compare all of them at
-        once."""
+        """Search from the home slots on. Most keys are there, so compare all at once."""
         self._begin(found)
         if not self.count:
             return
@@ -221,8 +220,7 @@ def _equal_rows(some: Words, others: Words) -> NDArray[np.bool_]:
 
 
 _Part = tuple[NDArray[np.intp], KeyTable, Search]
-"""The numbers of those records of a chunk whose keys have the same number of words, their table,
-and their search."""
+"""The records of a chunk whose keys have one number of words, their table, and their search."""
 
 
 class KeyMap:
@@ -278,8 +276,7 @@ class KeyMap:
         return taken
 
     def newest(self, keys: KeyColumn) -> NDArray[np.int64]:
-        """Return the newest offset added for each record's key; -1 if the key is unknown or
-        missing."""
+        """Return the newest offset of each record's key; -1 if the key is unknown or missing."""
         count = len(keys.valid)
         answer = np.full(count, UNKNOWN, np.int64)
         first = 0

@@ -117,7 +117,8 @@ def _pad(padded: NDArray[np.uint8], packed: NDArray[np.void], length: int) -> No
 
 
 class KeyedHash:
-    """A 64-bit hash of keys with a secret, so that publishers cannot choose keys that collide.
+    """A 64-bit hash of keys with a secret: publishers choose the keys, but cannot make them
+    collide.
 
     It sums each word times a secret 64-bit factor for its position (multilinear hashing, Lemire
     and Kaser: any two keys agree in the upper half with probability 2^-32), and mixes the sum, so

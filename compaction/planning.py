@@ -72,8 +72,7 @@ class CompactionPolicy:
             raise ValueError("times must not be negative, max_lag must be greater than 0")
 
     def horizon_ns(self, now_ns: int) -> int:
-        """Return the time from which tombstones may be dropped that a pass now keeps for the first
-        time."""
+        """Return when tombstones may be dropped that a pass at `now_ns` is the first to keep."""
         step = max(1, self.tombstone_retention_ns // _HORIZONS_PER_RETENTION)
         return -(-(now_ns + self.tombstone_retention_ns) // step) * step
 

@@ -26,7 +26,7 @@ _MIN_ALLOCATION = 64 * 1024
 _MAX_ALLOCATION = 16 * 1024 * 1024
 _MAX_BUFFERS = 1000  # Linux takes at most 1024 buffers a call
 _SMALL_APPEND = 256 * 1024
-"""Bytes: about what a disk writes while the file system commits its journal once."""
+"""Bytes. A disk writes about as many in the time of one commit of the file system's journal."""
 _ZEROED_APPENDS = 64
 _MIN_ZEROS = 64 * 1024
 _ZEROS = memoryview(bytes(1024 * 1024))
@@ -210,7 +210,7 @@ class ActiveSegment:
 
     def give_up_tail(self) -> None:
         """Move the end back to the last durable one, in memory only. Nothing more is written to
-        this file: after a shorter append, old bytes could follow that pass as its next batches."""
+        this file: old bytes after a shorter append could pass as batches that continue it."""
         self.must_be_left = True
         end, segment = self.durable, self.segment
         segment.next_offset, segment.record_count = end.offset, end.record_count

@@ -187,9 +187,10 @@ class DataDir:
         """Take the lock and read the shared checkpoint files.
 
         The clean marker is removed, durably, before this returns: whatever happens from here on is
-        an unclean stop until `close` says otherwise. Raises DataDirLocked, ConfigError for a
-        directory that cannot be created or written, StorageError, and CorruptMetadata for a backup
-        or an unfinished restore, which are no data directories. On an error the lock is released.
+        an unclean stop, unless `close` writes the marker again. Raises DataDirLocked, ConfigError
+        for a directory that cannot be created or written, StorageError, and CorruptMetadata for a
+        backup or an unfinished restore, which are no data directories. On an error the lock is
+        released.
         """
         fs = self.environment.fs
         refuse_unfit(fs, self.path)

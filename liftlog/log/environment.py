@@ -40,8 +40,8 @@ class Clock(Protocol):
 
 class SystemClock:
     def now_ns(self) -> int:
-        """Wall clock, rounded to the microseconds that batches store: so joining batches changes no
-        timestamp."""
+        """Wall clock in whole microseconds, as batches store it: joining batches changes no
+        time."""
         now = time.time_ns()
         return now - now % 1000
 
@@ -228,7 +228,8 @@ class LogEnvironment:
     synced: Callable[[float], None]
     """Called in the thread that has fdatasynced a segment file, with the duration in seconds."""
     age_clock_ns: Callable[[], int]
-    """The clock for ages of segments: the wall clock, unless the daemon has found it wrong."""
+    """The clock for ages of segments: the wall clock, unless the daemon suspects that it is
+    wrong."""
 
     @classmethod
     def create(

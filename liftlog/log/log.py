@@ -122,8 +122,7 @@ class Log:
 
     @property
     def view(self) -> ReadView:
-        """The newest state that readers may see. All values taken from one view are consistent with
-        each other."""
+        """The newest state that readers may see. All values of one view are consistent."""
         return self._state.view
 
     @property
@@ -132,8 +131,7 @@ class Log:
 
     @property
     def first_stored_offset(self) -> int:
-        """First offset of the oldest segment, or of the gap before it: at or below the log
-        start."""
+        """First offset of the oldest segment, or of a gap before it; not above the log start."""
         view = self._state.view
         return min(view.segments[0].base_offset, view.manifest.log_start_offset)
 
@@ -220,8 +218,7 @@ class Log:
 
     @property
     def record_count(self) -> int:
-        """Number of readable records; an upper bound if damage or the log start cuts a compacted
-        segment."""
+        """Number of readable records; an upper bound if a compacted segment is damaged or cut."""
         return self._state.view.record_count
 
     @property
@@ -285,8 +282,8 @@ class Log:
         """Store, so that a killed process keeps it, that all below `offset` may have been acked.
 
         With a durability below fsync, acks are sent before their records are durable. The manifest
-        records this before the first such ack, because after a power cut nobody can say how far the
-        acks went. While that write fails, no ack may be sent. Raises StorageError, DiskFull.
+        records this before the first such ack, because after a power cut the end of the acks is
+        unknown. While that write fails, no ack may be sent. Raises StorageError, DiskFull.
         """
         self._writer.note_acked(offset)
 

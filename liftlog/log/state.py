@@ -91,8 +91,7 @@ class ReadView(NamedTuple):
 
     @property
     def record_count(self) -> int:
-        """Number of readable records; an upper bound if damage or the log start cuts a compacted
-        segment."""
+        """Number of readable records; an upper bound if a compacted segment is damaged or cut."""
         segments, manifest = self.segments, self.manifest
         start, end = manifest.log_start_offset, self.committed.offset
         total = sum([segment.record_count for segment in segments])
@@ -330,6 +329,5 @@ def _index_from(segments: Sequence[Segment], offset: int) -> int:
 
 
 def lies_behind(bad: QuarantinedRange, segment: Segment) -> bool:
-    """True if the range only records that offsets after the segment are gone, and none of its bytes
-    is damaged."""
+    """True if only offsets after the segment are lost, and none of its bytes is damaged."""
     return bad.first_offset >= segment.next_offset and bad.end_position == bad.position

@@ -210,7 +210,7 @@ def _check_replacement(
         name = old[-1].path.name
         raise SegmentsChanged(f"{name} holds records that are not committed yet")
     if (old[0].base_offset, old[-1].next_offset) != (new[0].base_offset, new[-1].next_offset):
-        raise ValueError("the new segments stand for other offsets than the old ones")
+        raise ValueError("the new segments cover other offsets than the old ones")
     if min(entry.generation for entry in new) <= max(segment.generation for segment in old):
         raise ValueError("a rewritten segment needs a generation above those of its sources")
     for entry in new:

@@ -148,7 +148,7 @@ def _lz4(name: str, number: int) -> Codec:
 
     def decompress(packed: memoryview, size: int) -> bytes:
         if size > _LZ4_MAX_RATIO * len(packed):
-            raise ValueError(f"{len(packed)} bytes never become {size}")
+            raise ValueError(f"{len(packed)} bytes cannot decompress to {size}")
         try:
             body: bytes = block.decompress(packed, uncompressed_size=size)
         except block.LZ4BlockError as error:
@@ -191,5 +191,5 @@ def _zstd(name: str, number: int) -> Codec:
 
 def _of_size(body: bytes, size: int) -> bytes:
     if len(body) != size:
-        raise ValueError(f"it becomes {len(body)} bytes and not {size}")
+        raise ValueError(f"it decompresses to {len(body)} bytes, not {size}")
     return body

@@ -112,7 +112,7 @@ def encode_batch(
     batch = bytearray().join(parts)
     last = last_offset if last_offset is not None else base_offset + count - 1
     if last < base_offset:
-        raise ValueError("a batch without records must say which offsets it stands for")
+        raise ValueError("a batch without records needs its last offset")
     fill_header(
         batch,
         base_offset=base_offset,

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 BASE64 = "base64"
 HEADERS_BASE64 = "headers_base64"
-"""Name of the field with the verbatim header block in base64, for headers that a JSON object cannot
-represent."""
+"""Field with the verbatim header block in base64, for headers that JSON cannot represent."""
 Encoding = Literal["auto", "utf-8", "base64"]
 HeaderValues = dict[str, str | list[str]]
 

@@ -97,7 +97,7 @@ class Place:
         """Describe a batch that does not belong here."""
         found = f"a batch of offsets {header.base_offset} to {header.last_offset}"
         if header.base_offset != self.offset or header.leader_epoch < self.epoch:
-            due = f"where offset {self.offset}, epoch {self.epoch} is due"
+            due = f"where offset {self.offset}, epoch {self.epoch} is expected"
             return f"{found}, epoch {header.leader_epoch} stands {due}"
         return f"{found} stands where offset {self._end} is the end"
 

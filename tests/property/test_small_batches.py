@@ -245,5 +245,5 @@ def test_no_more_than_the_listed_epochs_allow() -> None:
     assert len(taken[0]) == 60
     assert (place.offset, place.epoch) == (61, 4)
     assert take_small_batches(body, taken[1], place, 0, None) is None
-    with pytest.raises(CorruptBatch, match="epoch 3 stands where offset 61, epoch 4 is due"):
+    with pytest.raises(CorruptBatch, match="epoch 3 stands where offset 61, epoch 4 is expected"):
         place.take(decode_batch(body, taken[1]).header)

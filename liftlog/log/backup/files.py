@@ -1,4 +1,4 @@
-"""The files of a backup: copies and checks them.
+"""Copies and checks the files of a backup, and stores its manifest.
 
     <backup>/backup              its manifest, a checkpoint file; written last, so without it there
                                  is not a backup

@@ -2,12 +2,12 @@
 
 A backup is whole if every file is there, with its size and its checksum.
 
-A reader may have read past the end of the backup before the stream was restored. It must not take
-the records that are stored from now on for the continuation. So every stream continues in a new
-leader epoch, which begins at the end of the backup: a fetch with an older epoch and a position past
-that end is answered DIVERGED. The new epoch is the number of seconds since 1970, if that is higher
-than the old one. Epochs rise by one with every unclean start, so neither the former stream nor
-another restore of the same backup ever reaches that number.
+A reader may have read past the end of the backup before the restore. It must not mistake records
+that are stored after the restore for those that follow its position. So every stream continues in a
+new leader epoch, which begins at the end of the backup: a fetch with an older epoch and a position
+past that end is answered DIVERGED. The new epoch is the number of seconds since 1970, if that is
+higher than the old one. Epochs rise by one with every unclean start, so neither the former stream
+nor another restore of the same backup ever reaches that number.
 
 A restored stream belongs to no cluster, even if it was a replica: all of its records in the backup
 are committed. A cluster adopts it like the streams of a single daemon.

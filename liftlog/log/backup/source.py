@@ -107,7 +107,7 @@ def look(
             raise CorruptMetadata(f"the manifest of stream {name} lists no segment")
         if end is None:
             raise StreamUnavailable(
-                f"how far stream {name} was acked is not known since the machine was restarted",
+                f"the acked end of stream {name} is unknown since the machine was restarted",
                 hint="start the daemon once: its recovery settles that",
             )
         if manifest.replicated:
@@ -116,7 +116,7 @@ def look(
             end = max(end, manifest.segments[-1].base_offset)
         if manifest.log_start_offset <= end:
             return Source(manifest, end, may_lack)
-    raise StreamUnavailable(f"stream {name} changes faster than it can be looked at")
+    raise StreamUnavailable(f"stream {name} changes faster than it can be read")
 
 
 def _up_to(manifest: Manifest, end: int) -> Manifest:

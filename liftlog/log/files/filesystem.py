@@ -274,7 +274,7 @@ def read_whole(
         if not part:
             if position + done >= size():
                 break
-            raise OSError(errno.EIO, f"the disk gives {done} of {length} bytes at {position}")
+            raise OSError(errno.EIO, f"the disk returns {done} of {length} bytes at {position}")
         parts.append(part)
         done += len(part)
     return b"".join(parts)

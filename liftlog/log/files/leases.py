@@ -144,8 +144,7 @@ class Leases:
         self._next_version: Callable[[int], int] = lambda version: version
 
     def load(self) -> None:
-        """Read the file, unless it was read already. Blocking. Raises StorageError if it cannot be
-        read."""
+        """Read the file, unless it was read already. Blocking. Raises StorageError."""
         if self._known is None:
             with self._lock:
                 self._load()
@@ -169,7 +168,7 @@ class Leases:
         """
         _check_duration(duration_ns)
         if low > high:
-            raise InvalidArgument(f"a lease on [{low}, {high}) holds nothing")
+            raise InvalidArgument(f"a lease on [{low}, {high}) is empty")
         holder = ": ".join(filter(None, (principal, holder)))[:MAX_HOLDER_CHARACTERS]
         lease = Lease(uuid.uuid4().hex, low, high, now_ns + duration_ns, holder)
         with self._lock:

@@ -81,7 +81,7 @@ class DataDirLock:
         return LockFile(found.st_dev, found.st_ino, found.st_ctime_ns)
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # a name that stays is harmless
+        with contextlib.suppress(OSError):  # a name that stays only misleads people
             os.ftruncate(self._file, 0)
         self._close()
 

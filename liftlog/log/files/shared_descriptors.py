@@ -240,8 +240,7 @@ class SharedDescriptors:
         return call()
 
     def _make_room(self) -> bool:
-        """Close the descriptors of the least recently used files. Returns True if any was
-        closed."""
+        """Close the least recently used descriptors. Returns True if any was closed."""
         wanted = max(1, self._limit // _AT_ONCE)
         with self._lock:
             files = [one for one in self._files if one.has_descriptor]

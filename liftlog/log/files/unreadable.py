@@ -23,8 +23,7 @@ _PIECE_BYTES = 4 * 1024 * 1024
 _SECTOR_ERRORS = frozenset(
     {errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO}
 )
-"""Errors of file systems for a sector, or a block of their own, that cannot be read or that fails
-its checksum."""
+"""Errors of file systems for a sector or block that is unreadable or fails its checksum."""
 
 
 _PASSING_ERRORS = frozenset(
@@ -61,8 +60,7 @@ class Pieces(NamedTuple):
 
 
 def read_around(file: File, length: int, position: int) -> Pieces:
-    """Read as `file.pread` does, with zeros for unreadable bytes. Raises OSError for other
-    errors."""
+    """Read like `file.pread`, with zeros for unreadable bytes. Raises OSError for other errors."""
     try:
         return Pieces(file.pread(length, position))
     except OSError as error:
@@ -162,8 +160,7 @@ def readable_end(file: File, start: int, end: int) -> int:
 
 
 class FileWindow:
-    """A sliding view of the first `size` bytes of a file, so that a scan reads each byte about
-    once."""
+    """A sliding view of the first `size` bytes of a file: a scan reads each byte about once."""
 
     def __init__(self, file: File, size: int, window_bytes: int = WINDOW_BYTES) -> None:
         self._file = file

@@ -224,8 +224,8 @@ def give_to_owner(directory: Path) -> None:
 
 
 def existing_part(path: Path) -> Path:
-    """Return the path, or its nearest existing parent. A path that may not be accessed, or that no
-    file can have, counts as missing."""
+    """Return the path, or its nearest existing parent. A path that may not be accessed, or whose
+    name no file can have, counts as missing."""
     found = path.absolute()
     return next(one for one in (found, *found.parents) if _exists(one))
 

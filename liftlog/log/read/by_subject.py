@@ -141,7 +141,7 @@ def _choose(
 
 
 def _are_inside(runs: NDArray[np.void], first: int, end: int) -> bool:
-    """True if most of the offsets of these runs lie in [first, end): else too much would be read in
+    """True if most offsets of these runs lie in [first, end): else too many bytes are read in
     vain."""
     begins, ends = runs["first"].astype(np.int64), runs["last"].astype(np.int64) + 1
     inside = np.minimum(ends, end) - np.maximum(begins, first)

@@ -196,7 +196,7 @@ def read_slice(
     try:
         found = _next_slice(view, environment, offset, max_bytes, max_records)
     except CorruptRange as damage:
-        # It may have skipped recorded losses: report these first, or nobody would.
+        # It may have skipped recorded losses: report these first, otherwise they stay unreported.
         _raise_for_losses(view.manifest.quarantined, offset, damage.first_offset)
         raise
     if view.manifest.quarantined:
@@ -211,8 +211,7 @@ def read_slice(
 
 
 def _raise_for_losses(ranges: Sequence[QuarantinedRange], offset: int, end: int) -> None:
-    """Raise CorruptRange if records were lost in [offset, end): no reader may skip them
-    silently."""
+    """Raise CorruptRange for lost records in [offset, end): no reader may skip them silently."""
     for bad in sorted(ranges, key=lambda one: one.first_offset):
         if bad.is_loss and bad.next_offset > offset and bad.first_offset < end:
             first = max(bad.first_offset, offset)

@@ -123,8 +123,7 @@ class SparsePiece:
             raise _Unusual
 
     def marked(self) -> Columns | None:
-        """Return all records with only their offsets and tombstone marks. None if anything does not
-        match."""
+        """Return all records with only offsets and tombstone marks; None if anything mismatches."""
         try:
             return self._heads.marked()
         except CorruptBatch:

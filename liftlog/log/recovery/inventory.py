@@ -169,8 +169,7 @@ class Inventory:
             file.close()
 
     def _confirmed_is_missing(self, reason: str) -> None:
-        """Handle that durable records may be missing. Called before any change that would hide the
-        evidence."""
+        """Note that durable records may be missing; called before a change that would hide it."""
 
     def _keep_aside(self, name: str) -> None:
         number, target = 1, self.directory / f"{name}{UNLISTED_SUFFIX}"
@@ -205,8 +204,7 @@ class Inventory:
         return length, f"{'it is' if kept == length else f'{kept} of them are'} kept in {name}"
 
     def _remove_old_tails(self, names: list[str]) -> None:
-        """Remove old copies of tails. Keeps the newest ones, unless retention removed their
-        offsets."""
+        """Remove copies of tails, but the newest ones only if retention removed their offsets."""
         first = self.manifest.segments[0].base_offset
         # Other files with that suffix come from an operator: `manifest.broken`, for example.
         tails = [match for name in names if (match := _TAIL_NAME.fullmatch(name)) is not None]

@@ -255,7 +255,7 @@ class _Pass:
         """Return for each record the newest offset of its key, or one that compares the same.
 
         For a mapped record, a mark already shows if a newer one exists, so its key need not be
-        looked up again. Any newer offset can then stand for the newest one.
+        looked up again. The result may then be any newer offset instead of the newest.
         """
         if int(offsets[-1]) < self._plan.dirty_from:
             return self._map.newest(keys)

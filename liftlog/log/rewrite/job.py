@@ -126,8 +126,7 @@ class ScrubJob(_CrossesProcesses):
 
 @dataclass(frozen=True, slots=True)
 class SketchJob(_CrossesProcesses):
-    """Make the sketch of one sealed, undamaged segment, and its subject index; `lineage` is that of
-    the log."""
+    """Make sketch and subject index of one sealed, undamaged segment; `lineage` is the log's."""
 
     directory: str
     source: SegmentEntry
@@ -264,8 +263,7 @@ class ScrubResult(_CrossesProcesses):
 
 
 def _next_generation(sources: Sequence[SegmentEntry]) -> int:
-    """Return a generation that no file of these offsets ever had: each rewrite takes a higher
-    one."""
+    """Return a generation that no file of these offsets ever had: each rewrite raises it."""
     return max(source.generation for source in sources) + 1
 
 

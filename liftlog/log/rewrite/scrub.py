@@ -101,8 +101,7 @@ class _Seen:
             yield item
 
     def _is_right(self, index: SparseIndex, found: Found, end: int) -> bool:
-        """True if no index entry points into the middle of this batch, or to its start with another
-        offset."""
+        """True if no index entry points inside this batch, or to its start with a wrong offset."""
         last = index.floor_position(end - 1)
         return last.position < found.position or last == IndexEntry(
             found.batch.header.base_offset, found.position

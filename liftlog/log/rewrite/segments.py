@@ -156,7 +156,7 @@ class SegmentWriter:
     def write(self, raw: Buffer, header: BatchHeader) -> None:
         """Add a batch. `raw` must not change until the next one is added."""
         if header.base_offset != self.next_offset:
-            raise ValueError(f"batch at offset {header.base_offset}, {self.next_offset} is due")
+            raise ValueError(f"batch at offset {header.base_offset}, expected {self.next_offset}")
         if self._file is None:
             self._begin()
         elif self._position + len(raw) > self._max_bytes:

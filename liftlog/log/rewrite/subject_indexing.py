@@ -51,8 +51,7 @@ Name = tuple[bytes, bool]
 
 
 class _Subject:
-    """The records on one subject in a chapter: for each run, their number and the CRC-32C of their
-    values."""
+    """The records on one subject in a chapter: per run, their number and their values' CRC-32C."""
 
     __slots__ = ("bytes", "check", "count", "runs")
 
@@ -76,8 +75,7 @@ class _Subject:
 
 
 class _Encoded(NamedTuple):
-    """The runs of a chapter: for each, its subject and its entry, with its position in
-    `content`."""
+    """The runs of a chapter: for each, its subject, and its entry with a position in `content`."""
 
     names: list[Name]
     entries: NDArray[np.void]

@@ -130,8 +130,7 @@ class DerivedFiles(Generic[D]):
         self._useless: OrderedDict[Path, object] = OrderedDict()
 
     def get(self, segment: Segment, lineage: str, *, load: bool) -> D | None:
-        """Return the content; None if no file is usable, or, without `load`, if it is not
-        cached."""
+        """Return the content; None if no file is usable, or if it is not cached, without `load`."""
         path, about = segment.path, (segment.entry(), lineage)
         with self._lock:
             found = self._found.get(path)

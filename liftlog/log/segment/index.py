@@ -17,10 +17,10 @@ It ends with a footer of 40 bytes, which names the segment:
    32  4  CRC-32C of the entries
    36  4  CRC-32C of the 36 bytes before
 
-An index is a hint. Readers ignore one that is damaged, names another segment or points to places
-where no such batch begins, and rebuild it from the batch headers. They also rebuild one with the
-footer of version 1 ("LLIX"), which named no segment, so that the index of a neighbour looked the
-same. The index file of an active segment is as old as the last checkpoint.
+An index is a hint. Readers ignore one that is damaged, names another segment or points to wrong
+places, and rebuild it from the batch headers. They also rebuild one with the footer of version 1
+("LLIX"), which named no segment, so that the index of a neighbour looked the same. The index file
+of an active segment is as old as the last checkpoint.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Finds the place where good batches continue after damage.
 
 A value may hold the bytes of whole foreign batches, perhaps on purpose, so a batch that looks good
-proves nothing by itself. Two things are proof. If the header of the damaged batch is readable, it
-contains where the next batch begins. Otherwise a chain of headers, each continuing the one before,
-must lead to a known border (an index entry, the end of the data). A chain inside a value breaks
-where the value ends.
+proves nothing by itself. Two things are proof. If the header of the damaged batch is readable, its
+length gives the start of the next batch. Otherwise a chain of headers, each continuing the one
+before, must lead to a known border (an index entry, the end of the data). A chain inside a value
+breaks where the value ends.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class Resync(NamedTuple):
 
 
 class Headers:
-    """Reads headers anywhere in a file, in pieces; returns None at the end of file and at
-    damage."""
+    """Reads headers anywhere in a file, in pieces; None at the end of file and at damage."""
 
     def __init__(self, file: File, window: int = _HEADER_WINDOW_BYTES) -> None:
         self._file = file

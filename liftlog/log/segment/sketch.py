@@ -1,6 +1,6 @@
 """The sketch of one sealed segment. It states which blocks can hold records of a subject, a key or
 a time, and has checksums of the parts of batches (`parts`). A read of few records skips the other
-blocks; a read of few columns reads only these.
+blocks; a read of few columns reads only those columns.
 
 A block is a run of batches of about 64 KiB. The file lies beside the segment:
 
@@ -61,8 +61,7 @@ BLOCK_BYTES = 64 * 1024
 PROBES = 7
 _BITS_PER_ITEM = 10
 _MOST_PART = 32
-"""A filter takes at most 1/32 of the size of its block; with more items it excludes fewer
-blocks."""
+"""A filter takes at most 1/32 of its block's size; with more items it excludes fewer blocks."""
 
 _MAGIC = b"LLSK"
 _VERSION = 2

@@ -49,8 +49,7 @@ class SegmentParts:
         return bool(self._parts["head_bytes"][first:end].any())
 
     def of(self, first: int, end: int) -> list[tuple[int, int, int, int]]:
-        """Return position, bytes and checksum of the head, and first value check of these
-        batches."""
+        """Return position, size and checksum of the head, and first value check, of each batch."""
         found: Any = self._parts[first:end].tolist()
         return found  # type: ignore[no-any-return]
 

@@ -44,8 +44,7 @@ class ActiveState:
         return cls(incarnation, base_offset, 0, base_offset, 0, 0, 0, 0, 0, generation)
 
     def is_of(self, incarnation: str, entry: SegmentEntry) -> bool:
-        """True if it refers to this file. After a truncation the new file has another
-        generation."""
+        """True if it refers to this file. Truncation gives the new file another generation."""
         return (self.incarnation, self.base_offset, self.generation) == (
             incarnation,
             entry.base_offset,

@@ -76,7 +76,7 @@ def to_arrow(
         raise InvalidArgument(
             f"a record batch has no column {unknown[0]!r}"
             if unknown
-            else "no column was asked for",
+            else "no column was requested",
             hint=f"choose from {', '.join(SCHEMA.names)}",
         )
     schema = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in names])

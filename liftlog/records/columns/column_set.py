@@ -99,8 +99,7 @@ class BinaryColumn:
 def gather(
     data: Bytes, starts: NDArray[Any], stops: NDArray[Any], ends: NDArray[np.int32]
 ) -> Bytes:
-    """Return the ranges [start, stop) of `data` one after another; `ends` are their ends in the
-    result."""
+    """Join the ranges [start, stop) of `data`; `ends` are their ends in the result."""
     total = int(ends[-1])
     if not total:
         return data[:0]

@@ -44,8 +44,7 @@ _new_tuple: Any = tuple.__new__
 
 
 def records_of(some: SmallBatches) -> list[Record]:
-    """Return one object per record. Raises CorruptBatch; decode the batches one by one to find the
-    damaged one."""
+    """Return one object per record. Raises CorruptBatch; decode one by one to find the batch."""
     fields = zip(*_fields_of(ManyBatches([some])), strict=True)
     return list(map(_new_tuple, repeat(Record), fields))
 
@@ -139,8 +138,7 @@ class ManyBatches:
     """
 
     def __init__(self, batches: Sequence[Batches], *, in_one: bool = False) -> None:
-        """Locate the columns. `in_one`, which `scattered` needs, joins all batches in one
-        buffer."""
+        """Locate the columns. `in_one` joins all batches in one buffer, as `scattered` needs."""
         self._hold(*locate(batches, in_one=in_one))
 
     def _hold(self, at: Positions, octets: Apart | Joined) -> None:

@@ -200,8 +200,8 @@ def _check_columns(columns: Iterable[str]) -> frozenset[str]:
     unknown = sorted(wanted - ALL_COLUMNS)
     if unknown or not wanted:
         raise InvalidArgument(
-            f"there is no column {unknown[0]!r}" if unknown else "no column was asked for",
-            hint=f"choose of {', '.join(sorted(ALL_COLUMNS))}",
+            f"there is no column {unknown[0]!r}" if unknown else "no column was requested",
+            hint=f"choose from {', '.join(sorted(ALL_COLUMNS))}",
         )
     return wanted
 
@@ -225,8 +225,7 @@ def _none_of(records: Columns) -> Flags:
 
 @lru_cache(maxsize=64)
 def _regex_of(wanted: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a regex that matches like `acl.subjects.matches` for any of these patterns, but is
-    fast for many names."""
+    """Return a regex that is like `acl.subjects.matches` for these patterns, but fast."""
     tokens = {"*": r"[^.]+", ">": r"[^.]+(?:\.[^.]+)*"}
     ways = [
         r"\.".join([tokens.get(token) or re.escape(token) for token in pattern.split(".")])

@@ -21,22 +21,20 @@ Sums = NDArray[np.uint32]
 
 _FEW_ITEMS = 128
 _LONG_ITEM = 40
-"""With fewer items, or items longer than this, one call per item is faster than one step per byte
-position."""
+"""Number of items, and bytes of an item. With fewer items or longer ones, one call per item is
+faster than one step per byte position."""
 
 
 @dataclass(frozen=True)
 class WantedSlots:
-    """Some of the slots over which a group distributes the records of a stream; `numbers`
-    ascend."""
+    """Some of the slots to which a group assigns a stream's records; `numbers` ascend."""
 
     slot_count: int
     numbers: tuple[int, ...]
 
     @cached_property
     def bits(self) -> int:
-        """A number in which bit n is set if slot n is wanted. Its size does not depend on how many
-        are wanted."""
+        """An integer with bit n set if slot n is wanted; its size depends on `slot_count` only."""
         return int.from_bytes(np.packbits(self.flags, bitorder="little").tobytes(), "little")
 
     @property

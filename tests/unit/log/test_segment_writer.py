@@ -73,5 +73,5 @@ def test_only_the_last_batch_of_a_file_can_stand_for_more() -> None:
 
 def test_a_batch_must_begin_where_the_one_before_ended() -> None:
     writer = _writer(SimFileSystem(), [], 1 << 20)
-    with pytest.raises(ValueError, match="batch at offset 13, 11 is due"):
+    with pytest.raises(ValueError, match="batch at offset 13, expected 11"):
         writer.write(late := _batch(13), parse_header(late))
