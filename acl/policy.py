@@ -75,7 +75,7 @@ class Policy:
                 )
 
         self.deliverable = () if rules.nats is None else rules.nats.deliver
-        """The subjects to which clients of NATS may have records sent, in addition to inboxes."""
+        """The subjects to which NATS clients may request delivery, in addition to inboxes."""
         if rules.nats is not None:
             matcher = StreamMatcher(rules.nats.streams)
             for operation in rules.nats.operations:

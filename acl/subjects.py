@@ -122,11 +122,11 @@ class _Known:
     def __init__(self) -> None:
         self._bit = 1
         self._ended: list[int] = []
-        """Those that have exactly so many tokens and end with another one than `>`."""
+        """By number of tokens: the patterns of exactly that length that do not end with `>`."""
         self._longer: list[int] = []
-        """Those that have a token at a place."""
+        """By place: the patterns that have a token there."""
         self._with: list[dict[str, int]] = []
-        """Those that have this token at a place."""
+        """By place and token: the patterns that have this token there."""
 
     def add(self, tokens: Sequence[str]) -> None:
         while len(self._with) < len(tokens):

@@ -177,9 +177,9 @@ class DataDir:
         self.environment = environment
         self._lock: DataDirLock | None = None
         self.start = 0
-        """The start of the node that this process is; 0 before the metadata store has it."""
+        """Number of the node's start in this process; 0 until the metadata store has it."""
         self._closed_start = 0
-        """The start of the node that closed the directory in order; 0: none."""
+        """Number of the node's start that closed the directory cleanly; 0: none."""
         self._clean: dict[str, ActiveState] = {}
         self._recovery_points: dict[str, ActiveState] = {}
 

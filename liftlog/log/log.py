@@ -76,7 +76,7 @@ class Log:
         self._counts = RecordCounts(environment.pool)
         self.leases = Leases(environment.fs, state.directory)
         self.arrivals = Arrivals()
-        """Of a replicated log, noted by who appends."""
+        """Arrival times. For a replicated log, the code that appends records them."""
         now_ns = environment.clock.monotonic_ns()
         for segment in state.view.segments:
             segment.held_since_ns = segment.listed_since_ns = now_ns

@@ -132,7 +132,7 @@ class AckedSlot:
         self._replace = False
         self.in_doubt = False
         self.recovered: SlotState | None = None
-        """What the slot said when it was opened; None when it held nothing usable."""
+        """State of the slot when it was opened; None if it held nothing usable."""
         self._sequence = 0
         try:
             self.recovered, self._sequence = _read(

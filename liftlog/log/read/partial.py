@@ -67,7 +67,7 @@ class PartialPiece:
         self._heads: dict[int, _Part] = {}
         self._decoded: dict[int, _Part] = {}  # by base offset
         self.values_read_whole = 0
-        """Bytes of batches of which many values were wanted."""
+        """Bytes of batches that were read whole, because many of their values were wanted."""
         stretches: list[tuple[int, int]] = []
         entries = parts.of(first, end)
         stops = [position - piece.position for position, *_ in entries[1:]] + [piece.length]

@@ -84,7 +84,7 @@ class SparsePiece:
         heads = heads_at(raw, begin)
         self._check(heads, stops - positions)
         self.header: BatchHeader = parse_header(raw)
-        """Of the first batch. All have its leader epoch."""
+        """Header of the first batch. All batches have its leader epoch."""
         self._heads = ManyHeads(raw, begin, stops - positions, sizes)
 
     def _read(self, positions: list[int], sizes: list[int], checks: list[int]) -> bytes:

@@ -81,8 +81,7 @@ class Inventory:
         return [bad for bad in self.quarantined if bad.segment == path.name]
 
     def write_missing_copy(self, found: FoundManifest) -> None:
-        """Write the manifest again if its two files differ, then remove files that it does not
-        list.
+        """Write the manifest again if its two files differ, then remove unlisted files.
 
         Both are valid (see `manifest.py`), so writing the newer one loses nothing. If that fails (a
         full disk), no file is removed: the older manifest may list it, and may be the only one that

@@ -199,9 +199,8 @@ class TailJudge(Inventory):
         return self.manifest.acks_before_sync and not exact and offset >= self.durable_end
 
     def _slot_state(self) -> SlotState | None:
-        """Read the slot, once. An unreadable slot is reported as one event and judged as after a
-        power cut. Raises OSError for errors that say nothing about its bytes, which are
-        evidence."""
+        """Read the slot, once. An unreadable slot is one event, and judged as after a power cut.
+        Its bytes are evidence, so errors that say nothing about them raise OSError."""
         if not self._slot_was_read:
             self._slot_was_read = True
             try:

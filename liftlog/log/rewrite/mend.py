@@ -109,7 +109,7 @@ def _write(
             throttle(header.length)
             patch.write_up_to(header.base_offset)
             if header.next_offset > writer.next_offset:
-                # Copied: its views are valid only while the walk's window is, and the writer keeps
+                # Copied: its views last only as long as the walk's window, and the writer keeps
                 # them.
                 raw = bytes(cut_out(found.batch, writer.next_offset, header.next_offset))
                 writer.write(raw, parse_header(raw))

@@ -230,7 +230,7 @@ class SubjectIndexBuilder:
         self._size = 0  # of all runs, entries and names
         self._batches = self._records = self._end = 0
         self.is_useful = True
-        """False: there will be no index, whatever comes."""
+        """False: there will be no index, whatever batches follow."""
 
     def add(self, position: int, batch: RecordBatch) -> None:
         """Add a batch. Raises CorruptBatch if its columns contradict each other."""

@@ -87,7 +87,7 @@ class SubjectIndex:
         self.about = about
         """The state of the segment, and the lineage of its log."""
         self.runs = runs
-        """One RUN for each, of all subjects."""
+        """One RUN for each run of all subjects."""
         self.size_bytes = subjects.nbytes + runs.nbytes + len(names)
         self._subjects = subjects
         self._names = names
