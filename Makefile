@@ -203,7 +203,7 @@ lock: ## Write the versions and hashes for the image (UPGRADE=1 takes the newest
 	sed -n 's/^requires = \["\(.*\)"\]$$/\1/p' pyproject.toml > build/lock/build.in
 	echo setuptools >> build/lock/build.in  # for what comes as source
 	$(LOCK) build/lock/build.in --no-annotate -o config/docker/build.lock
-	$(LOCK) pyproject.toml --extra compression --no-annotate -o config/docker/requirements.lock
+	$(LOCK) pyproject.toml --extra compression --extra search --no-annotate -o config/docker/requirements.lock
 
 ci: ## Run what CI runs
 	.ci/run

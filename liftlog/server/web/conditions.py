@@ -13,13 +13,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from liftlog.errors import InvalidArgument
+from liftlog.errors import InvalidArgument, MissingDependency
 from liftlog.records.columns.column_set import BinaryColumn, Flags
-from liftlog.server.web.automaton import Automaton, compile_expression
 
 KINDS = ("text", "json", "regex")
 MAX_JSON_BYTES = 256 * 1024
@@ -28,17 +28,36 @@ _STEP_BYTES = 128 * 1024
 _OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
+_EXPRESSION_BYTES = 512 * 1024
+"""Memory that RE2 may use for one expression, and for the states that a search visits."""
+_MAX_STEPS = 1000
+"""Steps of RE2's program for an expression: 64 KiB of values take at most 0.3 s."""
+_MAX_WORK = 500_000_000
+"""Bytes of a value times steps of the program: about 2.5 s for the worst expression and value."""
+_TOGETHER = 64
+"""Values that are searched joined first: a call of RE2 costs as much as a few hundred bytes."""
+_NO_LEAST_COUNT = re.compile(r"(?<!\\)\{,(\d+)\}")
+_NOT_VALID = "the expression is not valid"
+_MAX_REASON = 80
+_HINTS = {
+    "invalid escape sequence": r"; there are no references such as \1, and \\ is a backslash",
+    "invalid perl operator": "; it cannot look ahead or behind",
+    "invalid repetition size": "; counts are at most 1000, multiplied where groups are nested",
+}
+
 Condition = Callable[[BinaryColumn], Flags]
 
 
 def parse_condition(kind: str, text: str) -> Condition:
-    """`kind` is one of KINDS. Takes up to a second for an expression. Raises InvalidArgument."""
+    """`kind` is one of KINDS. Raises InvalidArgument, MissingDependency."""
     if kind == "json":
         return FieldIs.parse(text)
-    return Expression(_compiled(text)) if kind == "regex" else Contains(text)
+    return _expression(text) if kind == "regex" else Contains(text)
 
 
-_compiled = lru_cache(maxsize=32)(compile_expression)
+@lru_cache(maxsize=16)
+def _expression(text: str) -> Expression:
+    return Expression(text)
 
 
 def parts_of(values: BinaryColumn, size: int) -> Iterator[tuple[int, BinaryColumn]]:
@@ -84,25 +103,92 @@ def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
             at = raw.find(wanted, at + 1)
 
 
-@dataclass(frozen=True, slots=True)
+# --- a regular expression ---
+
+
 class Expression:
-    automaton: Automaton
+    """A regular expression of RE2. Python's own `re` can take hours for a short text, and holds the
+    interpreter meanwhile; RE2 takes time in proportion to the text, and releases it.
+
+    Each byte that is not UTF-8 counts as one character. Values that the expression could take
+    seconds for are not searched.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Raises InvalidArgument, MissingDependency."""
+        try:
+            import re2
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                "expressions need google-re2, which is not installed: "
+                "pip install 'liftlog[search]'",
+            ) from error
+        if count := _NO_LEAST_COUNT.search(text):  # RE2 takes it for plain text
+            raise InvalidArgument(f"{_NOT_VALID}: write {{0,{count[1]}}} for {count[0]}")
+        options = re2.Options()
+        options.log_errors = False
+        options.never_capture = True
+        options.max_mem = _EXPRESSION_BYTES
+        try:
+            self._compiled = re2.compile(_encoded(text), options)
+        except re2.error as error:
+            raise InvalidArgument(_problem(error.args[0].decode(errors="replace"))) from None
+        finally:
+            re2.purge()  # re2 itself caches 128 expressions
+        steps = self._compiled.programsize
+        if steps > _MAX_STEPS:
+            raise InvalidArgument("the expression is too large: use smaller counts")
+        self._longest = _MAX_WORK // steps
+        self._sees_edges = _sees_edges(text)
 
     def __call__(self, values: BinaryColumn) -> Flags:
         found = np.zeros(len(values), np.bool_)
         for first, part in parts_of(values, _STEP_BYTES):
-            ends = part.ends.astype(np.int64)
-            if not self.automaton.needle:
-                matches = self.automaton.matches(part.data, ends[:-1], np.diff(ends))
-                found[first : first + len(part)] = matches
-                continue
-            raw = _LOWER[part.content()].tobytes()
-            some = np.array(list(_items_with(self.automaton.needle, raw, part)), np.intp)
-            if len(some):
-                begins = ends[some]
-                matches = self.automaton.matches(part.data, begins, ends[some + 1] - begins)
-                found[first + some] = matches
+            content, ends = part.content().tobytes(), (part.ends - part.ends[0]).tolist()
+            texts = [content[begin:end] for begin, end in pairwise(ends)]
+            if not content.isascii():
+                texts = list(map(_as_utf8, texts))
+            found[first : first + len(part)] = self._are_in(texts)
         return found if values.valid is None else found & values.valid
+
+    def _are_in(self, texts: list[bytes]) -> list[bool]:
+        found: list[bool] = []
+        for first in range(0, len(texts), _TOGETHER):
+            some = texts[first : first + _TOGETHER]
+            may_match = (
+                self._sees_edges
+                or len(some) == 1
+                or self._compiled.search(b"".join(some)) is not None
+            )
+            found += map(self._is_in, some) if may_match else [False] * len(some)
+        return found
+
+    def _is_in(self, text: bytes) -> bool:
+        return len(text) <= self._longest and self._compiled.search(text) is not None
+
+
+def _sees_edges(text: str) -> bool:
+    """Whether the expression can match in a value although it does not match in several values
+    joined: it may ask where a value begins or ends, or a word. True if in doubt."""
+    without_escapes = re.sub(r"\\.", "", text, flags=re.DOTALL)
+    outside_classes = without_escapes.replace("[^", "")
+    return bool(re.search(r"\\[AzbBQ]", text) or re.search(r"[$^]", outside_classes))
+
+
+def _as_utf8(raw: bytes) -> bytes:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode(errors="replace").encode()
+    return raw
+
+
+def _problem(reason: str) -> str:
+    """What RE2 says, with a hint where its words alone do not help."""
+    if reason.startswith("pattern too large"):
+        return "the expression is too large: use smaller counts"
+    hint = next((hint for words, hint in _HINTS.items() if reason.startswith(words)), "")
+    return f"{_NOT_VALID}: {reason[:_MAX_REASON]}{hint}"
 
 
 # --- a field of JSON ---

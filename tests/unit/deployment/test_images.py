@@ -230,8 +230,8 @@ def locked(name: str) -> dict[str, Version]:
 def test_the_lock_has_what_the_project_asks_for() -> None:
     """`make lock` was run since a dependency was added or its bounds were changed."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    wanted = project["project"]["dependencies"]
-    wanted = [*wanted, *project["project"]["optional-dependencies"]["compression"]]
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["project"]["dependencies"], *extras["compression"], *extras["search"]]
     for name, requirements in (
         ("requirements.lock", wanted),
         ("build.lock", [*project["build-system"]["requires"], "setuptools"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,16 @@ async def test_questions_that_are_none(site: Any, orders: Any, question: str) ->
         assert (status, json.loads(text)["error"]["name"]) == (400, "INVALID_ARGUMENT")
         status, text, answer = await browser.get(f"/ui/streams/orders/records?{question}")
         assert (status, answer.content_type) == (400, "text/html")
+
+
+async def test_an_expression_without_re2(
+    site: Any, orders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    async with site() as browser:
+        status, text, _ = await browser.get("/ui/streams/orders/records?value=q{9}&kind=regex")
+    assert status == 400
+    assert "pip install &#39;liftlog[search]&#39;" in text
 
 
 async def test_paging_shows_each_record_once(site: Any, broker: Any) -> None:

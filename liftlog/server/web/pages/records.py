@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from liftlog.errors import InvalidArgument
+from liftlog.errors import InvalidArgument, MissingDependency
 from liftlog.records.columns.selection import Selection, parse_selection
 from liftlog.records.message_headers import count_lines, header_lines
 from liftlog.server.reading.walking import Damage, Item
@@ -106,9 +106,9 @@ class _Reading:
         if text is None:
             return None
         try:
-            # An expression may take a while.
+            # A large expression takes a while to prepare.
             return await self._asked.scan(parse_condition, kind, text)
-        except InvalidArgument as error:
+        except (InvalidArgument, MissingDependency) as error:
             self._problems["value"] = error.message
             return None
 
