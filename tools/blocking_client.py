@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
     ROOT / "liftlog/client/aio": ROOT / "liftlog/client/blocking",
+    ROOT / "tests/support/clients/aio": ROOT / "tests/support/clients/blocking",
     ROOT / "tests/unit/client/aio": ROOT / "tests/unit/client/blocking",
 }
 BY_HAND = frozenset({"__init__.py", "background.py", "link.py", "sockets.py", "turns.py"})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
+
+from support.clients.aio import steps
+from support.clients.blocking import steps as blocking_steps
 
 from liftlog.client import connect, connect_sync
 
@@ -22,7 +25,7 @@ class Opened:
         self.blocking = not asyncio.iscoroutinefunction(client.ping)
 
     @classmethod
-    async def to(cls, kind: str, address: str, **options: Any) -> Opened:
+    async def to(cls, kind: str, address: str, **options: Any) -> Self:
         """`kind` is sync or async."""
         if kind == "sync":
             return cls(await asyncio.to_thread(connect_sync, address, **options))
@@ -38,39 +41,23 @@ class Opened:
             return await asyncio.to_thread(method, *args, **options)
         return await method(*args, **options)
 
+    async def step(self, name: str, *args: Any, **options: Any) -> Any:
+        """A function of `aio.steps`, or of its counterpart for the blocking client."""
+        if self.blocking:
+            return await asyncio.to_thread(getattr(blocking_steps, name), *args, **options)
+        return await getattr(steps, name)(*args, **options)
+
     async def offsets(
         self, stream: str, *args: Any, into: list[int] | None = None, **options: Any
     ) -> list[int]:
         """Those that a read gives, in its order; also put `into` as they come."""
         seen: list[int] = [] if into is None else into
-        if self.blocking:
-
-            def run() -> None:
-                for batch in self.client.read_batches(stream, *args, **options):
-                    seen.extend(batch.offsets())
-
-            await asyncio.to_thread(run)
-        else:
-            async for batch in self.client.read_batches(stream, *args, **options):
-                seen.extend(batch.offsets())
+        await self.step("offsets", self.client, seen, stream, *args, **options)
         return seen
 
-    async def take(self, iterator: Any, count: int) -> list[Any]:
-        """So many items, fewer at the end."""
-        if not self.blocking:
-            found = []
-            for _ in range(count):
-                item = await anext(iterator, None)
-                if item is None:
-                    break
-                found.append(item)
-            return found
-
-        def run() -> list[Any]:
-            items = (next(iterator, None) for _ in range(count))
-            return [item for item in items if item is not None]
-
-        return await asyncio.to_thread(run)
+    async def take(self, iterator: Any, count: int | None = None) -> list[Any]:
+        """So many items, fewer at the end; None: all."""
+        return list(await self.step("take", iterator, count))
 
     async def close(self) -> None:
         await self.call("close")

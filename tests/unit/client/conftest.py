@@ -11,7 +11,7 @@ from support.clients.opened_client import Opened
 from support.daemons.local_checkpoints import LocalOffsets, serve_checkpoints
 from support.daemons.pull_broker import LogBroker, pull_server
 
-from liftlog.client import RecordBatch, connect, connect_sync
+from liftlog.client import RecordBatch
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -53,38 +53,18 @@ async def client(
     await opened.close()
 
 
-class Both:
+class Both(Opened):
     """The two clients behind one face, so that one test holds both to the contract."""
 
-    def __init__(self, client: Any, blocking: bool) -> None:
-        self.client = client
-        self._blocking = blocking
-
-    async def call(self, name: str, *args: Any, **options: Any) -> Any:
-        method = getattr(self.client, name)
-        if self._blocking:
-            return await asyncio.to_thread(method, *args, **options)
-        return await method(*args, **options)
-
     async def batches(self, *args: Any, **options: Any) -> list[RecordBatch]:
-        return await self._all("read_batches", *args, **options)
+        return await self.take(self.client.read_batches(*args, **options))
 
     async def records(self, *args: Any, **options: Any) -> list[Any]:
-        return await self._all("read", *args, **options)
-
-    async def _all(self, name: str, *args: Any, **options: Any) -> list[Any]:
-        method = getattr(self.client, name)
-        if self._blocking:
-            return await asyncio.to_thread(lambda: list(method(*args, **options)))
-        return [item async for item in method(*args, **options)]
+        return await self.take(self.client.read(*args, **options))
 
 
 @pytest.fixture(params=["async", "sync"])
 async def both(request: pytest.FixtureRequest, address: str) -> AsyncIterator[Both]:
-    if request.param == "async":
-        async with connect(address) as client:
-            yield Both(client, blocking=False)
-    else:
-        client = await asyncio.to_thread(connect_sync, address)
-        yield Both(client, blocking=True)
-        client.close()
+    both = await Both.to(request.param, address)
+    yield both
+    await both.close()

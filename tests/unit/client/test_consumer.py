@@ -40,17 +40,8 @@ async def test_it_goes_on_behind_what_was_processed(client: Opened, broker: LogB
 async def test_a_closed_one_is_not_opened_again(client: Opened) -> None:
     consumer = make(client)
     await client.of(consumer, "close")
-
-    async def enter() -> None:
-        async with consumer:
-            pass
-
-    def enter_blocking() -> None:
-        with consumer:
-            pass
-
     with pytest.raises(errors.LiftlogError, match="the consumer is closed"):
-        await (asyncio.to_thread(enter_blocking) if client.blocking else enter())
+        await client.step("take_in_block", consumer)
 
 
 async def test_without_a_checkpoint_it_begins_where_it_is_told(

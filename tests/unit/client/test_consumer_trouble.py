@@ -44,21 +44,8 @@ async def test_at_least_once_whatever_interrupts(client: Opened, broker: LogBrok
 async def test_leaving_by_an_error(client: Opened, broker: LogBroker) -> None:
     """What was processed before is stored, what failed is not, and the error is what is raised."""
     consumer = make(client)
-
-    async def handle() -> None:
-        async with consumer:
-            async for record in consumer:
-                if record.offset == 17:
-                    raise KeyError("cannot handle it")
-
-    def handle_blocking() -> None:
-        with consumer:
-            for record in consumer:
-                if record.offset == 17:
-                    raise KeyError("cannot handle it")
-
     with pytest.raises(KeyError):
-        await (asyncio.to_thread(handle_blocking) if client.blocking else handle())
+        await client.step("fail_at", consumer, 17)
     assert stored(broker) == 17
 
 

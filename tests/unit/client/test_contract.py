@@ -226,17 +226,8 @@ def damage(broker: LogBroker, batch_number: int, position_in_batch: int) -> None
 
 async def read_until_corrupt(both: Both) -> tuple[list[int], errors.CorruptRange]:
     seen: list[int] = []
-
-    def blocking() -> None:
-        for batch in both.client.read_batches("orders", until="end"):
-            seen.extend(batch.offsets())
-
     with pytest.raises(errors.CorruptRange) as raised:
-        if hasattr(both.client.read_batches("orders"), "__aiter__"):
-            async for batch in both.client.read_batches("orders", until="end"):
-                seen.extend(batch.offsets())
-        else:
-            await asyncio.to_thread(blocking)
+        await both.offsets("orders", until="end", into=seen)
     return seen, raised.value
 
 
@@ -250,26 +241,16 @@ async def test_a_damaged_batch_costs_itself_only(both: Both, broker: LogBroker) 
     assert [record.offset for record in rest] == list(range(41, 101))
 
 
-async def test_leaving_a_read_early_leaves_the_connection_usable(
-    both: Both, broker: LogBroker
-) -> None:
-    def blocking() -> Any:
-        for record in both.client.read("orders", fetch_bytes=4096):
-            return record
-        return None
-
+async def test_leaving_a_read_early_leaves_the_connection_usable(both: Both) -> None:
     for _ in range(100):
-        if hasattr(both.client.read_batches("orders"), "__aiter__"):
-            async for batch in both.client.read_batches("orders"):
-                assert batch.base_offset == 1
-                break
-        else:
-            assert (await asyncio.to_thread(blocking)).offset == 1
+        assert (await both.step("first", both.client.read_batches("orders"))).base_offset == 1
+        record = await both.step("first", both.client.read("orders", fetch_bytes=4096))
+        assert record.offset == 1
     assert len(await both.records("orders", until="end")) == 100
 
 
 async def test_several_reads_share_a_connection(both: Both, broker: LogBroker) -> None:
-    if not hasattr(both.client.read_batches("orders"), "__aiter__"):
+    if both.blocking:
         first = both.client.read("orders", until="end")
         second = both.client.read("orders", start=50, until="end")
 
@@ -303,30 +284,10 @@ async def test_read_ahead_is_bounded(both: Both, broker: LogBroker) -> None:
     stream = broker.add("large")
     for _ in range(40):
         stream.append([b"x" * 100_000])
-    log = stream.log
-
-    def blocking() -> int:
-        reader = both.client.read_batches(
-            "large", fetch_bytes=100_000, read_ahead_bytes=500_000, until="end"
-        )
-        next(reader)
-        for _ in range(20):
-            both.client.ping()
-        reads = log.reads
-        assert sum(len(batch) for batch in reader) == 39
-        return reads
-
-    if hasattr(both.client.read_batches("large"), "__aiter__"):
-        reader = both.client.read_batches(
-            "large", fetch_bytes=100_000, read_ahead_bytes=500_000, until="end"
-        )
-        await anext(reader)
-        for _ in range(20):
-            await both.client.ping()
-        reads = log.reads
-        assert sum([len(batch) async for batch in reader]) == 39
-    else:
-        reads = await asyncio.to_thread(blocking)
+    reads = await both.step(
+        "ping_amid_a_read", both.client, stream.log, 20, "large",
+        fetch_bytes=100_000, read_ahead_bytes=500_000, until="end",
+    )  # fmt: skip
     assert 5 <= reads <= 8
 
 
@@ -339,22 +300,6 @@ async def test_a_long_request_while_many_answers_are_on_their_way(
         stream.append([b"x" * 1_000_000])
     settings = {"subject": "n", "note": "x" * 1_000_000}
 
-    def blocking() -> int:
-        readers = [both.client.read_batches("large", until="end") for _ in range(4)]
-        for reader in readers:
-            next(reader)
-        both.client.create_stream("new", **settings)
-        return sum(len(batch) for reader in readers for batch in reader)
-
     async with asyncio.timeout(20):
-        if hasattr(both.client.read_batches("large"), "__aiter__"):
-            readers = [both.client.read_batches("large", until="end") for _ in range(4)]
-            for reader in readers:
-                await anext(reader)
-            await both.client.create_stream("new", **settings)
-            rest = 0
-            for reader in readers:
-                rest += sum([len(batch) async for batch in reader])
-        else:
-            rest = await asyncio.to_thread(blocking)
+        rest = await both.step("create_amid_reads", both.client, "large", settings)
     assert rest == 4 * 59

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -75,16 +74,8 @@ async def test_what_lies_before_the_damage_is_handed_out_first(
     damage(broker, 3, HEADER)
     seen: list[int] = []
 
-    def blocking() -> None:
-        for batch in both.client.read_batches("orders", until="end"):
-            seen.extend(batch.offsets())
-
     with pytest.raises(CorruptRange):
-        if hasattr(both.client.read_batches("orders"), "__aiter__"):
-            async for batch in both.client.read_batches("orders", until="end"):
-                seen.extend(batch.offsets())
-        else:
-            await asyncio.to_thread(blocking)
+        await both.offsets("orders", until="end", into=seen)
     assert seen == list(range(1, 31))
 
 

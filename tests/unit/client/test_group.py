@@ -784,10 +784,7 @@ async def test_stop_ends_the_iteration_although_more_records_have_come(client: O
 async def test_a_member_that_is_stopped_before_it_begins_does_not_join(client: Opened) -> None:
     group = client.client.group("billing", "orders")
     group.stop()
-    enter, leave = ("__enter__", "__exit__") if client.blocking else ("__aenter__", "__aexit__")
-    await client.of(group, enter)
-    assert await client.take(group, 1) == []
-    await client.of(group, leave, None, None, None)
+    assert await client.step("take_in_block", group) == []
     assert await client.call("list_groups") == []
 
 

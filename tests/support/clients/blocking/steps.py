@@ -1,0 +1,68 @@
+# Made from tests/support/clients/aio/steps.py by `make blocking`: edit that one.
+"""Steps of tests that iterate over what a client reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def offsets(client: Any, seen: list[int], *args: Any, **options: Any) -> None:
+    """Put the offsets into `seen` as they come."""
+    for batch in client.read_batches(*args, **options):
+        seen.extend(batch.offsets())
+
+
+def take(iterator: Any, count: int | None = None) -> list[Any]:
+    """So many items, fewer at the end; None: all."""
+    found: list[Any] = []
+    while count is None or len(found) < count:
+        item = next(iterator, None)
+        if item is None:
+            break
+        found.append(item)
+    return found
+
+
+def first(iterator: Any) -> Any:
+    """Leave the iteration after its first item."""
+    for item in iterator:
+        return item
+    raise AssertionError("it has no item")
+
+
+def take_in_block(consumer: Any) -> list[Any]:
+    """All items, taken in the block of the consumer."""
+    with consumer:
+        return take(consumer)
+
+
+def fail_at(consumer: Any, offset: int) -> None:
+    """Leave the block by a KeyError while this record is processed."""
+    with consumer:
+        for record in consumer:
+            if record.offset == offset:
+                raise KeyError("cannot handle it")
+
+
+def ping_amid_a_read(client: Any, log: Any, count: int, *args: Any, **options: Any) -> int:
+    """How often `log` has been read when the first batch was taken and `count` pings answered. The
+    rest has 39 records."""
+    reader = client.read_batches(*args, **options)
+    next(reader)
+    for _ in range(count):
+        client.ping()
+    reads = int(log.reads)
+    assert sum([len(batch) for batch in reader]) == 39
+    return reads
+
+
+def create_amid_reads(client: Any, read: str, settings: dict[str, str]) -> int:
+    """Begin four reads, create a stream, and count the records that the reads have left."""
+    readers = [client.read_batches(read, until="end") for _ in range(4)]
+    for reader in readers:
+        next(reader)
+    client.create_stream("new", **settings)
+    left = 0
+    for reader in readers:
+        left += sum([len(batch) for batch in reader])
+    return left
