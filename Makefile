@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup tidy demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,8 +66,9 @@ demo-cluster: $(DEMO)/.installed ## Three daemons that replicate: publish, kill 
 demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with a chart (needs Java)
 	$(BIN)/liftlog demo-spark --chart build/orders.png
 
-test: setup ## Run all tests; those that fail beside others run once more, alone
-	@$(BIN)/python -m $(if $(ARGS),pytest --ignore tests/spark --ignore tests/install,tools.run_tests) $(PARALLEL) $(ARGS)
+test: setup ## Run all tests; those that fail beside others run once more, alone (WITHOUT='tests/unit ...')
+	@$(BIN)/python -m $(if $(ARGS),pytest --ignore tests/spark --ignore tests/install,tools.run_tests) $(PARALLEL) \
+	  $(addprefix --ignore=,$(WITHOUT)) $(ARGS)
 
 test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)
 	$(BIN)/python -m pytest tests/spark/test_cluster.py $(ARGS)
@@ -88,6 +89,9 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 	  tests/integration/test_pull_fuzz.py tests/integration/test_starvation.py \
 	  tests/integration/test_http_hostile_values.py tests/integration/test_http_hostile_clients.py \
 	  tests/integration/test_bad_input.py $(ARGS)
+
+tidy: setup ## Figures of the source: sizes, circles, docstrings (ARGS=circles lists what is counted)
+	$(BIN)/python -m tools.tidy $(ARGS)
 
 storage-faults: setup ## Every error of every call on the files of a log and the small ones beside it, and the file of every neighbour (SEED=n; half an hour and more)
 	TORTURE_ROUNDS=1 TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=3600 \

@@ -1,4 +1,5 @@
-"""Hypothesis profiles: `ci` is the default, `HYPOTHESIS_PROFILE=fuzz` searches for long."""
+"""Hypothesis profiles: `ci` is the default, `HYPOTHESIS_PROFILE=quick` tries fewer examples, and
+`fuzz` searches for long."""
 
 from __future__ import annotations
 
@@ -30,6 +31,9 @@ _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
     "ci", deadline=None, max_examples=50, suppress_health_check=_SLOW_MACHINES
+)
+settings.register_profile(
+    "quick", deadline=None, max_examples=15, suppress_health_check=_SLOW_MACHINES
 )
 settings.register_profile(
     "fuzz", deadline=None, max_examples=20_000, suppress_health_check=_SLOW_MACHINES

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
+import pytest
+
+from tools.tidy import ALLOWED, FIGURES, MAX_FUNCTION_LINES, Sources
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("liftlog", "envelope", "compaction", "acl", "tools")
-_MAX_LINES = 70
 _POSSESSIVE_GROUP = re.compile(r"\)(?:[*+?]|\{[\w%,]*\})\+")
 
 
@@ -26,17 +28,28 @@ def test_no_expression_repeats_a_group_possessively() -> None:
     assert found == []
 
 
-def test_no_function_is_long() -> None:
-    """A function that needs more does several things. Its docstring counts, decorators do not."""
-    probe = "def f():\n" + "    pass\n" * _MAX_LINES
-    assert _long_functions("probe", probe) == ["probe:1 f has 71 lines"]
-    found = [
-        one
-        for directory in (*PRODUCT, "tests")
-        for path in sorted((ROOT / directory).rglob("*.py"))
-        for one in _long_functions(str(path.relative_to(ROOT)), path.read_text())
-    ]
-    assert found == []
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_of_the_source(figure: str) -> None:
+    """`make tidy ARGS=word` lists what is counted."""
+    found = FIGURES[figure]()
+    assert len(found) <= ALLOWED.get(figure, 0), "\n".join(found)
+
+
+def test_what_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/__init__.py").write_text('"""one  the first"""\n')
+    long = "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES
+    many = "".join(f"    def m{n}(self):\n        self.a{n} = 1\n" for n in range(41))
+    (tmp_path / "p/one.py").write_text(f'"""What it is."""\nimport p.two\n{long}class C:\n{many}')
+    (tmp_path / "p/two.py").write_text("from p import one\nx = one.f._hidden\n" + "\n" * 500)
+    sources = Sources("p", root=tmp_path)
+    assert sources.long_functions() == ["p/one.py:3 f: 71 lines"]
+    assert sources.large_classes() == ["p/one.py C: 41 attributes, 41 methods"]
+    assert sources.long_modules() == ["p/two.py: 502 lines"]
+    assert sources.unnamed_modules() == ["p/two.py"]
+    assert sources.private_reaches() == ["p/two.py:2"]
+    assert sources.docstrings_that_begin_with("What") == ["p/one.py: What it is."]
+    assert sources.circles() == ["p.one <-> p.two"]
 
 
 def test_no_patch_is_for_what_is_not_there() -> None:
@@ -45,13 +58,3 @@ def test_no_patch_is_for_what_is_not_there() -> None:
     silent = "raising=" + "False"
     paths = sorted((ROOT / "tests").rglob("*.py"))
     assert [str(one.relative_to(ROOT)) for one in paths if silent in one.read_text()] == []
-
-
-def _long_functions(path: str, source: str) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > _MAX_LINES:
-                found.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
-    return found

@@ -1,0 +1,235 @@
+"""`make tidy`: figures of the source, and how far they may go.
+
+`tests/unit/test_tidy.py` asserts that no figure exceeds `ALLOWED`. Lower the limit when a figure
+falls.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+_N = TypeVar("_N", bound=ast.AST)
+_REACH = re.compile(r"(?<![\w.])(?!self\b|cls\b)\w+(?:\.\w+|\[[^\]]*\]|\(\))*\._(?!_)[a-z]\w*")
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = ("liftlog", "envelope", "compaction", "acl")
+
+MAX_FUNCTION_LINES = 70
+MAX_MODULE_LINES = 500
+MAX_ATTRIBUTES = 24
+MAX_METHODS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    path: Path
+    root: Path
+    source: str
+
+    @property
+    def shown(self) -> str:
+        return str(self.path.relative_to(self.root))
+
+    @property
+    def name(self) -> str:
+        parts = self.path.relative_to(self.root).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
+    def lines(self) -> int:
+        return self.source.count("\n")
+
+
+class Sources:
+    """The Python files of some folders, parsed."""
+
+    def __init__(self, *folders: str, root: Path = ROOT) -> None:
+        self.modules = [
+            Module(path, root, path.read_text())
+            for folder in folders
+            for path in sorted((root / folder).rglob("*.py"))
+        ]
+
+    @cached_property
+    def nodes(self) -> list[tuple[Module, list[ast.AST]]]:
+        """The nodes of each module that some figure looks at; the module itself first."""
+        wanted = (ast.Module, ast.stmt)
+        return [
+            (module, [one for one in ast.walk(ast.parse(module.source)) if isinstance(one, wanted)])
+            for module in self.modules
+        ]
+
+    def lines(self) -> int:
+        return sum(module.lines for module in self.modules)
+
+    def long_modules(self) -> list[str]:
+        return [
+            f"{module.shown}: {module.lines} lines"
+            for module in self.modules
+            if module.lines > MAX_MODULE_LINES
+        ]
+
+    def long_functions(self) -> list[str]:
+        """A docstring counts, decorators do not."""
+        found = []
+        for module, nodes in self.nodes:
+            for node in nodes:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                    if lines > MAX_FUNCTION_LINES:
+                        found.append(f"{module.shown}:{node.lineno} {node.name}: {lines} lines")
+        return found
+
+    def large_classes(self) -> list[str]:
+        """Classes with too many attributes, assigned by their methods, or too many methods."""
+        found = []
+        for module, node in self._nodes(ast.ClassDef):
+            attributes, methods = size_of_class(node)
+            if attributes > MAX_ATTRIBUTES or methods > MAX_METHODS:
+                found.append(
+                    f"{module.shown} {node.name}: {attributes} attributes, {methods} methods"
+                )
+        return found
+
+    def docstrings_that_begin_with(self, word: str) -> list[str]:
+        return [
+            f"{module.shown}: {text.splitlines()[0]}"
+            for module, text in self.docstrings()
+            if text.startswith(f"{word} ")
+        ]
+
+    def docstrings(self) -> Iterator[tuple[Module, str]]:
+        """Those of attributes, below an assignment, too."""
+        for module, node in self._nodes(ast.Expr):
+            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                yield module, node.value.value.strip()
+
+    def unnamed_modules(self) -> list[str]:
+        """Modules that the docstring of their package does not name."""
+        packages = {
+            module.path.parent: ast.get_docstring(tree) or ""
+            for module, tree in self._nodes(ast.Module)
+            if module.path.stem == "__init__"
+        }
+        return [
+            module.shown
+            for module in self.modules
+            if module.path.stem not in ("__init__", "__main__")
+            and not re.search(rf"\b{module.path.stem}\b", packages[module.path.parent])
+        ]
+
+    def circles(self) -> list[str]:
+        """Modules that import each other, also for types or inside of functions."""
+        names = {module.name for module in self.modules}
+        arrows: dict[str, set[str]] = {name: set() for name in names}
+        for module, node in self._nodes(ast.ImportFrom):
+            found = {f"{node.module}"} | {f"{node.module}.{one.name}" for one in node.names}
+            arrows[module.name] |= found & names
+        for module, plain in self._nodes(ast.Import):
+            arrows[module.name] |= {one.name for one in plain.names} & names
+        return [" <-> ".join(sorted(circle)) for circle in circles_of(arrows)]
+
+    def private_reaches(self) -> list[str]:
+        """Lines that use a private name of something else than `self`."""
+        return [
+            f"{module.shown}:{number}"
+            for module in self.modules
+            for number, line in enumerate(module.source.splitlines(), 1)
+            if _REACH.search(line.split("  #", 1)[0])
+        ]
+
+    def _nodes(self, kind: type[_N]) -> Iterator[tuple[Module, _N]]:
+        for module, nodes in self.nodes:
+            for node in nodes:
+                if isinstance(node, kind):
+                    yield module, node
+
+
+def size_of_class(node: ast.ClassDef) -> tuple[int, int]:
+    """Number of attributes that its methods assign, and of its methods."""
+    methods = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    attributes = {
+        one.attr
+        for method in methods
+        for one in ast.walk(method)
+        if isinstance(one, ast.Attribute)
+        and isinstance(one.ctx, ast.Store)
+        and isinstance(one.value, ast.Name)
+        and one.value.id == "self"
+    }
+    return len(attributes), len(methods)
+
+
+def circles_of(arrows: Mapping[str, set[str]]) -> list[set[str]]:
+    """Sets of more than one name in which each is reached from each."""
+    left = {name: set(to) for name, to in arrows.items()}
+    while ends := {name for name, to in left.items() if not to}:
+        left = {name: to - ends for name, to in left.items() if name not in ends}
+    reached = {name: reachable(name, left) for name in left}
+    circles: list[set[str]] = []
+    for name in left:
+        circle = {other for other in reached[name] if name in reached[other]}
+        if len(circle) > 1 and circle not in circles:
+            circles.append(circle)
+    return circles
+
+
+def reachable(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for name in arrows[waiting.pop()] - found:
+            found.add(name)
+            waiting.append(name)
+    return found
+
+
+def arrows_up() -> list[str]:
+    """Imports that the layer contracts of pyproject.toml leave out."""
+    text = (ROOT / "pyproject.toml").read_text()
+    return re.findall(r'^\s+"(liftlog\.\S+ -> liftlog\.\S+)",?$', text, re.M)
+
+
+PRODUCT_SOURCES = Sources(*PRODUCT)
+TEST_SOURCES = Sources("tests")
+
+FIGURES: Mapping[str, Callable[[], list[str]]] = {
+    "functions above 70 lines": lambda: (
+        PRODUCT_SOURCES.long_functions() + TEST_SOURCES.long_functions()
+    ),
+    "modules above 500 lines": PRODUCT_SOURCES.long_modules,
+    "classes with more than 24 attributes or 40 methods": PRODUCT_SOURCES.large_classes,
+    "modules that their package does not name": PRODUCT_SOURCES.unnamed_modules,
+    "circles of imports": PRODUCT_SOURCES.circles,
+    "imports that layers leave out": arrows_up,
+    'docstrings that begin with "What"': lambda: PRODUCT_SOURCES.docstrings_that_begin_with("What"),
+    'docstrings that begin with "Of"': lambda: PRODUCT_SOURCES.docstrings_that_begin_with("Of"),
+    'docstrings that begin with "Whether"': lambda: PRODUCT_SOURCES.docstrings_that_begin_with(
+        "Whether"
+    ),
+    "lines of tests that use private names": TEST_SOURCES.private_reaches,
+}
+
+ALLOWED: Mapping[str, int] = {}
+"""The most of each figure; 0 where none is named."""
+
+
+def main() -> None:
+    """Print all figures; with words as arguments, what the figures with these words consist of."""
+    print(f"{PRODUCT_SOURCES.lines():>7,}  lines of product")
+    for name, measure in FIGURES.items():
+        found = measure()
+        print(f"{len(found):>7,}  {name}" + f" (at most {ALLOWED.get(name, 0)})")
+        if any(word in name for word in sys.argv[1:]):
+            print(*(f"         {one}" for one in found), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
