@@ -67,7 +67,7 @@ demo-spark: setup ## Orders from NATS into a lake, queried with Spark SQL, with 
 	$(BIN)/liftlog demo-spark --chart build/orders.png
 
 test: setup ## Run all tests; those that fail beside others run once more, alone (WITHOUT='tests/unit ...')
-	@$(BIN)/python -m $(if $(ARGS),pytest --ignore tests/spark --ignore tests/install,tools.run_tests) $(PARALLEL) \
+	@$(BIN)/python -m $(if $(ARGS),tools.compiled_tests --ignore=tests/spark --ignore=tests/install,tools.run_tests) $(PARALLEL) \
 	  $(addprefix --ignore=,$(WITHOUT)) $(ARGS)
 
 test-cluster: setup ## Run jobs and the export on a real Spark cluster on this machine (a few minutes)

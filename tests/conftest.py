@@ -1,27 +1,26 @@
-"""Hypothesis profiles: `ci` is the default, `HYPOTHESIS_PROFILE=quick` tries fewer examples, and
-`fuzz` searches for long."""
+"""Hypothesis profiles: `ci` is the default, `HYPOTHESIS_PROFILE=fuzz` searches for long."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tools.compiled_tests import write_bytecode
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and so would everything
 # that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Daemons and commands are started hundreds of times. Where Python may not write bytecode beside the
-# sources, each start would compile all of them again: it gets another place.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    os.environ.setdefault(
-        "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "pycache")
-    )
+# pytest writes the compiled tests, and the hundreds of daemons and commands that are started find
+# their modules compiled.
+write_bytecode()
 
 # What a helper asserts is told as in a test: with the values.
 pytest.register_assert_rewrite("support")
@@ -30,10 +29,7 @@ _LIMIT_SECONDS = 300
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
-    "ci", deadline=None, max_examples=50, suppress_health_check=_SLOW_MACHINES
-)
-settings.register_profile(
-    "quick", deadline=None, max_examples=15, suppress_health_check=_SLOW_MACHINES
+    "ci", deadline=None, max_examples=20, suppress_health_check=_SLOW_MACHINES
 )
 settings.register_profile(
     "fuzz", deadline=None, max_examples=20_000, suppress_health_check=_SLOW_MACHINES
@@ -45,6 +41,17 @@ def pytest_configure() -> None:
     from support.daemons import forks
 
     forks.allow()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """All that collecting makes stays to the end: the garbage collector need not look at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
-from support.clients.browser import NewWindow, Window, chromium, find_chromium
+from support.clients.browser import NewWindow, Window, Windows, chromium, find_chromium
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 
@@ -23,14 +23,15 @@ def server() -> Iterator[NatsServer]:
         yield server
 
 
-@pytest.fixture
-def window(browser: Browser) -> Iterator[NewWindow]:
-    opened: list[Window] = []
+@pytest.fixture(scope="module")
+def windows(browser: Browser) -> Windows:
+    return Windows(browser)
 
+
+@pytest.fixture
+def window(windows: Windows) -> Iterator[NewWindow]:
     def open_window(daemon: Daemon, **options: Any) -> Window:
-        opened.append(Window(browser, f"http://{daemon.http_address}", **options))
-        return opened[-1]
+        return windows.take(f"http://{daemon.http_address}", **options)
 
     yield open_window
-    for one in opened:
-        one.close()
+    windows.give_back_all()

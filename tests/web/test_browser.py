@@ -12,11 +12,7 @@ from typing import Any
 import nats
 import pytest
 from playwright.sync_api import expect
-from support.clients.accessibility import (
-    check_accessible,
-    check_in_every_way,
-    is_as_wide_as_its_window,
-)
+from support.clients.accessibility import check_accessible, check_in_every_way
 from support.clients.browser import NewWindow, run_apart
 from support.clients.ingesting import until
 from support.daemons.daemon import Daemon
@@ -140,14 +136,6 @@ PAGES = ("/ui/streams", "/ui/streams/orders", "/ui/streams/orders/records?limit=
          "/ui/create", "/ui/streams/orders/edit", "/ui/streams/orders/publish?subject=orders.eu.x",
          "/ui/topology", "/ui/topology?subject=orders.eu.new", "/ui/topology?subject=Orders",
          "/ui/health", "/ui/streams/absent", "/ui/nowhere", "/ui/login")  # fmt: skip
-
-
-def test_every_page_on_a_phone(daemon: Daemon, window: NewWindow) -> None:
-    page = window(daemon, viewport={"width": 320, "height": 800}).page
-    for path in PAGES:
-        page.goto(path)
-        check_accessible(page)
-        assert is_as_wide_as_its_window(page), path
 
 
 @pytest.mark.parametrize("part", range(4))

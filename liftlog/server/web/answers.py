@@ -4,6 +4,7 @@ with the headers that it must have."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from importlib import resources
@@ -43,6 +44,39 @@ _SPARK_POINTS = SPANS[FINEST].kept
 _LOOK_EVERY = 64
 
 
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """Templates stay compiled as long as the process runs."""
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("liftlog.server.web"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    templates.filters.update(
+        count=formats.count,
+        size=formats.size,
+        rate=formats.rate,
+        percent=formats.percent,
+        moment=formats.moment,
+        duration=formats.duration,
+        ago=lambda timestamp_ns: formats.ago(timestamp_ns, time.time_ns()),
+        spark=lambda history: formats.spark_points(history, _SPARK_POINTS),
+        spark_area=lambda history: formats.spark_area(history, _SPARK_POINTS),
+        visible=content.visible,
+        in_words=troubles.in_words,
+        folded=outline.folded,
+    )
+    templates.globals.update(
+        version=liftlog.__version__,
+        spark_width=formats.SPARK_WIDTH,
+        spark_height=formats.SPARK_HEIGHT,
+    )
+    return templates
+
+
 class Rendering:
     """Renders templates a slice at a time, so that a long page does not hold the event loop.
 
@@ -50,33 +84,7 @@ class Rendering:
     """
 
     def __init__(self) -> None:
-        self._templates = jinja2.Environment(
-            loader=jinja2.PackageLoader("liftlog.server.web"),
-            autoescape=True,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        self._templates.filters.update(
-            count=formats.count,
-            size=formats.size,
-            rate=formats.rate,
-            percent=formats.percent,
-            moment=formats.moment,
-            duration=formats.duration,
-            ago=lambda timestamp_ns: formats.ago(timestamp_ns, time.time_ns()),
-            spark=lambda history: formats.spark_points(history, _SPARK_POINTS),
-            spark_area=lambda history: formats.spark_area(history, _SPARK_POINTS),
-            visible=content.visible,
-            in_words=troubles.in_words,
-            folded=outline.folded,
-        )
-        self._templates.globals.update(
-            version=liftlog.__version__,
-            spark_width=formats.SPARK_WIDTH,
-            spark_height=formats.SPARK_HEIGHT,
-        )
+        self._templates = _environment()
         self._loaded: dict[str, jinja2.Template] = {}
 
     async def page(self, name: str, **values: Any) -> str:
