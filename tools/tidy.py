@@ -122,6 +122,7 @@ class Sources:
             module.shown
             for module in self.modules
             if module.path.stem not in ("__init__", "__main__")
+            and "blocking" not in module.path.parts  # made from `aio`, which names them
             and not re.search(rf"\b{module.path.stem}\b", packages[module.path.parent])
         ]
 
@@ -217,7 +218,15 @@ FIGURES: Mapping[str, Callable[[], list[str]]] = {
     "lines of tests that use private names": TEST_SOURCES.private_reaches,
 }
 
-ALLOWED: Mapping[str, int] = {}
+ALLOWED: Mapping[str, int] = {
+    "modules above 500 lines": 17,
+    "classes with more than 24 attributes or 40 methods": 6,
+    "circles of imports": 6,
+    'docstrings that begin with "What"': 180,
+    'docstrings that begin with "Of"': 53,
+    'docstrings that begin with "Whether"': 100,
+    "lines of tests that use private names": 600,
+}
 """The most of each figure; 0 where none is named."""
 
 

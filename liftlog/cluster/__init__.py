@@ -19,5 +19,6 @@ election      when a node takes over the lead of a stream, and when it resigns
 unclean       which copy leads when no copy is known to be complete
 handover      how the lead moves to another node while messages keep coming
 guard         which record to restore when the metadata store has lost changes
+clocks        whether this node's clock agrees with the majority
 placement     which nodes get the replicas of a stream
 """

@@ -11,6 +11,9 @@ actions      pause, resume, compact: confirmed, then carried out
 watching     the streams as the pages show them: described at most once a second
 history      the last minutes and hours of each stream and of the daemon, in bounded memory
 browsing     records for a page, found in a thread
+waiting      how long the oldest unread record of each consumer waits
+pace         bounds how fast a search may go
+troubles     the words of a page that cannot show what was asked for
 fields       chosen JSON fields as columns; two values side by side
 conditions   a text, a JSON field or an expression in values
 content      a value as text, JSON, hexadecimal or msgpack

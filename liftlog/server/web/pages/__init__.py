@@ -1,1 +1,10 @@
-"""The views; each returns a `Shown`, from which HTML and JSON are made."""
+"""The views; each returns a `Shown`, from which HTML and JSON are made.
+
+overview, charts, access   the daemon; its last hours; principals and their rights
+cluster                    nodes, and replicas of streams
+topology                   subjects, the streams that record them, and their readers
+stream, editing            one stream; the forms that create and change one
+records, record, versions  records of a stream; one record; all records of a key
+consumers, groups          checkpoints and lag; consumer groups
+publishing                 the form that publishes a message
+"""
