@@ -32,7 +32,7 @@ from support.rounds import is_torture
 
 _BUILD_SECONDS = 600.0
 _PLACE = REPOSITORY / "build/publishers"
-_SOURCES = REPOSITORY / "tests/support"
+_SOURCES = Path(__file__).parent
 _MESSAGE_BYTES = 60
 
 
