@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from liftlog.errors import LiftlogError, NatsRefused, NatsUnavailable
-from liftlog.names import is_stream_name
 from liftlog.server.ingest.nats_link import NatsLink
 from liftlog.server.ingest.subscriptions import LinkSubscription
 from liftlog.server.jetstream_api import consumer_methods, message_methods, purging, streams
@@ -54,10 +53,9 @@ from liftlog.server.jetstream_api.methods import (
 from liftlog.server.jetstream_api.pace import Pace, ReadingPause
 from liftlog.server.jetstream_api.presence import Presence
 from liftlog.server.jetstream_api.waiting import MAX_OF_PARTY, WORKERS, Message, Waiting
-from liftlog.server.node.cluster_catalog import node_of
-from liftlog.server.node.replicated import ReplicatedStreams
 from liftlog.server.pull.services import PullServices
 from liftlog.server.streams.broker import Broker
+from liftlog.server.streams.catalog import Catalog
 from liftlog.stream.destinations import own_subject
 from liftlog.stream.run import MessageRun
 
@@ -346,21 +344,22 @@ class JetStreamApi:
         method, arguments = found
         if len(payload) > MAX_REQUEST_BYTES:
             raise bad_request(f"the request is larger than {MAX_REQUEST_BYTES} bytes")
-        streams = node_of(self._broker)
-        if method.at_leader and streams is not None:
-            node = await _leader_of(streams, arguments[0])
+        if method.at_leader:
+            catalog = self._broker.catalog
+            await catalog.look_for(arguments[0])
+            node = catalog.answerer(arguments[0])
             if node is not None:
                 if self._is_passed_on(subject):
-                    raise streams.view.not_leader(arguments[0])
+                    raise catalog.not_leader(arguments[0])
                 await self._pass_on(node, subject, reply, payload)
                 return None
-            await self._take_over(streams, arguments[0])
+            await self._take_over(catalog, arguments[0])
         request = Request(self._parts, arguments, reply, payload)
         if method.at_leader:
             request.check_exists()
         return await method.perform(request)
 
-    async def _take_over(self, streams: ReplicatedStreams, stream: str) -> None:
+    async def _take_over(self, catalog: Catalog, stream: str) -> None:
         """Returns when this node leads the stream, if it is about to: programs use a stream in the
         moment in which its creation is answered. What does not wait is refused later, for now."""
         if self._at_takeover >= _MAX_AT_TAKEOVER:
@@ -368,10 +367,7 @@ class JetStreamApi:
         self._at_takeover += 1
         try:
             async with asyncio.timeout(_TAKEOVER_SECONDS):
-                while streams.view.leads(stream):
-                    led = streams.led.get(stream)
-                    if led is not None and led.leader.is_ready:
-                        return
+                while catalog.begins_to_lead(stream):  # noqa: ASYNC110  nothing tells its end
                     await asyncio.sleep(_TAKEOVER_LOOK_SECONDS)
         except TimeoutError:
             pass
@@ -414,15 +410,6 @@ def _leaf_link(broker: Broker) -> LeafLink | None:
     if not nats.leafnode:
         return None
     return LeafLink(nats.leafnode, LeafLogin(nats), name=broker.settings.name)
-
-
-async def _leader_of(streams: ReplicatedStreams, stream: str) -> str | None:
-    """The other node that leads a stream; None: this one is to answer. A stream that this node does
-    not know may have been created a moment ago, on another node. Raises NotLeader."""
-    if not streams.view.knows(stream) and is_stream_name(stream):
-        with contextlib.suppress(LiftlogError):
-            await streams.mirror.change(stream, lambda present: None)
-    return streams.view.answerer(stream)
 
 
 def passed_on_prefix(cluster: str, node: str) -> bytes:

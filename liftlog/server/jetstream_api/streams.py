@@ -62,7 +62,6 @@ from liftlog.server.jetstream_api.stream_config import (
     config_of,
     settings_from,
 )
-from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.requests.rights import carry_out
 from liftlog.settings import StreamSettings, parse_stream_settings
 
@@ -309,7 +308,7 @@ async def _create(request: Request) -> Answer:
     if existing is not None:
         return await _same(request, existing, wanted)
     await _check_neighbours(request, wanted)
-    if settings["replicas"] > 1 and node_of(request.broker) is None:
+    if settings["replicas"] > 1 and not request.broker.catalog.in_cluster:
         raise JetStreamError(500, 10074, "replicas > 1 not supported in non-clustered mode")
     settings["jetstream"]["created"] = time_text(time.time_ns())
     try:

@@ -23,6 +23,7 @@ from liftlog.errors import (
     NotReady,
     StreamNotFound,
 )
+from liftlog.names import is_stream_name
 from liftlog.protocol.described import StreamInfo
 from liftlog.protocol.messages import ANY_REPLICA, Fetch, FetchHeader
 from liftlog.protocol.replication import ClusterInfo
@@ -46,6 +47,8 @@ _CONFIRM_SECONDS = 10.0
 
 class ClusterCatalog:
     """See `Catalog`. Belongs to the event loop; `node` is this daemon as a node."""
+
+    in_cluster = True
 
     def __init__(self, node: ReplicatedStreams, own: OwnCatalog) -> None:
         """`own` deletes copies that no record knows of."""
@@ -97,6 +100,11 @@ class ClusterCatalog:
         record = self._view.known(name)
         return None if record is None else describe_elsewhere(name, settings_of(record), record)
 
+    async def look_for(self, name: str) -> None:
+        if not self._view.knows(name) and is_stream_name(name):
+            with contextlib.suppress(LiftlogError):
+                await self.node.mirror.change(name, lambda present: None)
+
     def was_deleted(self, name: str) -> bool:
         record = self.node.mirror.records.get(name)
         return record is not None and record.deleted
@@ -146,11 +154,14 @@ class ClusterCatalog:
             raise self._view.not_leader(name)
         return led
 
-    def check_end_is_known(self, name: str) -> None:
-        """A stream that has failed ends as it does."""
+    def begins_to_lead(self, name: str) -> bool:
         led = self.node.led.get(name)
         is_ready = led is not None and led.leader.is_ready
-        if not is_ready and self._view.leads(name) and not self.node.has_failed(name):
+        return not is_ready and self._view.leads(name)
+
+    def check_end_is_known(self, name: str) -> None:
+        """The end of a stream that has failed is known: nothing changes it any more."""
+        if self.begins_to_lead(name) and not self.node.has_failed(name):
             raise self._view.begins_to_lead(name)
 
     def may_read_copy(self, name: str, replica: str) -> bool:

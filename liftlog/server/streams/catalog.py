@@ -21,6 +21,11 @@ class Catalog(Protocol):
     """Belongs to the event loop."""
 
     @property
+    def in_cluster(self) -> bool:
+        """True if this daemon is a node of a cluster."""
+        ...
+
+    @property
     def recorded(self) -> Mapping[str, StreamSettings]:
         """Settings of all streams of the cluster, by name; none for a daemon on its own."""
         ...
@@ -57,6 +62,11 @@ class Catalog(Protocol):
 
     def describe_elsewhere(self, name: str) -> StreamInfo | None:
         """A stream without a copy here; None if this daemon knows of none."""
+        ...
+
+    async def look_for(self, name: str) -> None:
+        """Read the newest metadata of a stream that this daemon does not know: it may have been
+        created a moment ago, on another node. Does not raise."""
         ...
 
     def was_deleted(self, name: str) -> bool:
@@ -104,6 +114,10 @@ class Catalog(Protocol):
 
     def check_leads(self, name: str) -> None:
         """Raises NotLeader if another node leads the stream, NotReady while this one begins to."""
+        ...
+
+    def begins_to_lead(self, name: str) -> bool:
+        """True while this daemon is to lead the stream, and cannot answer for it yet."""
         ...
 
     def check_end_is_known(self, name: str) -> None:

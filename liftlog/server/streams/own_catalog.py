@@ -32,6 +32,7 @@ logger = logging.getLogger("liftlog.server")
 class OwnCatalog:
     """See `Catalog`. Belongs to the event loop."""
 
+    in_cluster = False
     recorded: Mapping[str, StreamSettings] = {}
 
     newer: Mapping[str, str] = {}
@@ -70,6 +71,9 @@ class OwnCatalog:
     def describe_elsewhere(self, name: str) -> StreamInfo | None:
         return None
 
+    async def look_for(self, name: str) -> None:
+        """It knows all of its streams."""
+
     def was_deleted(self, name: str) -> bool:
         return False
 
@@ -107,6 +111,9 @@ class OwnCatalog:
 
     def check_leads(self, name: str) -> None:
         """It leads them all."""
+
+    def begins_to_lead(self, name: str) -> bool:
+        return False
 
     def check_end_is_known(self, name: str) -> None:
         """Nothing was read of another leader."""

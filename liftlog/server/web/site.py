@@ -15,7 +15,6 @@ from liftlog.server.http.callers import Callers, asks
 from liftlog.server.http.failures import failure
 from liftlog.server.http.guard import identified, identifying
 from liftlog.server.http.shares import Shares
-from liftlog.server.node.cluster_catalog import node_of
 from liftlog.server.vitals.conditions import (
     Condition,
     Severity,
@@ -214,7 +213,7 @@ class WebSite:
         return {
             "path": request.path,
             "viewer": viewer,
-            "in_cluster": node_of(self._parts.broker) is not None,
+            "in_cluster": self._parts.broker.catalog.in_cluster,
             "has_acl": policy is not None,
             "may_sign_in": policy is not None and viewer.cookie is None,
             "logout_token": sessions.form_token(viewer.cookie, "sign out"),
