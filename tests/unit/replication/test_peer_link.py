@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.daemons.catalogs import cluster_catalog
 from support.daemons.certificates import Authority
 from support.daemons.pull_broker import LogBroker, pull_server
 
@@ -36,6 +37,7 @@ class Streams:
     member = Member("c0ffee", "a", 7, is_same=True)
 
     def __init__(self) -> None:
+        self.view = self.peers = self
         self.hearing = Hearing(asyncio.get_running_loop().time)
         self.came: list[str] = []
         self.went: list[str] = []
@@ -60,8 +62,8 @@ class Node(LogBroker):
     streams: Streams
 
     @property
-    def replicated(self) -> Any:
-        return self.streams
+    def catalog(self) -> Any:
+        return cluster_catalog(self.streams)
 
 
 class Ways:
