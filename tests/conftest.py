@@ -29,7 +29,7 @@ _LIMIT_SECONDS = 300
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile(
-    "ci", deadline=None, max_examples=20, suppress_health_check=_SLOW_MACHINES
+    "ci", deadline=None, max_examples=50, suppress_health_check=_SLOW_MACHINES
 )
 settings.register_profile(
     "fuzz", deadline=None, max_examples=20_000, suppress_health_check=_SLOW_MACHINES

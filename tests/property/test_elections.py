@@ -18,7 +18,7 @@ from liftlog.cluster.election import Elections, Opinion
 from liftlog.cluster.leading import Leader
 from liftlog.cluster.record import StreamRecord
 
-RUNS = int(os.environ.get("SIMULATE_RUNS", "2"))
+RUNS = int(os.environ.get("SIMULATE_RUNS", "4"))
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.disks.crashing_disk import Stopped, disk
-from support.rounds import tries
+from support.rounds import is_torture
 from support.spark.exporting import Export, ExportedStreams, Put, table
 
 from liftlog.client import connect_sync
@@ -56,7 +56,7 @@ BOUNDS = st.sampled_from([AS_THEY_ARE, (5.0, 1), (5.0, 2), (5.0, MOST_CHANGES)])
 ROUNDS = st.lists(
     st.tuples(st.lists(MESSAGES, min_size=1, max_size=3), st.lists(CHANGES, max_size=2), RUNS),
     min_size=2,
-    max_size=tries(4, 8),
+    max_size=8 if is_torture() else 4,
 )
 
 PLAIN = {"stop_before": None, "partition_bytes": None, "optimize": False, "full": False}
@@ -250,9 +250,9 @@ def rows_of(export: Export) -> list[Row]:
     return table(export.to)
 
 
-@pytest.mark.timeout(tries(300, 3600))  # Hypothesis calls the end of time flaky
+@pytest.mark.timeout(3600 if is_torture() else 300)  # Hypothesis calls the end of time flaky
 @settings(
-    max_examples=tries(6, 300),
+    max_examples=300 if is_torture() else 18,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

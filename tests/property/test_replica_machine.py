@@ -434,7 +434,7 @@ class DamagedReplicaMachine(ReplicaMachine):
 
 
 budget = settings(
-    max_examples=1500 if FUZZ else 12, stateful_step_count=80 if FUZZ else 40, deadline=None
+    max_examples=1500 if FUZZ else 30, stateful_step_count=80 if FUZZ else 40, deadline=None
 )
 ReplicaMachine.TestCase.settings = budget
 DamagedReplicaMachine.TestCase.settings = budget

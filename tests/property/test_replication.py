@@ -21,7 +21,7 @@ from support.worlds.replica_disks import LogDisk
 from support.worlds.replica_progress import ELECTS, LEADS, MENDED, WAITS
 from support.worlds.replica_world import Faults, Violation, World
 
-RUNS = int(os.environ.get("SIMULATE_RUNS", "12"))
+RUNS = int(os.environ.get("SIMULATE_RUNS", "30"))
 STEPS = int(os.environ.get("SIMULATE_STEPS", "2000"))
 FIRST_SEED = int(os.environ.get("SIMULATE_SEED", "0"))
 

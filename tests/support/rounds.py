@@ -42,12 +42,7 @@ def is_torture() -> bool:
     return bool(rounds(0)) or os.environ.get("HYPOTHESIS_PROFILE") == "fuzz"
 
 
-def tries(few: int, many: int) -> int:
-    """How often something is tried: `few` times in `make test`, `many` where there is time."""
-    return many if is_torture() else few
-
-
 def examples(part: float = 1.0) -> int:
-    """How many of Hypothesis's examples: this part of what the profile asks for, which is 20 in
+    """How many of Hypothesis's examples: this part of what the profile asks for, which is 50 in
     `make test` and 20,000 in `make fuzz`."""
     return int(part * settings.default.max_examples)

@@ -117,7 +117,7 @@ _AT_A_START = [
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_an_error_at_a_start(durability: str, stop: str) -> None:
-    places = one_in(151, _AT_A_START, f"{durability} {stop}")
+    places = one_in(61, _AT_A_START, f"{durability} {stop}")
     for failure in places:
         for countdown in (1, 2):
             image, promises, boot = _stored(durability, stop)
@@ -224,7 +224,7 @@ _WHILE_IT_RUNS = failures((*LOOKS, *CHANGES), KINDS, (*OTHER_ERRORS, *SECTOR_ERR
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_an_error_while_the_daemon_runs(durability: str) -> None:
     """At one of the first calls, once or for good: no ack was false."""
-    for number, failure in enumerate(one_in(83, _WHILE_IT_RUNS, durability)):
+    for number, failure in enumerate(one_in(37, _WHILE_IT_RUNS, durability)):
         world = World()
         log, writer = world.create(durability)
         world.fs.faults = [failure.fault(countdown=1 + number % 5, times=(1, 3, -1)[number % 3])]

@@ -27,7 +27,6 @@ from support.disks.logs import (
     reopen,
 )
 from support.disks.simfs import Fault, MachineStopped, SimFileSystem
-from support.rounds import tries
 from support.worlds.crash_scenarios import CLEAN, POINTS, World, live, start, store_state
 
 from liftlog.errors import (
@@ -258,10 +257,9 @@ FAILURES = [
 def test_no_failed_operation_gives_an_acked_offset_away(
     number: int, durability: str, times: int
 ) -> None:
-    """The operation fails at every place where it occurs (at every third in `make test`), once or
-    twice in a row."""
+    """The operation fails at every place where it occurs, once or twice in a row."""
     template = FAILURES[number]
-    for countdown in range(1, 60, tries(3, 1)):
+    for countdown in range(1, 60):
         fault = Fault(
             template.operation, template.error, template.path, countdown, times,
             after=template.after,

@@ -42,7 +42,7 @@ def test_the_file_of_a_neighbour_misleads_no_reader(world: Neighbours, start: st
     log, _ = reopen(fs, config=ROLL_ON_DEMAND)
     check_all_readers(log, truth, fs)  # with the right files, first
     state = log.close()
-    for swap in one_in(41, list(swaps(world)), start):
+    for swap in one_in(17, list(swaps(world)), start):
         right = fs.read(swap.path)
         if start == "as it is":
             log, _ = reopen(fs, config=ROLL_ON_DEMAND, clean=state)

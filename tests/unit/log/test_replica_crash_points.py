@@ -74,7 +74,7 @@ def test_a_replica_stops_before_any_operation(scenario: ReplicaScenario) -> None
     operations = whole.fs.operations
     assert operations > 20
     seen = 0
-    for stop_at in one_in(8, range(operations + 1), f"replica {scenario.__name__}"):
+    for stop_at in one_in(4, range(operations + 1), f"replica {scenario.__name__}"):
         world = _run(scenario, stop_at)
         images = [(world.fs.power_cut(keep, stop_at), "boot-2") for keep in KEEPS]
         for image, boot in [*images, (world.fs.kill(), "boot-1")]:
@@ -90,7 +90,7 @@ def test_a_replica_stops_again_before_any_operation_of_the_recovery(
     scenario: ReplicaScenario,
 ) -> None:
     operations = _run(scenario, None).fs.operations
-    for stop_at in one_in(31, range(operations + 1), f"replica again {scenario.__name__}"):
+    for stop_at in one_in(15, range(operations + 1), f"replica again {scenario.__name__}"):
         world = _run(scenario, stop_at)
         image, again = world.fs.power_cut(KEEPS[stop_at % 4], stop_at), 0
         finished = False

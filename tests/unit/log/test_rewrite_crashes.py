@@ -80,7 +80,7 @@ def test_every_crash_leaves_a_state_between_two_swaps(
     assert end - start > 15
     assert len(states) > 3
     assert (13 in states[-1]) is (job is not compaction), "the tombstones were to go"
-    for stop in one_in(5, range(start, end + 1), f"{job.__name__} {keep}"):
+    for stop in one_in(2, range(start, end + 1), f"{job.__name__} {keep}"):
         fs, log = prepared()
         assert fs.operations == start
         fs.stop_at = stop

@@ -54,7 +54,7 @@ def test_a_short_read_is_not_the_end_of_the_file() -> None:
     assert len(calls) == 15
     assert read_whole(pread, lambda: len(raw), 100, 150) == raw[150:]
     assert read_whole(pread, lambda: len(raw), 100, 300) == b""
-    with pytest.raises(OSError, match="gives 50 of 100 bytes"):
+    with pytest.raises(OSError, match="returns 50 of 100 bytes"):
         read_whole(pread, lambda: 201, 100, 150)
 
 

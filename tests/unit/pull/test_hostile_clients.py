@@ -202,16 +202,16 @@ async def test_a_flood_of_questions_takes_one_turn_each(
 
     monkeypatch.setattr(owner, name, counted)
     async with pull_server(broker) as (_, address):
-        peers = [await RawPull.connect(address) for _ in range(3)]
+        peers = [await RawPull.connect(address) for _ in range(5)]
         for peer in peers:
-            peer.send_bytes(b"".join(frame({"k": kind, "i": i}) for i in range(1, 51)))
+            peer.send_bytes(b"".join(frame({"k": kind, "i": i}) for i in range(1, 101)))
         async with asyncio.timeout(20):
-            while len(asked_in) < 150:
+            while len(asked_in) < 500:
                 await asyncio.sleep(0)
                 turn += 1
-        assert len(set(asked_in)) == 150
+        assert len(set(asked_in)) == 500
         for peer in peers:
-            assert sorted([(await peer.receive())["i"] for _ in range(50)]) == [*range(1, 51)]
+            assert sorted([(await peer.receive())["i"] for _ in range(100)]) == [*range(1, 101)]
             await peer.close()
 
 

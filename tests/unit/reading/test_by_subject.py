@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from support.disks.logs import BASE_NS, create, flip, reopen
 from support.disks.simfs import Fault, Keep, MachineStopped, SimFileSystem
-from support.rounds import one_in, tries
 from support.worlds.rewriting import (
     ROLL_ON_DEMAND,
     Row,
@@ -166,7 +165,7 @@ def read_all(
         at = scanned.next_offset
 
 
-@pytest.mark.parametrize("seed", range(tries(2, 6)))
+@pytest.mark.parametrize("seed", range(6))
 def test_what_the_index_finds_is_what_reading_all_finds(seed: int, found: list[bool]) -> None:
     (_, plain), (fs, log) = history(seed), history(seed)
     assert all(made.size_bytes for made in sketch_segments(log, fs, with_subjects=True))
@@ -217,7 +216,7 @@ def test_the_runs_hold_each_record_once(seed: int) -> None:
         assert len(index) == len({name for _, name in expected})
 
 
-@pytest.mark.parametrize("seed", range(tries(1, 3)))
+@pytest.mark.parametrize("seed", range(3))
 def test_an_index_that_is_damaged_or_old_changes_nothing(seed: int, found: list[bool]) -> None:
     rng, asked = random.Random(seed), SELECTIONS[3]
     (_, plain), (fs, log) = history(seed), history(seed)
@@ -498,7 +497,7 @@ def test_a_crash_leaves_one_that_is_right_or_none() -> None:
     survived, stop_at, is_over = set(), 0, False
     while not is_over:
         stop_at += 1
-        for keep in one_in(2, KEEPS, f"index {stop_at}"):
+        for keep in KEEPS:
             image = fs.power_cut("all")
             one, _ = reopen(image)
             image.stop_at = image.operations + stop_at - 1

@@ -106,7 +106,7 @@ def test_they_end_with_the_process_that_runs_the_tests(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from support import forks\n"
+        "from support.daemons import forks\n"
         "forks.allow()\n"
         "one = forks.Forked(['3600'], program=Path('/bin/sleep'), output=1)\n"
         "print(one.pid, flush=True)\n"

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.clients.values import binary
 from support.disks.crashing_disk import disk
-from support.rounds import tries
+from support.rounds import is_torture
 from support.spark.exporting import Export, ExportedStreams, Put, table
 from support.spark.local_engine import LocalEngine
 
@@ -256,19 +256,14 @@ class Lake:
 KEYS = st.none() | st.sampled_from([b"", b"\0", *(b"k%d" % n for n in range(40))])
 RANGES = st.lists(st.lists(st.tuples(KEYS, st.none() | binary(30)), max_size=12), max_size=2)
 RUNS = st.lists(
-    st.tuples(
-        RANGES,
-        st.sampled_from([tries(20, 5), 40, 2**30]),
-        st.sampled_from([0, 0, 0.2]),
-        st.booleans(),
-    ),
-    max_size=tries(5, 8),
+    st.tuples(RANGES, st.sampled_from([5, 40, 2**30]), st.sampled_from([0, 0, 0.2]), st.booleans()),
+    max_size=8,
 )
 
 
 @settings(
     deadline=None,
-    max_examples=tries(4, 100),
+    max_examples=100 if is_torture() else 6,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(runs=RUNS, most=st.sampled_from([1, 2, MOST_CHANGES]), part=st.sampled_from([0.25, 5.0]))
@@ -304,7 +299,7 @@ def test_the_bound_of_what_is_written(tmp_path: Path) -> None:
     import random
 
     lake, chance = Lake(tmp_path), random.Random(1)
-    count, offset = 5_000, 0
+    count, offset = 10_000, 0
 
     def some(numbers: list[int]) -> list[Row]:
         nonlocal offset
@@ -314,15 +309,13 @@ def test_the_bound_of_what_is_written(tmp_path: Path) -> None:
         offset += len(rows)
         return rows
 
-    lake.run([some(list(range(count)))], 2**15, 0, False)
+    lake.run([some(list(range(count)))], 2**16, 0, False)
     base = sum(file.size_bytes for file in lake.rows.files)
     assert len(lake.rows.files) == 32
     shares, most_files, most_bytes = [], 0, 0
     for _ in range(40):
         with disk():  # without fsync
-            shares.append(
-                lake.run([some(chance.sample(range(count), count // 100))], 2**15, 0, False)
-            )
+            shares.append(lake.run([some(chance.sample(range(count), 100))], 2**16, 0, False))
         files = [*lake.rows.files, *lake.rows.removed]
         most_files = max(most_files, len(files))
         most_bytes = max(most_bytes, sum(file.size_bytes for file in files))

@@ -91,7 +91,7 @@ def test_a_crash_before_every_step(
     after, runs = _snapshot(lake), _runs(lake)
     assert newest(lake).has_changes == (prepare is _merged)
     assert whole.steps > 20
-    for step in one_in(6, range(whole.steps), prepare.__name__):
+    for step in one_in(3, range(whole.steps), prepare.__name__):
         shutil.rmtree(lake)
         if saved.exists():
             shutil.copytree(saved, lake)

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.clients.values import binary
-from support.rounds import tries
+from support.rounds import is_torture
 from support.spark.local_engine import LocalEngine, rows_of
 
 from liftlog.errors import StorageError
@@ -101,14 +101,12 @@ def batches(rows: list[Row]) -> Iterator[pa.RecordBatch]:
 
 KEYS = st.none() | st.sampled_from([b"", b"\0", *(b"k%d" % n for n in range(12))])
 RANGES = st.lists(st.lists(st.tuples(KEYS, st.none() | binary(30))), max_size=3)
-# A bucket of 5 bytes for each key and value makes hundreds of files.
-BUCKET_BYTES = st.sampled_from([tries(25, 5), 60, LARGE])
-RUNS = st.lists(st.tuples(RANGES, BUCKET_BYTES, st.floats(0, 1)), max_size=tries(4, 5))
+RUNS = st.lists(st.tuples(RANGES, st.sampled_from([5, 40, LARGE]), st.floats(0, 1)), max_size=5)
 
 
 @settings(
     deadline=None,
-    max_examples=tries(10, 100),
+    max_examples=100 if is_torture() else 15,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(runs=RUNS, portion=st.sampled_from([1, LARGE]))
