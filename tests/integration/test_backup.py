@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from support.clients.command_line import Cli
+from support.clients.raw_nats import header_block, hpub_frame, pub_frame
+from support.clients.steady_publisher import SteadyPublisher
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 
@@ -61,10 +63,19 @@ def _span(client: SyncClient, stream: str) -> int:
     return info.high_watermark - info.log_start_offset
 
 
-def pump(command: Cli, subject: str, *more: str) -> subprocess.Popen[bytes]:
-    """Publishes until it is ended; {n} is the number of the message."""
-    text = f"{{n}} {FILLER}"
-    return command.spawn("pub", subject, text, "--count", "2000000", "--no-ack", *more)
+class Load(SteadyPublisher):
+    """Numbered messages of 200 bytes and more. `{n}` in the key is the number of the message."""
+
+    def __init__(self, nats: NatsServer, subject: str, key: str = "") -> None:
+        super().__init__(nats.port, subject, per_second=3000)
+        self._key = key
+
+    def _frame(self, number: int) -> bytes:
+        value = f"{number} {FILLER}"
+        if not self._key:
+            return pub_frame(self.subject, value)
+        block = header_block({"Liftlog-Key": self._key.format(n=number)})
+        return hpub_frame(self.subject, block, value)
 
 
 def log_files(directory: Path) -> int:
@@ -88,11 +99,13 @@ def end(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> None:
 
 def test_under_load_and_what_comes_of_it(source: Daemon, nats: NatsServer, tmp_path: Path) -> None:
     command = Cli(source, nats)
-    pumps = [
-        pump(command, "orders.a"),
-        pump(command, "prices.a", "--key", "key-{n}"),
-        pump(command, "prices.b", "--key", "the same"),
+    loads = [
+        Load(nats, "orders.a"),
+        Load(nats, "prices.a", "key-{n}"),
+        Load(nats, "prices.b", "the same"),
     ]
+    for load in loads:
+        load.start()
     try:
         with connect_sync(source.pull_address) as client:
             for name in ("orders", "prices"):
@@ -101,11 +114,11 @@ def test_under_load_and_what_comes_of_it(source: Daemon, nats: NatsServer, tmp_p
             client.commit_checkpoint("billing", "orders", 17)
             before = {info.name: info for info in client.list_streams()}
             command.ok("backup", "create", str(source.data_dir), str(tmp_path / "backup"))
-            more = before["orders"].high_watermark + 1000
+            more = client.describe_stream("orders").high_watermark + 1000
             wait_for(lambda: client.describe_stream("orders").high_watermark > more, "no load")
     finally:
-        for process in pumps:
-            end(process)
+        for load in loads:
+            load.finish()
     shown = json.loads(command.ok("backup", "info", str(tmp_path / "backup"), "-o", "json"))
     ends = {one["name"]: one["end_offset"] for one in shown["streams"]}
     assert set(ends) == {"_offsets", "orders", "prices"}

@@ -31,13 +31,10 @@ class Heartbeats(Heartbeat):
         backoff = Backoff()
         try:
             while not self._background.ending:
-                beat, pause = self.beat, IDLE_SECONDS
-                if beat is not None:
-                    sent = time.monotonic()
+                pause = IDLE_SECONDS
+                if self.beat is not None:
                     try:
-                        router = await self._router.opened()
-                        timeout = router.target.request_timeout + beat.max_wait_ms / 1000
-                        pause = self._pause_after(beat, await router.ask(beat, timeout), sent)
+                        pause = await self._send(await self._router.opened())
                         backoff.reset()
                     except LiftlogError:  # no connection, or no answer
                         self._router.close()
@@ -45,6 +42,16 @@ class Heartbeats(Heartbeat):
                 await self._background.pause(pause)
         finally:
             self._router.close()
+
+    async def _send(self, router: Router) -> float:
+        """Send the heartbeat of now: the one before the connection was opened may be obsolete.
+        Returns the seconds until the next one."""
+        beat = self.beat
+        if beat is None:
+            return IDLE_SECONDS
+        sent = time.monotonic()
+        timeout = router.target.request_timeout + beat.max_wait_ms / 1000
+        return self._pause_after(beat, await router.ask(beat, timeout), sent)
 
     async def stop(self) -> None:
         """Send no more of them."""

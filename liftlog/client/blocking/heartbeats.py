@@ -32,13 +32,10 @@ class SyncHeartbeats(Heartbeat):
         backoff = Backoff()
         try:
             while not self._background.ending:
-                beat, pause = self.beat, IDLE_SECONDS
-                if beat is not None:
-                    sent = time.monotonic()
+                pause = IDLE_SECONDS
+                if self.beat is not None:
                     try:
-                        router = self._router.opened()
-                        timeout = router.target.request_timeout + beat.max_wait_ms / 1000
-                        pause = self._pause_after(beat, router.ask(beat, timeout), sent)
+                        pause = self._send(self._router.opened())
                         backoff.reset()
                     except LiftlogError:  # no connection, or no answer
                         self._router.close()
@@ -46,6 +43,16 @@ class SyncHeartbeats(Heartbeat):
                 self._background.pause(pause)
         finally:
             self._router.close()
+
+    def _send(self, router: SyncRouter) -> float:
+        """Send the heartbeat of now: the one before the connection was opened may be obsolete.
+        Returns the seconds until the next one."""
+        beat = self.beat
+        if beat is None:
+            return IDLE_SECONDS
+        sent = time.monotonic()
+        timeout = router.target.request_timeout + beat.max_wait_ms / 1000
+        return self._pause_after(beat, router.ask(beat, timeout), sent)
 
     def stop(self) -> None:
         """Send no more of them."""
