@@ -12,7 +12,7 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tidy demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
+.PHONY: help setup tidy demo demo-cluster demo-spark test test-cluster test-install test-upgrade test-bare torture storage-faults request-flood kv-torture cluster-torture identity-torture clock-torture fuzz simulate simulate-groups round-trips group-torture descriptors lint type bench bench-cluster bench-streams bench-web bench-over-nats bench-api-flood bench-spark jetstream-clients natscli jar docs pages blocking screenshot recording lock ci clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,11 @@ cluster-torture: setup ## Nodes, disks and lines of a cluster fail, 200 rounds o
 identity-torture: setup ## One data directory, node or cluster is mistaken for another, and backups at random moments, under load (ROUNDS=n SEED=n)
 	TORTURE_ROUNDS=$(or $(ROUNDS),50) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
 	  tests/crash/test_mistaken_nodes.py tests/crash/test_backup_moments.py $(ARGS)
+
+clock-torture: setup ## Wall clocks that jump, on one machine and in a cluster under load (ROUNDS=n SEED=n)
+	HYPOTHESIS_PROFILE=clocks TORTURE_ROUNDS=$(or $(ROUNDS),50) TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -n 2 --dist worksteal -o timeout=0 -rP \
+	  tests/crash/test_wandering_clocks.py tests/property/test_wrong_clocks.py tests/integration/test_wrong_clocks.py \
+	  tests/integration/test_cluster_clocks.py tests/unit/log/test_wrong_stamps.py $(ARGS)
 
 test-upgrade: setup ## Upgrade a cluster of an older version node by node under load, and a daemon back and forth (OLDER=commit)
 	UPGRADE_FROM=$(or $(OLDER),8719524) $(BIN)/python -m pytest -rs tests/crash/test_version_skew.py tests/crash/test_downgrade.py $(ARGS)

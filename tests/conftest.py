@@ -1,4 +1,5 @@
-"""Hypothesis profiles: `ci` is the default, `HYPOTHESIS_PROFILE=fuzz` searches for long."""
+"""Hypothesis profiles: `ci` is the default, `HYPOTHESIS_PROFILE=fuzz` searches for hours, `clocks`
+for minutes (`make clock-torture`)."""
 
 from __future__ import annotations
 
@@ -33,6 +34,9 @@ settings.register_profile(
 )
 settings.register_profile(
     "fuzz", deadline=None, max_examples=20_000, suppress_health_check=_SLOW_MACHINES
+)
+settings.register_profile(
+    "clocks", deadline=None, max_examples=2_000, suppress_health_check=_SLOW_MACHINES
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

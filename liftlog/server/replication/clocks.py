@@ -2,6 +2,10 @@
 
 The answer to a ping has the wall clock of the other node. It was read between the sending and the
 arrival, so half of the time between them is the error. Of the last answers the quickest counts.
+
+Answers are kept against the monotonic clock of this node, which never jumps. So a jump of this
+node's wall clock changes all differences at once, and not only with the next answers. After a jump
+of the other wall clock, the answers from before are dropped.
 """
 
 from __future__ import annotations
@@ -20,13 +24,25 @@ _SAMPLES = 8
 _STALE_NS = 10 * 1_000_000_000
 _MEASURING_NS = 60 * 1_000_000_000
 """How long a node waits for clocks: older versions do not send theirs, and nodes can be down."""
+_JUMP_NS = 1_000_000_000
+"""Two clocks do not drift by that much in the time of the answers that are kept."""
 SHOWN_SECONDS = 5.0
 """A difference that users see. No service that sets clocks leaves so much."""
 
 
 class _Sample(NamedTuple):
+    """An answer that arrived at `at_ns` by the monotonic clock. `ahead_ns` is the other wall clock
+    minus the monotonic clock, within `error_ns`."""
+
     at_ns: int
-    offset: Offset
+    ahead_ns: float
+    error_ns: float
+    is_doubted: bool
+
+    def agrees(self, other: _Sample) -> bool:
+        """False if the other wall clock has jumped between these two."""
+        allowed_ns = self.error_ns + other.error_ns + _JUMP_NS
+        return abs(self.ahead_ns - other.ahead_ns) <= allowed_ns
 
 
 class NodeClocks:
@@ -46,30 +62,30 @@ class NodeClocks:
         self._others = others
         self._samples: dict[str, deque[_Sample]] = {}
 
-    def asked(self) -> tuple[int, int]:
-        """The wall clock and the monotonic clock now, for `answered`."""
-        return self._clock.now_ns(), self._clock.monotonic_ns()
+    def asked(self) -> int:
+        """The monotonic clock now, for `answered`."""
+        return self._clock.monotonic_ns()
 
-    def answered(
-        self, node: str, asked: tuple[int, int], their_ns: int, *, is_doubted: bool
-    ) -> None:
-        """Note the wall clock of `node`, which was asked at `asked`."""
-        wall_ns, monotonic_ns = asked
+    def answered(self, node: str, asked_ns: int, their_ns: int, *, is_doubted: bool) -> None:
+        """Note the wall clock of `node`, which was asked at `asked_ns`."""
         now_ns = self._clock.monotonic_ns()
-        half_ns = (now_ns - monotonic_ns) / 2
-        offset = Offset((their_ns - wall_ns - half_ns) / 1e9, half_ns / 1e9, is_doubted)
+        half_ns = (now_ns - asked_ns) / 2
+        sample = _Sample(now_ns, their_ns - asked_ns - half_ns, half_ns, is_doubted)
         samples = self._samples.setdefault(node, deque(maxlen=_SAMPLES))
-        if samples and now_ns - samples[-1].at_ns > _STALE_NS:
-            samples.clear()  # a clock may have been set since
-        samples.append(_Sample(now_ns, offset))
+        if samples and not sample.agrees(samples[-1]):
+            samples.clear()
+        samples.append(sample)
         self.verdict()
 
     def offset(self, node: str) -> Offset | None:
         """None if the node has not answered lately, or its version does not send its clock."""
         samples = self._samples.get(node)
-        if not samples or self._clock.monotonic_ns() - samples[-1].at_ns > _STALE_NS:
+        monotonic_ns = self._clock.monotonic_ns()
+        if not samples or monotonic_ns - samples[-1].at_ns > _STALE_NS:
             return None
-        return min((one.offset for one in samples), key=lambda offset: offset.error)
+        best = min(samples, key=lambda sample: sample.error_ns)
+        own_ns = self._clock.now_ns() - monotonic_ns
+        return Offset((best.ahead_ns - own_ns) / 1e9, best.error_ns / 1e9, samples[-1].is_doubted)
 
     def known(self) -> dict[str, Offset]:
         found = {node: self.offset(node) for node in self._others()}

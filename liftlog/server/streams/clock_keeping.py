@@ -76,7 +76,8 @@ class ClockKeeper:
         guard, now_ns = self.guard, self._clock.now_ns()
         if guard.unread:
             self.recall()
-        if (guard.doubt_seconds or guard.unread) and self.is_confirmed():
+        is_doubted = guard.doubt_seconds or not guard.wall_clock_is_trusted()
+        if is_doubted and self.is_confirmed():
             guard.believe("most nodes of the cluster have the same time")
         if guard.doubt_seconds and guard.wall_clock_is_trusted():
             doubt = guard.doubt_seconds

@@ -110,3 +110,47 @@ def test_a_node_that_is_left_alone_has_no_one_to_differ_from() -> None:
 
 def test_a_node_on_its_own_waits_for_no_one() -> None:
     assert NodeClocks(HandSetClock(), list).may_decide()
+
+
+def measured(clock: HandSetClock, answers: int = 8) -> NodeClocks:
+    """Both other nodes have answered so often, the first time at once and then more slowly."""
+    clocks = NodeClocks(clock, lambda: ["b", "c"])
+    for number in range(answers):
+        answer(clocks, clock, delay_ms=number)
+    assert clocks.verdict().confirmed
+    return clocks
+
+
+def answer(clocks: NodeClocks, clock: HandSetClock, *, ahead: int = 0, delay_ms: int = 5) -> None:
+    """Both have the wall clock of this node, or one that is so many seconds ahead of it."""
+    for node in ("b", "c"):
+        asked = clocks.asked()
+        clock.wall += delay_ms * 1_000_000
+        clock.monotonic += delay_ms * 1_000_000
+        their_ns = clock.wall - delay_ms * 500_000 + ahead * SECOND
+        clocks.answered(node, asked, their_ns, is_doubted=False)
+    clock.pass_seconds(1)
+
+
+def test_a_jump_of_this_clock_counts_before_the_others_answer_again() -> None:
+    """Else the answers from before would confirm the wrong clock, and records would be deleted."""
+    clock = HandSetClock()
+    clocks = measured(clock)
+    clock.wall += 5 * 3600 * SECOND
+    assert not clocks.verdict().confirmed
+    assert not clocks.may_decide()
+    answer(clocks, clock, ahead=-5 * 3600)
+    assert not clocks.may_decide(), "a slow answer is as good as the quick ones from before"
+    clock.wall -= 5 * 3600 * SECOND
+    assert clocks.verdict().confirmed, "it was set right"
+    assert clocks.may_decide()
+
+
+def test_a_jump_of_the_other_clocks_counts_with_the_next_answer() -> None:
+    clock = HandSetClock()
+    clocks = measured(clock)
+    answer(clocks, clock, ahead=-3600)
+    assert not clocks.may_decide()
+    assert clocks.shown_seconds("b") == -3600.0
+    answer(clocks, clock)
+    assert clocks.may_decide()

@@ -193,5 +193,19 @@ def test_an_operator_who_confirms_the_clock_does_not_wait_for_the_file(clock: Ha
     assert list(keeper.conditions()) == []
 
 
+def test_the_other_nodes_end_the_doubt_about_a_clock_that_was_set_back(clock: HandSetClock) -> None:
+    fs = SimFileSystem()
+    make_durable_directory(fs, DATA_DIR)
+    guard = ClockGuard(clock, boot_id="one")
+    keeper = ClockKeeper(guard, {}, cast(Any, place(fs, clock)))
+    clock.wall -= 3600 * SECOND
+    keeper._look([])
+    assert not guard.wall_clock_is_trusted()
+    keeper.is_confirmed = lambda: True
+    keeper._look([])
+    assert guard.wall_clock_is_trusted()
+    assert list(keeper.conditions()) == []
+
+
 def place(fs: SimFileSystem, clock: HandSetClock) -> SimpleNamespace:
     return SimpleNamespace(environment=environment(fs, cast(Any, clock)), path=DATA_DIR)
