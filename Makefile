@@ -85,7 +85,7 @@ torture: setup ## All places of a crash; kill the daemon and cut its power 50 ti
 	  tests/crash/test_corruption_matrix.py tests/unit/log/test_crash_points.py \
 	  tests/unit/log/test_rewrite_crashes.py tests/unit/log/test_unreadable_pages.py \
 	  tests/unit/spark/test_export_crashes.py tests/unit/spark/test_export_merging.py \
-	  tests/integration/test_outages.py \
+	  tests/integration/test_outages.py tests/integration/test_go_liftbridge.py \
 	  tests/integration/test_pull_fuzz.py tests/integration/test_starvation.py \
 	  tests/integration/test_http_hostile_values.py tests/integration/test_http_hostile_clients.py \
 	  tests/integration/test_bad_input.py $(ARGS)

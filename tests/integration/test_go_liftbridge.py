@@ -16,6 +16,7 @@ from support.clients.ingesting import assert_no_traceback, records_of, refused
 from support.daemons.daemon import Daemon
 from support.daemons.nats_server import NatsServer
 from support.repository import REPOSITORY
+from support.rounds import is_torture
 
 from envelope import liftbridge
 from liftlog.client import connect_sync
@@ -34,6 +35,8 @@ STREAMS = {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not is_torture():
+        pytest.skip("compiling this client takes minutes: make torture runs its tests")
     if shutil.which("go") is None:
         pytest.skip("Go is not installed")
     directory = tmp_path_factory.mktemp("go") / "source"
