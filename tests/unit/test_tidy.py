@@ -13,6 +13,14 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("liftlog", "envelope", "compaction", "acl", "tools")
 _POSSESSIVE_GROUP = re.compile(r"\)(?:[*+?]|\{[\w%,]*\})\+")
 
+_REACHES = """\
+x = one.f._hidden
+y = one.f(1)._HIDDEN
+setattr(one, "_f", 1)
+z = x._replace(a="one._hidden")  # one._hidden
+self._own = cls._own = one.__dict__
+"""
+
 
 def test_no_expression_repeats_a_group_possessively() -> None:
     """Python 3.11.0 to 3.11.4 compile such a repeat wrongly (CPython gh-100061); `(?>(?:...)*)`
@@ -41,13 +49,17 @@ def test_what_is_counted(tmp_path: Path) -> None:
     long = "def f():\n" + "    pass\n" * MAX_FUNCTION_LINES
     many = "".join(f"    def m{n}(self):\n        self.a{n} = 1\n" for n in range(41))
     (tmp_path / "p/one.py").write_text(f'"""What it is."""\nimport p.two\n{long}class C:\n{many}')
-    (tmp_path / "p/two.py").write_text("from p import one\nx = one.f._hidden\n" + "\n" * 500)
+    (tmp_path / "p/two.py").write_text(f"from p import one\n{_REACHES}" + "\n" * 496)
     sources = Sources("p", root=tmp_path)
     assert sources.long_functions() == ["p/one.py:3 f: 71 lines"]
     assert sources.large_classes() == ["p/one.py C: 41 attributes, 41 methods"]
     assert sources.long_modules() == ["p/two.py: 502 lines"]
     assert sources.unnamed_modules() == ["p/two.py"]
-    assert sources.private_reaches() == ["p/two.py:2"]
+    assert sources.private_reaches() == [
+        "p/two.py:2: x = one.f._hidden",
+        "p/two.py:3: y = one.f(1)._HIDDEN",
+    ]
+    assert sources.private_patches() == ['p/two.py:4: setattr(one, "_f", 1)']
     assert sources.docstrings_that_begin_with("What") == ["p/one.py: What it is."]
     assert sources.circles() == ["p.one <-> p.two"]
 

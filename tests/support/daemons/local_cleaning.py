@@ -75,6 +75,7 @@ class Cleaning:
             self.settings,
             self.running.data_dir,
             self.worker,
+            clock_is_trusted=lambda: self.running.broker.clock_guard.wall_clock_is_trusted(),
         )
         self.running.broker.hosted.compactor = self.cleaner
 
@@ -85,6 +86,18 @@ class Cleaning:
         for first in range(0, records, 10):
             pairs = [(f"key-{n % keys}", b"%d" % n + b"." * 90) for n in range(first, first + 10)]
             await self.running.put(name, pairs)
+
+    async def round(self) -> bool:
+        """One round of the cleaner; True if there is more to do at once."""
+        return await self.cleaner._round()
+
+    async def serve_requests(self) -> None:
+        """Only the passes that were requested."""
+        await self.cleaner._serve_requests()
+
+    def remembered(self) -> list[str]:
+        """The streams of which the cleaner keeps a state."""
+        return [host.name for host in self.cleaner._states]
 
     def state(self, name: str) -> Any:
         return self.cleaner.state_of(self.running.broker.hosts[name])

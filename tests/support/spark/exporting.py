@@ -82,7 +82,7 @@ class ExportedStreams:
 
         async def compact() -> None:
             self.cleaning.cleaner.request(self.cleaning.running.broker.hosts[name])
-            await self.cleaning.cleaner._round()
+            await self.cleaning.round()
 
         self.do(compact)
 

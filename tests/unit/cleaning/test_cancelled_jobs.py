@@ -61,7 +61,7 @@ def _of_the_log(log: Log) -> set[str]:
 
 def _check_nothing_happened(cleaning: Cleaning, log: Log, before: tuple[Any, ...]) -> None:
     assert (log.segments, _files(log)) == before
-    [state] = cleaning.cleaner._states.values()
+    state = cleaning.state(log.name)
     assert (state.passes, state.rebatched_segments) == (0, 0)
 
 
@@ -73,9 +73,9 @@ async def _stop(round_: asyncio.Task[bool]) -> None:
 
 async def _works_the_next_time(cleaning: Cleaning, kind: str, log: Log, before: int) -> None:
     cleaning.worker.before = None
-    [state] = cleaning.cleaner._states.values()
+    state = cleaning.state(log.name)
     state.not_before = state.look_again_at = 0.0
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert state.passes + state.rebatched_segments == 1, kind
     assert log.size_bytes < before
     listed = _of_the_log(log)
@@ -95,7 +95,7 @@ async def test_while_the_worker_writes(cleaning: Cleaning, kind: str) -> None:
         await asyncio.Event().wait()
 
     cleaning.worker.before = half_done
-    round_ = asyncio.create_task(cleaning.cleaner._round())
+    round_ = asyncio.create_task(cleaning.round())
     await asyncio.wait_for(begun.wait(), PATIENCE)
     assert _files(log) != before[1]
     await _stop(round_)
@@ -123,7 +123,7 @@ def _at_a_gate(
 async def _cancelled_in_the_swap(
     cleaning: Cleaning, begun: asyncio.Event, gate: threading.Event
 ) -> None:
-    round_ = asyncio.create_task(cleaning.cleaner._round())
+    round_ = asyncio.create_task(cleaning.round())
     await asyncio.wait_for(begun.wait(), PATIENCE)
     round_.cancel()
     ended, _ = await asyncio.wait({round_}, timeout=0.1)
@@ -185,7 +185,7 @@ async def test_while_the_writer_is_asked_to_announce_it(cleaning: Cleaning) -> N
     host.kick()
     await host.drained()
     cleaning.cleaner.request(host)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.read("a") == {b"y": 2, b"x": 3}
     running.clock.ahead_ns = 3 * HOUR_NS
     state, log = cleaning.state("a"), host.log
@@ -203,7 +203,7 @@ async def test_while_the_writer_is_asked_to_announce_it(cleaning: Cleaning) -> N
         host.run_exclusive = exclusive  # type: ignore[method-assign]
 
     cleaning.worker.before = keep_the_writer_busy
-    round_ = asyncio.create_task(cleaning.cleaner._round())
+    round_ = asyncio.create_task(cleaning.round())
     await asyncio.wait_for(asked.wait(), PATIENCE)
     assert _files(log) != before[1], "the worker wrote something"
     await _stop(round_)
@@ -215,5 +215,5 @@ async def test_while_the_writer_is_asked_to_announce_it(cleaning: Cleaning) -> N
     assert log.size_bytes == size
     cleaning.worker.before = None
     state.look_again_at = state.not_before = 0.0
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert (cleaning.read("a"), state.passes) == ({b"y": 2}, passes + 1)

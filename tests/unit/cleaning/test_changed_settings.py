@@ -36,13 +36,13 @@ async def test_compaction_switched_off_takes_nothing_away_any_more(
 
     monkeypatch.setattr(cleaning.worker, "run", endless)
     cleaning.cleaner.request(host)
-    round_ = asyncio.create_task(cleaning.cleaner._round())
+    round_ = asyncio.create_task(cleaning.round())
     async with asyncio.timeout(10):
         await reading.wait()
         await broker.administration.update_stream("s", {"compaction": None})
         assert (host.rewriting, cleaning.cleaner.is_working) == (False, False)
         await round_
-    await cleaning.cleaner._serve_requests()
+    await cleaning.serve_requests()
     info = cleaning.cleaner.describe(host)
     assert (info["state"], info["requested"], info["finished"]) == ("off", 1, 1)
     assert info["passes"] == 0
@@ -54,8 +54,8 @@ async def test_a_pass_is_planned_again_by_the_new_settings(cleaning: Cleaning) -
     await cleaning.stream("s", 300, 10)
     administration = cleaning.running.broker.administration
     await administration.update_stream("s", {"compaction": {"min_lag": "1h"}})
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == []
     await administration.update_stream("s", {"compaction": {"min_lag": "0s"}})
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == [("compact", "s")], "without waiting for the next look"

@@ -10,6 +10,7 @@ import pytest
 from support.daemons.local_cleaning import COMPACTED, Cleaning
 
 from liftlog.errors import InvalidArgument
+from liftlog.log import Log
 from liftlog.log.segment.derived import sketch_path
 from liftlog.log.segment.index import index_path
 from liftlog.server.cleaning import next_segments
@@ -19,23 +20,23 @@ from liftlog.server.cleaning.process import JobFailed
 
 async def test_the_dirtiest_comes_first_and_clean_streams_not_at_all(cleaning: Cleaning) -> None:
     await cleaning.stream("half", 300, 10)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     await cleaning.stream("dirty", 300, 10)
     pairs = [(f"key-{n}", b"x" * 1000) for n in range(10)]
     for _ in range(3):
         await cleaning.running.put("half", pairs)
     cleaning.worker.jobs.clear()
-    assert not await cleaning.cleaner._round()
+    assert not await cleaning.round()
     assert cleaning.worker.jobs == [("compact", "dirty"), ("compact", "half")]
     assert cleaning.state("dirty").passes == 1
     cleaning.worker.jobs.clear()
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == []
 
 
 async def test_a_pass_keeps_the_newest_of_each_key(cleaning: Cleaning) -> None:
     await cleaning.stream("s", 300, 10)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     log = cleaning.running.broker.hosts["s"].log
     assert cleaning.read("s") == {b"key-%d" % n: 291 + n for n in range(10)}
     last = cleaning.state("s").last_pass
@@ -49,7 +50,7 @@ async def test_on_demand_rolls_first_and_comes_before_the_others(cleaning: Clean
     host = cleaning.running.broker.hosts["asked"]
     cleaning.cleaner.request(host)
     assert cleaning.cleaner.describe(host)["state"] == "waiting"
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs[0] == ("compact", "asked")
     assert cleaning.read("asked") == {b"key-0": 19, b"key-1": 20}
     info = cleaning.cleaner.describe(host)
@@ -73,7 +74,7 @@ async def test_many_keys_in_little_memory_take_several_passes(tmp_path: Path) ->
             pairs = [(f"{wide}{n}", b"%d" % round_) for n in range(first, first + 1000)]
             await cleaning.running.put("s", pairs)
     cleaning.cleaner.request(cleaning.running.broker.hosts["s"])
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.state("s").passes > 1
     assert cleaning.state("s").finished == 1
     found = cleaning.read("s")
@@ -99,7 +100,7 @@ async def test_keys_that_do_not_fit_into_memory_delay_no_other_stream(
     if asked:
         cleaning.cleaner.request(cleaning.running.broker.hosts["wide"])
     rounds = 1
-    while await cleaning.cleaner._round():
+    while await cleaning.round():
         rounds += 1
     order = [name for _, name in cleaning.worker.jobs]
     assert order.count("wide") > 3
@@ -124,11 +125,10 @@ async def test_a_turn_that_is_over_is_not_waited_for_where_nothing_can_go_on(
     await cleaning.stream("s", 300, 10)
     state = cleaning.state("s")
     state.unfinished = True
-    assert cleaning.cleaner._has_unfinished()
     state.not_before = time.monotonic() + 60
-    assert not await cleaning.cleaner._round()
+    assert not await cleaning.round()
     state.not_before = 0.0
-    assert not await cleaning.cleaner._round()  # it was the last pass
+    assert not await cleaning.round()  # it was the last pass
     assert not state.unfinished
     await cleaning.close()
 
@@ -136,7 +136,7 @@ async def test_a_turn_that_is_over_is_not_waited_for_where_nothing_can_go_on(
 async def test_the_lower_rate_holds(cleaning: Cleaning) -> None:
     await cleaning.stream("slow", 100, 3, compaction={"max_rate": "1MiB"})
     await cleaning.stream("fast", 100, 3, compaction={"max_rate": "1GiB"})
-    await cleaning.cleaner._round()
+    await cleaning.round()
     rates = dict(
         zip([name for _, name in cleaning.worker.jobs], cleaning.worker.rates, strict=True)
     )
@@ -146,7 +146,9 @@ async def test_the_lower_rate_holds(cleaning: Cleaning) -> None:
 # --- re-batching and scrubbing ---
 
 
-async def test_small_batches_are_joined_once_they_are_old(cleaning: Cleaning) -> None:
+async def test_small_batches_are_joined_once_they_are_old(
+    cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = COMPACTED | {"compaction": None, "rebatch": {"min_age": "10m"}}
     await cleaning.running.broker.create_stream("s", settings | {"segment": {"max_bytes": "1MiB"}})
     for number in range(300):
@@ -154,18 +156,20 @@ async def test_small_batches_are_joined_once_they_are_old(cleaning: Cleaning) ->
     log = cleaning.running.broker.hosts["s"].log
     log.roll()
     size = log.segments[0].size_bytes
-    assert not await cleaning.cleaner._round()
+    assert not await cleaning.round()
     assert cleaning.worker.jobs == []
     cleaning.running.clock.ahead_ns = 601 * 10**9
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == [("rebatch", "s")]
     assert cleaning.state("s").rebatched_segments == 1
     assert log.segments[0].size_bytes < size * 0.8
     assert log.segments[0].record_count == 300
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert len(cleaning.worker.jobs) == 1
-    small = cleaning.cleaner._small[cleaning.running.broker.hosts["s"]]
-    assert small._all_judged is log.segments, "an idle stream costs nothing"
+    looks: list[Log] = []
+    monkeypatch.setattr(next_segments, "damaged_files", looks.append)
+    await cleaning.round()
+    assert looks == [], "an idle stream costs nothing"
 
 
 async def test_rot_is_found_without_any_reader(tmp_path: Path) -> None:
@@ -177,14 +181,14 @@ async def test_rot_is_found_without_any_reader(tmp_path: Path) -> None:
     raw = bytearray(hurt.path.read_bytes())
     raw[-100] ^= 1
     hurt.path.write_bytes(raw)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == []
     cleaning.running.clock.ahead_ns = 3601 * 10**9
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == [("scrub", "s")] * (host.log.segment_count - 1)
     assert set(cleaning.worker.rates) == {fixed_rate(8 * 2**20)}
     assert [bad.segment for bad in host.log.quarantined] == [hurt.path.name]
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert len(cleaning.worker.jobs) == host.log.segment_count - 1
     await cleaning.close()
 
@@ -197,9 +201,9 @@ async def test_a_bad_index_is_rebuilt_before_it_is_read(tmp_path: Path) -> None:
     path = index_path(log.segments[1].path)
     good = path.read_bytes()
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    await cleaning.cleaner._round()
+    await cleaning.round()
     cleaning.running.clock.ahead_ns = 3601 * 10**9
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert path.read_bytes() == good
     assert not log.quarantined
     await cleaning.close()
@@ -213,7 +217,7 @@ async def test_a_job_leaves_room_on_the_disk(
     nearly_full = SimpleNamespace(f_blocks=10**6, f_bavail=10, f_frsize=4096)
     with monkeypatch.context() as patch:
         patch.setattr("os.statvfs", lambda path: nearly_full)
-        await cleaning.cleaner._round()
+        await cleaning.round()
     assert "less space is left" in cleaning.state("a").error
     assert cleaning.segment_files("a") == before
     await cleaning.running.put("a", [("key-0", b"goes on")])
@@ -227,19 +231,19 @@ async def test_sealed_segments_get_sketches_once(
     await cleaning.running.start()
     await cleaning.stream("s", 300, 10, compaction=None)
     log = cleaning.running.broker.hosts["s"].log
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == [], "too small"
     monkeypatch.setattr(next_segments, "SKETCHED_BYTES", 0)
-    cleaning.cleaner._unsketched.clear()
+    await cleaning.cleaner.forget(cleaning.running.broker.hosts["s"])
     cleaning.worker.failures.append(JobFailed("io", "the disk is full"))
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.state("s").failures_in_a_row == 1
     cleaning.state("s").not_before = 0.0
-    await cleaning.cleaner._round()
+    await cleaning.round()
     sealed = [segment.path for segment in log.segments[:-1]]
     assert len(sealed) > 3
     assert all(sketch_path(path).exists() for path in sealed)
     assert [kind for kind, _ in cleaning.worker.jobs] == ["sketch"] * (1 + len(sealed))
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert len(cleaning.worker.jobs) == 1 + len(sealed)
     await cleaning.close()

@@ -26,7 +26,7 @@ async def test_a_failure_concerns_one_stream_which_is_left_alone_for_a_while(
 ) -> None:
     await cleaning.stream("a", 100, 3)
     cleaning.worker.failures.append(error)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.state("a").failures == 1
     assert f"cleaning-failed stream=a kind=compact again_in_seconds=15 error={error}" in caplog.text
     info = cleaning.cleaner.describe(cleaning.running.broker.hosts["a"])
@@ -35,10 +35,10 @@ async def test_a_failure_concerns_one_stream_which_is_left_alone_for_a_while(
         "a": f"compact failed once, is tried again in 15 s: {error}"
     }
     await cleaning.stream("b", 100, 3)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == [("compact", "a"), ("compact", "b")]
     cleaning.state("a").not_before = cleaning.state("a").look_again_at = 0.0
-    await cleaning.cleaner._round()
+    await cleaning.round()
     info = cleaning.cleaner.describe(cleaning.running.broker.hosts["a"])
     assert (info["state"], info["error"], info["passes"]) == ("idle", "", 1)
     assert cleaning.cleaner.failures() == {}
@@ -68,7 +68,7 @@ async def test_what_a_killed_worker_wrote_is_removed(
         raise WorkerDied("killed")
 
     cleaning.worker.before = half_done
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.segment_files("a") == before
     assert not list(cleaning.running.data_dir.stream_path("a").glob("*.1.*"))
 
@@ -77,13 +77,13 @@ async def test_a_failed_swap_leaves_nothing(cleaning: Cleaning) -> None:
     await cleaning.stream("a", 100, 3)
     before = cleaning.segment_files("a")
     cleaning.running.fs.failing["rename"] = "manifest"
-    await cleaning.cleaner._round()
+    await cleaning.round()
     cleaning.running.fs.failing.clear()
     assert cleaning.state("a").failures == 1
     await cleaning.running.put("a", [("key-0", b"goes on")])
     await cleaning.running.put("a", [("key-0", b"x" * 5000)])  # a roll: the manifest is told
     cleaning.state("a").not_before = cleaning.state("a").look_again_at = 0.0
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.state("a").passes == 1
     log = cleaning.running.broker.hosts["a"].log
     assert cleaning.segment_files("a") == [segment.path.name for segment in log.segments] != before
@@ -98,14 +98,14 @@ async def test_a_damaged_source_is_quarantined_and_the_rest_compacted(
     raw = bytearray(hurt.path.read_bytes())
     raw[200] ^= 1
     hurt.path.write_bytes(raw)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     [bad] = host.log.quarantined
     assert bad.segment == hurt.path.name
     assert hurt.base_offset <= bad.first_offset < bad.next_offset <= hurt.next_offset
     assert "damage-found stream=a" in caplog.text
     assert "quarantined stream=a" in caplog.text
     cleaning.state("a").not_before = cleaning.state("a").look_again_at = 0.0
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.state("a").passes == 1
     assert hurt.path.read_bytes() == raw
     assert hurt in host.log.segments
@@ -127,14 +127,14 @@ async def test_a_stream_that_is_deleted_ends_its_job(cleaning: Cleaning) -> None
             ended.set()
 
     cleaning.worker.before = stuck
-    round_ = asyncio.create_task(cleaning.cleaner._round())
+    round_ = asyncio.create_task(cleaning.round())
     await asyncio.wait_for(begun.wait(), 10)
     assert cleaning.cleaner.is_working
     await asyncio.wait_for(cleaning.running.broker.delete_stream("a"), 10)
     assert ended.is_set()
     assert not cleaning.running.data_dir.stream_path("a").exists()
     assert not await asyncio.wait_for(round_, 10)
-    assert not cleaning.cleaner._states
+    assert cleaning.remembered() == []
 
 
 @pytest.mark.parametrize("kind", ["rebatch", "scrub"])
@@ -147,7 +147,7 @@ async def test_a_stream_that_is_deleted_is_not_looked_at_again(kind: str, tmp_pa
         for _ in range(50):
             await cleaning.running.put(name, [("k", b"x" * 500)])
         cleaning.running.broker.hosts[name].log.roll()
-    await cleaning.cleaner._round()
+    await cleaning.round()
     cleaning.running.clock.ahead_ns = 2 * 3600 * 10**9
 
     async def delete_the_other(_: str) -> None:
@@ -156,9 +156,9 @@ async def test_a_stream_that_is_deleted_is_not_looked_at_again(kind: str, tmp_pa
                 await cleaning.running.broker.delete_stream(name)
 
     cleaning.worker.before = delete_the_other
-    await asyncio.wait_for(cleaning.cleaner._round(), 20)
+    await asyncio.wait_for(cleaning.round(), 20)
     assert cleaning.worker.jobs == [(kind, "a")]
-    assert len(cleaning.cleaner._states) == 1
+    assert cleaning.remembered() == ["a"]
     await cleaning.close()
 
 
@@ -179,20 +179,20 @@ async def test_the_daemon_stops_in_the_middle_of_a_job(cleaning: Cleaning) -> No
 
 
 async def test_a_round_that_fails_ends_neither_the_cleaner_nor_the_daemon(
-    cleaning: Cleaning, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cleaning = Cleaning(tmp_path, interval="1ms")
+    await cleaning.running.start()
     failing = iter([True])
-    real = cleaning.cleaner._round
     done = asyncio.Event()
 
-    async def at_first_not() -> bool:
+    def at_first_not() -> bool:
         if next(failing, False):
             raise RuntimeError("a defect outside of any job")
         done.set()
-        return await real()
+        return True
 
-    monkeypatch.setattr(cleaning.cleaner, "_round", at_first_not)
-    monkeypatch.setattr(cleaning.cleaner, "_wait", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(cleaning.running.broker.clock_guard, "wall_clock_is_trusted", at_first_not)
     life = asyncio.create_task(cleaning.cleaner.run())
     await asyncio.wait_for(done.wait(), 10)
     assert not life.done()
@@ -217,7 +217,7 @@ async def test_retention_decided_before_a_swap_removes_only_what_is_below_the_lo
     assert decision is not None
     assert decision.delete_segments > 1
     before = host.log.segment_count
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert host.log.segment_count < before - decision.delete_segments
     remove_decided(host.log, decision, broker.now_ns())
     assert sorted(cleaning.read("a").values()) == list(range(101, 401))
@@ -237,7 +237,7 @@ async def test_retention_leaves_the_files_that_a_pass_reads(cleaning: Cleaning) 
         seen.append((host.log.log_start_offset, cleaning.segment_files("a") == files))
 
     cleaning.worker.before = retention
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert seen == [(251, True)]
     assert (cleaning.state("a").failures, cleaning.state("a").passes) == (0, 1)
     count = len(cleaning.segment_files("a"))
@@ -258,7 +258,7 @@ async def test_sources_that_go_nevertheless_are_no_failure(cleaning: Cleaning) -
             host.log.remove_before(host.log.segments[2].base_offset, 2)
 
     cleaning.worker.before = remove
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.worker.jobs == [("compact", "a"), ("compact", "a")]
     assert (cleaning.state("a").failures, cleaning.state("a").passes) == (0, 1)
 
@@ -275,7 +275,7 @@ async def test_a_lease_granted_during_a_pass_keeps_its_tombstones(cleaning: Clea
     host.kick()
     await host.drained()
     cleaning.cleaner.request(host)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.read("a") == {b"y": 2, b"x": 3}
     running.clock.ahead_ns = 3 * 3600 * 10**9
     leases = []
@@ -288,12 +288,12 @@ async def test_a_lease_granted_during_a_pass_keeps_its_tombstones(cleaning: Clea
     cleaning.worker.before = grant
     cleaning.state("a").look_again_at = 0.0
     before = cleaning.segment_files("a")
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert (cleaning.read("a"), cleaning.segment_files("a")) == ({b"y": 2, b"x": 3}, before)
     assert host.log.tombstones_removed_below == 0
     running.clock.ahead_ns *= 2
     cleaning.state("a").look_again_at = 0.0
-    await cleaning.cleaner._round()
+    await cleaning.round()
     assert cleaning.read("a") == {b"y": 2}
     assert host.log.tombstones_removed_below == 4
 
@@ -308,36 +308,34 @@ async def test_a_clock_that_jumped_makes_no_tombstone_old(cleaning: Cleaning) ->
     host.kick()
     await host.drained()
     cleaner.request(host)
-    await cleaner._round()
+    await cleaning.round()
     assert cleaning.read("a") == {b"x": 2}
-    cleaner._clock_is_trusted = running.broker.clock_guard.wall_clock_is_trusted
     running.clock.jumped_ns = 365 * 86_400 * 10**9
     cleaning.state("a").look_again_at = 0.0
-    await cleaner._round()
+    await cleaning.round()
     cleaner.request(host)
-    await cleaner._round()
+    await cleaning.round()
     assert cleaning.read("a") == {b"x": 2}
     running.clock.ahead_ns = 3601 * 10**9  # the new time has stood for an hour
     running.broker.clock_guard.believe("a test says so")
     cleaning.state("a").look_again_at = 0.0
-    await cleaner._round()
+    await cleaning.round()
     assert cleaning.read("a") == {}
 
 
 async def test_a_clock_that_jumped_makes_no_record_old_on_demand(cleaning: Cleaning) -> None:
     await cleaning.stream("a", 0, 1, compaction={"min_lag": "1h"})
     running, cleaner = cleaning.running, cleaning.cleaner
-    cleaner._clock_is_trusted = running.broker.clock_guard.wall_clock_is_trusted
     for _ in range(2):
         await running.put("a", [("x", b"1" * 3000)])
     running.clock.jumped_ns = 86_400 * 10**9
     host = running.broker.hosts["a"]
     cleaner.request(host)
-    await cleaner._round()
+    await cleaning.round()
     assert host.log.segments[0].record_count == 1
     assert host.log.cleaned_below == 0
     running.clock.ahead_ns = 3700 * 10**9
     cleaner.request(host)
-    await cleaner._round()
+    await cleaning.round()
     assert cleaning.read("a") == {b"x": 2}
     assert host.log.cleaned_below > 0

@@ -118,6 +118,6 @@ async def test_only_a_configured_rate_is_fixed(tmp_path: Path) -> None:
         cleaning = Cleaning(tmp_path / str(expected.busy_bytes), **settings)
         await cleaning.running.start()
         await cleaning.stream("s", 100, 3)
-        await cleaning.cleaner._round()
+        await cleaning.round()
         assert cleaning.worker.rates == [expected]
         await cleaning.close()

@@ -7,21 +7,19 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from crc32c import crc32c
+from support.clients.group_by_hand import GroupByHand, ReadByHand
 from support.clients.opened_client import Opened
 from support.daemons.local_checkpoints import LocalOffsets
 from support.daemons.pull_broker import LogBroker
 
 from liftlog.client import connect
-from liftlog.client.groups.arrived import Arrived, slots_of
-from liftlog.client.groups.grouping import MOST_LANES, GroupReading, GroupSettings
-from liftlog.client.reading.base_reader import BaseReader
-from liftlog.client.reading.read_ahead import ReadAhead
+from liftlog.client.groups.arrived import slots_of
+from liftlog.client.groups.grouping import MOST_LANES
 from liftlog.errors import (
     Conflict,
     DiskFull,
@@ -30,7 +28,6 @@ from liftlog.errors import (
     LiftlogError,
     StreamUnavailable,
 )
-from liftlog.protocol.client_connection import Exchange
 from liftlog.protocol.groups import AssignmentAnswer
 from liftlog.protocol.messages import Fetch, FetchHeader
 from liftlog.records.decode import Record, decode_batch
@@ -484,115 +481,86 @@ class Served:
 
 
 def test_a_lane_joins_when_the_other_read_has_all_that_follows() -> None:
-    reading = make()
-    reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [101]), 0.0)
+    reading = GroupByHand()
+    reading.told(7, 7, 64, [0], [7], [101])
     older = ReadByHand(reading)
     older.answer(201)
-    reading._told(AssignmentAnswer(7, 8, 64, [0, 1], [7, 8], [101, 151]), 0.0)
+    reading.told(7, 8, 64, [0, 1], [7, 8], [101, 151])
     newer = ReadByHand(reading)
-    reading._join_lanes()
+    reading.join_lanes()
     assert older.asked == [(101, [0]), (201, [0])], "what is under way goes on"
     newer.answer(201)
-    reading._join_lanes()
+    reading.join_lanes()
     older.answer(301)
     assert older.asked[2:] == [(301, [0, 1])]
-    reading._join_lanes()
-    assert len(reading._state.lanes) == 2, "the newer one has to read up to there"
+    reading.join_lanes()
+    assert len(reading.lanes) == 2, "the newer one has to read up to there"
     newer.answer(321)
-    reading._join_lanes()
-    (lane,) = reading._state.lanes
+    reading.join_lanes()
+    (lane,) = reading.lanes
     assert (lane.done, lane.slots) == (301, {0: 101, 1: 321})
-    assert reading._unread == [newer]
+    assert reading.ended_reads == [newer]
     older.answer(401)
     assert older.asked[3:] == [(401, [0, 1])]
 
 
 def test_a_lane_does_not_join_while_a_fetch_without_its_slots_is_under_way() -> None:
     """A slot went and came again."""
-    reading = make()
-    reading._told(AssignmentAnswer(7, 7, 64, [0, 1], [7, 7], [101, 101]), 0.0)
+    reading = GroupByHand()
+    reading.told(7, 7, 64, [0, 1], [7, 7], [101, 101])
     older = ReadByHand(reading)
-    reading._told(AssignmentAnswer(7, 8, 64, [0], [7], [101]), 0.0)
+    reading.told(7, 8, 64, [0], [7], [101])
     older.answer(201)
     assert older.asked == [(101, [0, 1]), (201, [0])]
-    reading._state.give_up([1])
-    reading._told(AssignmentAnswer(7, 9, 64, [0, 1], [7, 9], [101, 201]), 0.0)
+    reading.give_up([1])
+    reading.told(7, 9, 64, [0, 1], [7, 9], [101, 201])
     newer = ReadByHand(reading)
-    reading._join_lanes()
+    reading.join_lanes()
     newer.answer(301)
-    reading._join_lanes()
-    assert len(reading._state.lanes) == 2
+    reading.join_lanes()
+    assert len(reading.lanes) == 2
     older.answer(301)
-    reading._join_lanes()
-    assert [lane.slots for lane in reading._state.lanes] == [{0: 101, 1: 301}]
+    reading.join_lanes()
+    assert [lane.slots for lane in reading.lanes] == [{0: 101, 1: 301}]
 
 
 def test_a_lane_that_is_far_behind_is_not_asked_for_twice() -> None:
-    reading = make()
-    reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [1000]), 0.0)
+    reading = GroupByHand()
+    reading.told(7, 7, 64, [0], [7], [1000])
     older = ReadByHand(reading)
     older.answer(1100)
-    reading._told(AssignmentAnswer(7, 8, 64, [0, 1, 2], [7, 8, 8], [1000, 101, 101]), 0.0)
+    reading.told(7, 8, 64, [0, 1, 2], [7, 8, 8], [1000, 101, 101])
     newer = ReadByHand(reading)
     newer.answer(201)
-    reading._join_lanes()
+    reading.join_lanes()
     older.answer(1200)
     newer.answer(1099)
-    reading._join_lanes()
+    reading.join_lanes()
     assert older.asked[1:] == [(1100, [0]), (1200, [0])]
     newer.answer(1100)
-    reading._join_lanes()
+    reading.join_lanes()
     older.answer(1201)
     assert older.asked[3:] == [(1201, [0, 1, 2])]
 
 
 def test_lanes_that_are_not_read_yet_join_at_once() -> None:
-    reading = make()
-    reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [101]), 0.0)
-    reading._told(AssignmentAnswer(7, 8, 64, [0, 1, 2], [7, 8, 8], [101, 101, 200]), 0.0)
-    reading._told(AssignmentAnswer(7, 9, 64, [*range(4)], [7, 8, 8, 9], [101, 101, 200, 300]), 0.0)
-    reading._join_lanes()
-    assert [lane.slots for lane in reading._state.lanes] == [{0: 101, 1: 101, 2: 200}, {3: 300}]
-
-
-class ReadByHand(BaseReader):
-    """The read of the newest lane, whose fetches a test answers."""
-
-    def __init__(self, reading: GroupReading) -> None:
-        lane = reading._state.lanes[-1]
-        start, options = reading._start_of(lane)
-        slots = sorted(lane.slots), 64
-        self._ahead = ReadAhead(self, "s", start, None, slots=slots, **options)
-        self.asked: list[tuple[Any, list[int] | None]] = []
-        self._exchanges: list[Exchange] = []
-        self._ahead.next_batch()
-        reading._readers[lane] = self
-
-    def request(self, message: Fetch, exchange: Exchange) -> None:
-        self.asked.append((message.start, message.filter_slots))
-        self._exchanges.append(exchange)
-
-    def give_up(self, exchange: Exchange) -> None:
-        raise AssertionError("a fetch is cancelled")
-
-    def answer(self, next_offset: int) -> None:
-        """Nothing is there before this offset."""
-        start, exchange = self.asked[-1][0], self._exchanges[-1]
-        header = FetchHeader(start, start, next_offset, 0, next_offset, 1, next_offset, 1, "i", 0)
-        assert exchange.on_header is not None
-        exchange.on_header(header)
-        exchange.finish(header, None)
+    reading = GroupByHand()
+    reading.told(7, 7, 64, [0], [7], [101])
+    reading.told(7, 8, 64, [0, 1, 2], [7, 8, 8], [101, 101, 200])
+    reading.told(7, 9, 64, [*range(4)], [7, 8, 8, 9], [101, 101, 200, 300])
+    reading.join_lanes()
+    assert [lane.slots for lane in reading.lanes] == [{0: 101, 1: 101, 2: 200}, {3: 300}]
 
 
 def test_many_lanes_join_also_when_records_have_come() -> None:
-    reading = make()
+    reading = GroupByHand()
     for count in range(1, MOST_LANES + 2):
         slots, since = list(range(count)), list(range(7, 7 + count))
-        reading._told(AssignmentAnswer(7, 6 + count, 64, slots, since, [101] * count), 1e9)
-        for lane in reading._state.lanes:
-            reading._arrived[lane] = Arrived([], None, 101)
-        reading._join_if_many()
-        assert len(reading._state.lanes) == (count if count <= MOST_LANES else 1)
+        reading.told(7, 6 + count, 64, slots, since, [101] * count)
+        for lane in reading.lanes:
+            reading.arrive_empty(lane, 101)
+        assert reading.take() == []
+        assert len(reading.lanes) == (count if count <= MOST_LANES else 1)
 
 
 def records_of(keys: list[bytes]) -> list[Record]:
@@ -625,15 +593,13 @@ async def test_the_same_name_again_continues_and_fences_the_first(
 def test_what_was_asked_as_an_earlier_member_says_nothing_of_this_one() -> None:
     """A static member whose session had ended joins again under its name: its last beat before that
     is answered as that of a member that another one has replaced."""
-    reading = make()
-    reading._told(AssignmentAnswer(7, 7, 64, [], [], []), 0.0)
+    reading = GroupByHand()
+    reading.told(7, 7, 64, [], [], [])
     replaced = GroupFenced("another client has joined", replaced=True)
-    reading._news.append((replaced, 3, 0.0))
-    reading._take_news()
+    reading.beat_fails(replaced, 3)
     assert reading.generation == 7
-    reading._news.append((replaced, 7, 0.0))
     with pytest.raises(GroupFenced, match="another client"):
-        reading._take_news()
+        reading.beat_fails(replaced, 7)
 
 
 async def test_a_process_that_hung_leaves_its_name_to_a_newer_one(
@@ -645,23 +611,28 @@ async def test_a_process_that_hung_leaves_its_name_to_a_newer_one(
         await anext(older)
         await older._heartbeats.stop()
         await anext(newer)
-        older._run_until, older._state.deadline = 0.0, -math.inf
+        end_session(older)
         for _ in range(2):
             with pytest.raises(GroupFenced, match="another client"):
                 await anext(older)
-        newer._run_until, newer._state.deadline = 0.0, -math.inf
+        end_session(newer)
         await anext(newer)  # it joins again, as itself
         await newer.close()
 
 
+def end_session(group: Any) -> None:
+    """As after a long pause of the whole process."""
+    group._run_until, group._state.deadline = 0.0, -math.inf
+
+
 def test_a_join_whose_answer_was_lost_is_asked_for_again() -> None:
     """Else its member would be taken for that of another client."""
-    reading = make()
-    first = reading._join_request(0)
-    assert reading._join_request(0) == first
+    reading = GroupByHand()
+    first = reading.join()
+    assert reading.join() == first
     assert first.joined is None
-    reading._has_joined(AssignmentAnswer(7, 7, 64, [], [], []), 0.0)
-    second = reading._join_request(0)
+    reading.has_joined(AssignmentAnswer(7, 7, 64, [], [], []))
+    second = reading.join()
     assert second.joined == 7
     assert second.token != first.token
 
@@ -679,20 +650,20 @@ class Read:
 def test_slots_that_others_have_read_in_a_newer_epoch() -> None:
     """A daemon that was restarted counts another epoch. A member that has read nothing in it gets
     slots that others have read there: it must not state that its own epoch reaches so far."""
-    reading = make()
-    reading._told(AssignmentAnswer(7, 7, 64, [0], [7], [101], "i", 2), 0.0)
-    (first,) = reading._state.lanes
-    reading._know(first, Read(2))
-    reading._told(AssignmentAnswer(7, 8, 64, [0, 1], [7, 8], [101, 300], "i", 3), 0.0)
-    second = reading._state.lanes[1]
+    reading = GroupByHand()
+    reading.told(7, 7, 64, [0], [7], [101], "i", 2)
+    (first,) = reading.lanes
+    reading.answered(first, Read(2))
+    reading.told(7, 8, 64, [0, 1], [7, 8], [101, 300], "i", 3)
+    second = reading.lanes[1]
     ahead = {"read_ahead_bytes": 1 << 20}  # of a member with a share of the slots
-    assert reading._start_of(first) == (101, {"incarnation": "i", "epoch": 2, **ahead})
-    assert reading._start_of(second) == (300, {"incarnation": "i", "epoch": 3, **ahead})
-    reading._know(second, Read(3))
-    reading._know(first, Read(2))  # an answer that was late
-    assert reading._commit_request({0: 250, 1: 310}).epoch == 3
-    reading._pass(first, Read(2, 260))  # nothing has come for it since
-    assert reading._commit_request({0: 260, 1: 310}).epoch == 3
+    assert reading.start_of(first) == (101, {"incarnation": "i", "epoch": 2, **ahead})
+    assert reading.start_of(second) == (300, {"incarnation": "i", "epoch": 3, **ahead})
+    reading.answered(second, Read(3))
+    reading.answered(first, Read(2))  # an answer that was late
+    assert reading.commit({0: 250, 1: 310}).epoch == 3
+    reading.nothing_until(first, Read(2, 260))  # nothing has come for it since
+    assert reading.commit({0: 260, 1: 310}).epoch == 3
 
 
 @pytest.mark.parametrize("owned", [[0, 1], [0]])
@@ -714,25 +685,23 @@ def test_what_the_daemon_has_divided_is_looked_at_only_after_slots_have_gone(
 
     for module in ("groups.grouping", "groups.arrived"):
         monkeypatch.setattr(f"liftlog.client.{module}.slots_of", counted)
-    reading = make()
-    reading._told(AssignmentAnswer(7, 7, 64, owned, [7] * len(owned), [101] * len(owned)), 0.0)
-    monkeypatch.setattr(reading._state, "deadline", math.inf)
-    (lane,) = reading._state.lanes
+    reading = GroupByHand()
+    reading.told(7, 7, 64, owned, [7] * len(owned), [101] * len(owned))
+    (lane,) = reading.lanes
     reader = Read(2, divided_by=frozenset((0, 1)), position=101 + len(keys))
-    reading._arrive(lane, reader, decode_batch(raw))
-    found = [record.key for record in reading._next_records()]
+    reading.arrive(lane, reader, decode_batch(raw))
+    found = [record.key for record in reading.take()]
     assert found == [key for key in keys if crc32c(key) * 64 >> 32 in owned]
     assert bool(looked) == (len(owned) < 2)
 
 
 def test_a_slot_is_revoked_once() -> None:
     """Also when the session ends while it is being given up."""
-    reading = make()
     revoked: list[Sequence[int]] = []
-    reading._settings = replace(reading._settings, on_revoked=revoked.append)
-    reading._told(AssignmentAnswer(7, 7, 64, [0, 1], [7, 7], [101, 101]), 0.0)
-    reading._told(AssignmentAnswer(7, 8, 64, [0], [7], [101]), 0.0)
-    reading._lose(GroupFenced("its session has ended"))
+    reading = GroupByHand(on_revoked=revoked.append)
+    reading.told(7, 7, 64, [0, 1], [7, 7], [101, 101])
+    reading.told(7, 8, 64, [0], [7], [101])
+    reading.lose(GroupFenced("its session has ended"))
     assert revoked == [[1], [0]]
 
 
@@ -840,16 +809,7 @@ def test_what_cannot_be() -> None:
         {"columns": ["key"]},
     ):
         with pytest.raises(InvalidArgument):
-            make(**wrong)
-
-
-def make(**options: Any) -> GroupReading:
-    chosen: dict[str, Any] = {"session": 10.0, "slots": None, "commit_every": 1}
-    chosen |= {"commit_interval": 1.0, **options}
-    named = [chosen.pop(one) for one in ("session", "slots", "commit_every", "commit_interval")]
-    return GroupReading(
-        GroupSettings("g", "s", "m", True, "earliest", *named, None, None, chosen)  # type: ignore[arg-type]
-    )
+            GroupByHand(**wrong)
 
 
 def test_slots() -> None:

@@ -85,7 +85,7 @@ async def newer_values(cleaning: Cleaning, stream: str = "in") -> None:
 
 async def compact(cleaning: Cleaning) -> None:
     cleaning.cleaner.request(cleaning.running.broker.hosts["in"])
-    await cleaning.cleaner._round()
+    await cleaning.round()
 
 
 @pytest.mark.parametrize("stream", ["in", "plain"])

@@ -40,7 +40,7 @@ async def options(cleaning: Cleaning) -> AsyncIterator[ScanOptions]:
 
 async def compact(cleaning: Cleaning) -> None:
     cleaning.cleaner.request(cleaning.running.broker.hosts["in"])
-    await cleaning.cleaner._round()
+    await cleaning.round()
 
 
 async def newer_values(cleaning: Cleaning) -> None:
@@ -163,7 +163,7 @@ async def test_compaction_that_is_switched_on_meanwhile(
     await update("plain", {"compaction": {"tombstone_retention": "1h"}})
     await cleaning.running.put("plain", [(f"key-{n}", b"newer") for n in range(KEYS)])
     cleaning.cleaner.request(host)
-    await cleaning.cleaner._round()
+    await cleaning.round()
     if off_again:
         await update("plain", {"compaction": None})
     with pytest.raises(SegmentsChanged, match="read again"):
