@@ -270,8 +270,8 @@ ALLOWED: Mapping[str, int] = {
     'docstrings that begin with "What"': 180,
     'docstrings that begin with "Of"': 53,
     'docstrings that begin with "Whether"': 100,
-    "lines of tests that use private names": 422,
-    "lines of tests that import or patch private names": 142,
+    "lines of tests that use private names": 430,
+    "lines of tests that import or patch private names": 145,
 }
 """The most of each figure; 0 where none is named."""
 
