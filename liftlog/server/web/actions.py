@@ -1,5 +1,5 @@
-"""Changes of a stream: a page asks for confirmation, its form carries the change out, and the
-browser returns to the page of the stream."""
+"""Changes of a stream: a page asks for confirmation, its form makes the change, and the browser
+returns to the page of the stream."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ DONE = {
     "edit": "The settings are changed.",
     **{action.name: action.done for action in ACTIONS.values()},
 }
-"""Shown on the page of the stream after a change."""
+"""The text that the page of the stream shows after a change."""
 
 
 def check_changeable(asked: Asked) -> None:
-    """Raises Forbidden. Opening the page changes nothing, so only a refusal is audited."""
+    """Raises Forbidden. Opening the page changes nothing, so only refusals are audited."""
     if asked.stream.startswith("_") or not asked.may("admin", asked.stream):
         asked.authorize("admin")
         raise InvalidArgument(f"the stream {asked.stream} belongs to the daemon")

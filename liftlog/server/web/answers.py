@@ -1,5 +1,5 @@
-"""What a request for a page is answered: templates rendered, JSON, static files, redirects; each
-with the headers that it must have."""
+"""Answers to requests for pages: rendered templates, JSON, static files and redirects, each with
+its required headers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LOOK_EVERY = 64
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """Templates stay compiled as long as the process runs."""
+    """Compiled templates are cached for the life of the process."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("liftlog.server.web"),
         autoescape=True,
@@ -78,9 +78,9 @@ def _environment() -> jinja2.Environment:
 
 
 class Rendering:
-    """Renders templates a slice at a time, so that a long page does not hold the event loop.
+    """Renders templates a slice at a time, so that a long page does not block the event loop.
 
-    All that stands in `{{ }}` is escaped; no template uses `safe`.
+    Everything in `{{ }}` is escaped; no template uses `safe`.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Rendering:
     async def page(self, name: str, **values: Any) -> str:
         template = self._loaded.get(name)
         if template is None:
-            # Compiling it takes long; it is done once.
+            # Compiling a template takes long; it is done once.
             template = await asyncio.to_thread(self._templates.get_template, name)
             self._loaded[name] = template
         parts: list[str] = []

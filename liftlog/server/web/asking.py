@@ -1,4 +1,4 @@
-"""One request for a page: who asks, for what; and the values from which the page is made."""
+"""One request for a page: the viewer, the stream, and the values from which the page is made."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ class Parts:
     pace: Pace
     spread: SpreadWork = field(default_factory=SpreadWork)
     searching: FairLock = field(default_factory=FairLock)
-    """Held for each step through a log: the viewers take turns, so that all of their searches
-    together take no more of the interpreter from the commits than one."""
+    """Held for each step through a log. The viewers take turns, so that all searches together take
+    no more interpreter time from the commits than one search does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """`principal` None: no ACL is configured. `cookie` is that of a viewer who has signed in."""
+    """`principal` is None if no ACL is configured. `cookie` is the cookie of a viewer who has
+    signed in."""
 
     principal: str | None
     cookie: str | None = None
@@ -65,7 +66,7 @@ class Asked:
 
     @property
     def gate(self) -> Gate:
-        """Its decisions may change at each await."""
+        """Its decisions can change at each await."""
         return self.parts.gate
 
     @property
@@ -74,7 +75,7 @@ class Asked:
 
     @property
     def party(self) -> str:
-        """The party that takes turns with others."""
+        """The party that takes turns with other parties."""
         return self.viewer.principal or self.peer
 
     @property
@@ -90,14 +91,14 @@ class Asked:
         return self.stream
 
     async def carry_out(self, message: Message) -> Message:
-        """The answer to a request that the viewer is authorized to make, of the node that knows.
-        Raises what the broker raises."""
+        """Send a request that the viewer is authorized to make to the node responsible for it, and
+        return the answer. Raises the broker's errors."""
         caller = Caller(self.viewer.principal, self.gate, self.parts.broker, self.peer)
         return await carry_out(caller, message)
 
     async def describe(self) -> StreamInfo:
-        """The stream of the page, as its leader knows it; while none can be asked, as this node
-        does."""
+        """Describe the stream of the page, as its leader sees it; if no leader can be reached, as
+        this node does."""
         try:
             answer = await self.carry_out(DescribeStream(self.stream))
         except (NotLeader, NotReady):
@@ -111,19 +112,19 @@ class Asked:
         try:
             thread = self.parts.scanners.of(self.party)
             waiting = loop.run_in_executor(thread, look, *arguments)
-        except RuntimeError:  # the pull server, whose thread it is, has closed
+        except RuntimeError:  # the pull server, which owns the thread, has closed
             raise ShuttingDown("the daemon is stopping") from None
         return await waiting
 
     def text(self, name: str) -> str:
-        """A query parameter without surrounding blanks; empty when it is missing."""
+        """Return a query parameter without surrounding blanks; empty if it is missing."""
         found = self.request.query.get(name, "").strip()
         if len(found) > MAX_TEXT:
             raise InvalidArgument(f"{name}: longer than {MAX_TEXT} characters")
         return found
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
-        """A query parameter; the first of `known` when it is missing."""
+        """Return a query parameter; the first of `known` if it is missing."""
         found = self.text(name) or known[0]
         if found not in known:
             raise InvalidArgument(f"{name}: expected one of {', '.join(known)}")
@@ -141,10 +142,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """`data` is the answer of the `.json` twin, and all that the template is given of the daemon.
-    `extra` is only for the form of the page: values of fields, links. `refused`: the form was
-    wrong; the page shows it with the reasons in it, and the twin answers this error. `moved_to`: a
-    form was carried out, and the browser goes on to this page."""
+    """The values of a page.
+
+    `data` is the answer of the `.json` twin, and everything that the template receives from the
+    daemon. `extra` is only for the form of the page: values of fields, links. `refused` is set if
+    the form was wrong: the page shows the form with the reasons, and the twin answers this error.
+    `moved_to` is set if a form was carried out: the browser continues with that page."""
 
     title: str
     data: dict[str, Any]

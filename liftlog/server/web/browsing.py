@@ -1,7 +1,8 @@
-"""The records of one page: those that the viewer asks for and may read, newest or oldest first.
+"""The records of one page: those that match the viewer's form and that the viewer may read, newest
+or oldest first.
 
-The log is read in the threads that all scans share, a bounded amount at a time, and a search that
-finds nothing ends after a while with the offset at which it can continue.
+The log is read in the threads that all scans share, a bounded amount at a time. A search without a
+match ends after a while, with the offset at which it can continue.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from liftlog.server.web.asking import Asked
 from liftlog.server.web.pace import Pace, Paced
 
 _SEARCH_SECONDS = 0.7
-"""For one page; the records found until then are shown."""
+"""Time limit of one page; it shows the records found by then."""
 _SHOWN_SECONDS = 0.3
-"""A page that has records by then is shown: who searches wants to see the first one."""
+"""A page with at least one record is shown after this time: a viewer who searches wants to see the
+first match soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Records in [`since_ns`, `until_ns`) and from `above` on that meet `selection`. The list
-    begins at `offset`, or at the end of that range which `is_newest_first` names."""
+    """Records in [`since_ns`, `until_ns`), from offset `above` on, that match `selection`. The list
+    begins at `offset`, or else at the end of that range that `is_newest_first` selects."""
 
     limit: int
     selection: Selection
@@ -50,10 +52,10 @@ Row = dict[str, Any]
 
 
 class Found(NamedTuple):
-    """`next_offset` is where to continue; with `at_end` there is no record from there on yet.
+    """`next_offset` is where to continue; with `at_end`, no record exists from there on yet.
 
-    `span` is what the list can reach; `looked_at` of its offsets were looked at, counted from its
-    beginning.
+    `span` holds the offsets that the list can reach; `looked_at` of them were examined, counted
+    from its beginning.
     """
 
     first_offset: int
@@ -66,7 +68,7 @@ class Found(NamedTuple):
 
 
 async def browse(asked: Asked, stream: str, wanted: Wanted, row: Callable[[Item], Row]) -> Found:
-    """Rows of records, each made by `row` as soon as its record is found: the record itself is not
+    """Find the records and make a row of each with `row`, at once: the records themselves are not
     kept.
 
     Raises LiftlogErrors: no such stream, no right to read it.
@@ -123,7 +125,7 @@ def _walk(log: Log, wanted: Wanted, span: Span, start: int, selection: Selection
 
 
 def _start(log: Log, wanted: Wanted) -> tuple[Span, int, str]:
-    """What the list can reach, where to begin, and a note about it. Blocking."""
+    """Return the span that the list can reach, where to begin, and a note about it. Blocking."""
     first, end = log.log_start_offset, log.high_watermark
     low, high, note = first, end, ""
     if wanted.since_ns is not None:
@@ -148,7 +150,7 @@ def _start(log: Log, wanted: Wanted) -> tuple[Span, int, str]:
 
 
 def parse_key(text: str) -> bytes:
-    """From plain text, `hex:...` or `base64:...`. Raises InvalidArgument."""
+    """Parse a key: plain text, `hex:...` or `base64:...`. Raises InvalidArgument."""
     kind, colon, rest = text.partition(":")
     try:
         if colon and kind == "hex":

@@ -1,7 +1,7 @@
 """Conditions on the values of records: a text in it, a field of its JSON, a regular expression.
 
-Each looks at a column of values at once, about 128 KiB at a time: for so long it may hold the
-interpreter, on which the commits wait.
+Each examines a column of values at once, about 128 KiB at a time. During that time it may hold the
+interpreter, which the commits need as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from liftlog.records.columns.column_set import BinaryColumn, Flags
 
 KINDS = ("text", "json", "regex")
 MAX_JSON_BYTES = 256 * 1024
-"""Longer values have no JSON fields: the parser cannot be interrupted."""
+"""Fields of longer JSON values are not searched: the parser cannot be interrupted."""
 _STEP_BYTES = 128 * 1024
 _OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
@@ -35,7 +35,8 @@ _MAX_STEPS = 1000
 _MAX_WORK = 500_000_000
 """Bytes of a value times steps of the program: about 2.5 s for the worst expression and value."""
 _TOGETHER = 64
-"""Values that are searched joined first: a call of RE2 costs as much as a few hundred bytes."""
+"""Number of values that are joined and searched first: a call of RE2 costs as much as a few hundred
+bytes."""
 _NO_LEAST_COUNT = re.compile(r"(?<!\\)\{,(\d+)\}")
 _NOT_VALID = "the expression is not valid"
 _MAX_REASON = 80
@@ -71,11 +72,11 @@ def parts_of(values: BinaryColumn, size: int) -> Iterator[tuple[int, BinaryColum
 
 
 class Contains:
-    """Upper and lower case of ASCII letters are the same. A text with other letters is also found
-    as JSON escapes it: many programs write `\\u00fc` there for `ü`."""
+    """ASCII letters match without regard to case. Other letters are also found in the form that
+    JSON escapes them to: many programs write `\\u00fc` there for `ü`."""
 
     def __init__(self, text: str) -> None:
-        # Quotes and backslashes stay as they are: the rest of such a text is JSON itself, perhaps.
+        # Quotes and backslashes stay as they are: the rest of such a text may itself be JSON.
         escaped = _OUTSIDE_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
         self._wanted = dict.fromkeys(_encoded(one).lower() for one in (text, escaped))
 
@@ -89,7 +90,7 @@ class Contains:
 
 
 def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
-    """The items of `part`, whose content is `raw`, that contain these bytes."""
+    """Yield the items of `part`, whose content is `raw`, that contain these bytes."""
     ends = (part.ends - part.ends[0]).tolist()
     at = raw.find(wanted)
     while at >= 0:
@@ -99,7 +100,7 @@ def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
         if at + len(wanted) <= ends[item + 1]:
             yield item
             at = raw.find(wanted, ends[item + 1])
-        else:  # it reaches from one value into the next
+        else:  # a match that reaches from one value into the next
             at = raw.find(wanted, at + 1)
 
 
@@ -108,10 +109,11 @@ def _items_with(wanted: bytes, raw: bytes, part: BinaryColumn) -> Iterator[int]:
 
 class Expression:
     """A regular expression of RE2. Python's own `re` can take hours for a short text, and holds the
-    interpreter meanwhile; RE2 takes time in proportion to the text, and releases it.
+    interpreter meanwhile; the time of RE2 is proportional to the text, and it releases the
+    interpreter.
 
-    Each byte that is not UTF-8 counts as one character. Values that the expression could take
-    seconds for are not searched.
+    Each byte that is not UTF-8 counts as one character. Values that could take seconds are not
+    searched.
     """
 
     def __init__(self, text: str) -> None:
@@ -168,8 +170,8 @@ class Expression:
 
 
 def _sees_edges(text: str) -> bool:
-    """Whether the expression can match in a value although it does not match in several values
-    joined: it may ask where a value begins or ends, or a word. True if in doubt."""
+    """Return True if the expression may match in a value but not in several values joined, since it
+    may ask where a value, or a word, begins or ends. True if in doubt."""
     without_escapes = re.sub(r"\\.", "", text, flags=re.DOTALL)
     outside_classes = without_escapes.replace("[^", "")
     return bool(re.search(r"\\[AzbBQ]", text) or re.search(r"[$^]", outside_classes))
@@ -184,7 +186,7 @@ def _as_utf8(raw: bytes) -> bytes:
 
 
 def _problem(reason: str) -> str:
-    """What RE2 says, with a hint where its words alone do not help."""
+    """Return RE2's message, with a hint if the message alone does not help."""
     if reason.startswith("pattern too large"):
         return "the expression is too large: use smaller counts"
     hint = next((hint for words, hint in _HINTS.items() if reason.startswith(words)), "")
@@ -206,11 +208,11 @@ _HELP = "expected a field such as customer.id, items[0].sku or items[*].sku, and
 
 
 Path = tuple[str | int | None, ...]
-"""The way to a field: names, numbers, and None for every item of a list."""
+"""The path to a field: names, numbers, and None for every item of a list."""
 
 
 def parse_path(text: str) -> Path:
-    """A field without a comparison. Raises InvalidArgument."""
+    """Parse a field without a comparison. Raises InvalidArgument."""
     path, position = _path(text)
     if not path or text[position:].strip():
         raise InvalidArgument(
@@ -221,7 +223,8 @@ def parse_path(text: str) -> Path:
 
 
 def _path(text: str) -> tuple[Path, int]:
-    """As far as it goes, and where it ends. Raises InvalidArgument."""
+    """Parse a path as far as it goes, and return it with the position where it ends. Raises
+    InvalidArgument."""
     path: list[str | int | None] = []
     position = 1 if text.startswith("$") else 0
     while step := _STEP.match(text, position):
@@ -235,7 +238,8 @@ def _path(text: str) -> tuple[Path, int]:
 
 
 def found_at(value: Any, path: Path) -> Iterator[Any]:
-    """What a JSON value has there: several values for every item of a list, or none."""
+    """Yield the values that a JSON value has at `path`: several if the path has an `[*]`, or
+    none."""
     for level, step in enumerate(path):
         if isinstance(value, dict) and isinstance(step, str) and step in value:
             value = value[step]
@@ -252,8 +256,8 @@ def found_at(value: Any, path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Unusual:
-    """With these escapes a text, or with an exponent a number, can be written in another way than
-    it usually is."""
+    """Escapes with which a text, or exponents with which a number, can be written in another way
+    than usual."""
 
     escapes: re.Pattern[bytes]
     exponents: bool
@@ -263,7 +267,8 @@ class _Unusual:
             return True
         if not self.exponents:
             return False
-        # As the expression \d[eE] would, which has to try every digit: that takes 30 times as long.
+        # The expression \d[eE] finds the same, but has to try every digit: that takes 30 times as
+        # long.
         octets = np.frombuffer(content, np.uint8)
         behind = np.flatnonzero((octets[1:] | 0x20) == ord("e"))
         return bool((octets[behind] - np.uint8(ord("0")) < 10).any())
@@ -271,14 +276,14 @@ class _Unusual:
 
 @dataclass(frozen=True, slots=True)
 class FieldIs:
-    """The field exists, and its value compares as wanted. A number is compared with numbers, a
-    quoted text with texts; 17 without quotes is also the text "17"."""
+    """Matches if the field exists and its value compares as wanted. A number is compared with
+    numbers, a quoted text with texts; 17 without quotes is also the text "17"."""
 
     path: Path
     compare: Callable[[Any, Any], Any] | None
     wanted: tuple[Any, ...]
     needle: bytes
-    """Bytes that every match contains, unless something in it is written in an unusual way."""
+    """Bytes that every match contains, unless a part of the value is written in an unusual way."""
     unusual: _Unusual
 
     @classmethod
@@ -296,7 +301,7 @@ class FieldIs:
             raise InvalidArgument(f"{_HELP}; there is nothing after {sign}")
         wanted = _literal(literal)
         if sign[0] in "<>":
-            wanted = wanted[:1]  # 5 is not compared with texts that way
+            wanted = wanted[:1]  # `<` and `>` do not compare 5 with texts
             if isinstance(wanted[0], bool | None):
                 raise InvalidArgument(f"{_HELP}; only numbers and texts are less or greater")
         if sign in ("=", "==") and not isinstance(wanted[0], bool | float | None):
@@ -351,7 +356,8 @@ def _encoded(text: str) -> bytes:
 
 
 def _literal(text: str) -> tuple[Any, ...]:
-    """What to compare with: the JSON that this is, and the text itself if it has no quotes."""
+    """Return the values to compare with: the parsed JSON, and the text itself if it has no
+    quotes."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -369,5 +375,5 @@ def _from_json(quoted: str) -> str:
 
 
 def _kind(value: Any) -> type:
-    """Numbers are one kind; true and false are not numbers."""
+    """All numbers are one kind; true and false are not numbers."""
     return float if type(value) is int else type(value)

@@ -1,8 +1,7 @@
 """A value as text, JSON, hexadecimal or msgpack: plain text for a page. Pure.
 
-The values may come from anyone, and nothing here raises for any input. A preview takes at most
-about 2 ms of processor time, an expanded one 4 ms, a whole value 20 ms: they are made on the event
-loop.
+The values are not trusted: no function here raises for any input. A preview takes at most about 2
+ms of processor time, an expanded one 4 ms, a whole value 20 ms: they are made on the event loop.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _PREVIEWED_BYTES = 8 * 1024
 
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n\r"}
 _CONTROL |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
-# Characters that are invisible or change the direction of writing.
+# Invisible characters, and those that change the writing direction.
 _CONTROL |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F), 0xFFFD)
 _CONTROL |= dict.fromkeys((0x061C, 0x2028, 0x2029), 0xFFFD)
 # Surrogates, which JSON can write and UTF-8 cannot encode.
@@ -44,8 +43,8 @@ _NAMES = {"json": "JSON", "msgpack": "msgpack"}
 
 
 class Content(NamedTuple):
-    """`view` is the one in which the value is shown; `problem` says why it is not the one asked
-    for, or what is left out."""
+    """`view` is the view in which the value is shown; `problem` says why it is not the requested
+    one, or how much is left out."""
 
     view: str
     text: str
@@ -54,7 +53,8 @@ class Content(NamedTuple):
 
 class _Bounds(NamedTuple):
     raw_bytes: int | None
-    """How much of a value is read for text and hexadecimal; None: as much as a page shows."""
+    """Number of bytes of a value that are read for text and hexadecimal; None: as many as a page
+    shows."""
     chars: int
     lines: int
 
@@ -65,12 +65,12 @@ _EXPANDED = _Bounds(4096, 8192, 250)
 
 
 def show(raw: bytes | None, view: str = "auto") -> Content:
-    """The whole value, or as much of it as one page should show."""
+    """Show the whole value, or as much of it as fits one page."""
     return Content("tombstone", "") if raw is None else _shown(raw, view, _WHOLE)
 
 
 def expanded(raw: bytes | None, view: str = "auto") -> Content:
-    """Below the line of a table: the beginning of the value, formatted."""
+    """Show the formatted beginning of a value, below the line of a table."""
     if raw is None:
         return Content("tombstone", "")
     found = _shown(raw, view, _EXPANDED)
@@ -80,7 +80,7 @@ def expanded(raw: bytes | None, view: str = "auto") -> Content:
 
 
 def preview(raw: bytes | None, view: str = "auto") -> Content:
-    """On one line of a table."""
+    """Show the beginning of a value on one line of a table."""
     if raw is None:
         return Content("tombstone", "")
     found = _shown(raw, view, _GLANCE)
@@ -88,7 +88,7 @@ def preview(raw: bytes | None, view: str = "auto") -> Content:
         text = raw[: PREVIEW_CHARS // 3].hex(" ")
         cut = " …" if len(raw) > PREVIEW_CHARS // 3 else ""
         return found._replace(text=text + cut)
-    # JSON as it was sent, not indented.
+    # JSON in the form in which it was sent, not indented.
     sent = _text(raw[: _GLANCE.raw_bytes]).text if found.view == "json" else found.text
     text = " ".join(sent.split())
     is_cut = len(text) > PREVIEW_CHARS or len(raw) > _PREVIEWED_BYTES
@@ -97,14 +97,15 @@ def preview(raw: bytes | None, view: str = "auto") -> Content:
 
 def _shown(raw: bytes, view: str, bounds: _Bounds) -> Content:
     problem = ""
-    # Parsing would be most of the cost of 250 rows, which show the text as it was sent.
+    # Parsing would be most of the cost of 250 rows, which show the text in the form in which it was
+    # sent.
     is_parsed = bounds is _WHOLE or len(raw) <= _PREVIEWED_BYTES
     if is_parsed and (view == "json" or (view == "auto" and raw[:1] in (b"{", b"["))):
         found = _outlined("json", outline_json, raw, bounds)
         if isinstance(found, Content):
             return found
         problem = found
-    # Every byte below 128 is a number in msgpack, but hardly meant as one.
+    # Every byte below 128 is a number in msgpack, but rarely meant as one.
     if view == "msgpack" or (view == "auto" and raw[:1] >= b"\x80" and not is_text(raw)):
         found = _outlined("msgpack", partial(outline_msgpack, is_text=is_text), raw, bounds)
         if isinstance(found, Content):
@@ -119,12 +120,13 @@ def _shown(raw: bytes, view: str, bounds: _Bounds) -> Content:
 
 
 def visible(text: str) -> str:
-    """Control characters as their pictures; U+FFFD for those that change the writing direction."""
+    """Replace control characters by their pictures, and those that change the writing direction by
+    U+FFFD."""
     return text.translate(_CONTROL)
 
 
 def is_text(raw: bytes) -> bool:
-    """Whether it is UTF-8 with hardly any control characters."""
+    """Return True if `raw` is UTF-8 with hardly any control characters."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         text = decoder.decode(raw[:_LOOKED_AT], final=len(raw) <= _LOOKED_AT)
@@ -134,7 +136,8 @@ def is_text(raw: bytes) -> bool:
 
 
 def as_key(raw: bytes | None) -> str | None:
-    """Text if the key is UTF-8, else `hex:...`, which the filter for keys understands."""
+    """Return the key as text if it is UTF-8, else as `hex:...`, which the filter for keys
+    accepts."""
     if raw is None:
         return None
     try:
@@ -162,7 +165,7 @@ def _hex(raw: bytes) -> Content:
 def _outlined(
     view: str, outline: Callable[..., Outline], raw: bytes, bounds: _Bounds
 ) -> Content | str:
-    """Returns a text when it cannot: why not."""
+    """Returns the reason, a text, if the value has no outline."""
     if len(raw) > MAX_SHOWN_BYTES:
         return f"larger than {MAX_SHOWN_BYTES // 1024} KiB"
     try:

@@ -1,4 +1,5 @@
-"""Sign in, sign out, and the viewer of a request: by cookie, by token, or without either."""
+"""Sign in, sign out, and identify the viewer of a request: by cookie, by token, or without
+either."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _MAX_FIELDS = 16
 _FORM_SECONDS = 10.0
 _FORM_TYPE = "application/x-www-form-urlencoded"
 _OWN_PATH = re.compile(r"/ui(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)+(\?[A-Za-z0-9_.~%&=+*-]*)?", re.ASCII)
-"""No part is empty or begins with a dot: `/ui/..//evil.example` leads to another site."""
+"""Paths of this site. No part is empty or begins with a dot: `/ui/..//evil.example` leads to
+another site."""
 
 
 class Entering:
@@ -94,7 +96,7 @@ class Entering:
 
 
 def see_home(request: web.Request) -> web.Response:
-    """To the page that the user wanted before signing in; never outside this site."""
+    """Redirect to the page that the user requested before signing in; never outside this site."""
     wanted = request.query.get("next", "")
     where = wanted if _OWN_PATH.fullmatch(wanted) else HOME
     return answers.see_other(where)
@@ -108,13 +110,13 @@ def login_path(request: web.Request) -> str:
 
 
 def is_encrypted(request: web.Request) -> bool:
-    """A proxy's header is believed: it can only make the cookie more restricted."""
+    """A proxy's header is trusted: it can only make the cookie more restricted."""
     forwarded = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip().lower()
     return request.secure or forwarded == "https"
 
 
 async def read_form(request: web.Request) -> dict[str, str]:
-    """Raises LiftlogErrors: a form must be small and arrive at once."""
+    """Raises LiftlogErrors: a form has a size limit and a deadline."""
     if request.content_type != _FORM_TYPE:
         raise Forbidden("expected a form of this page")
     body = bytearray()
@@ -135,7 +137,7 @@ async def read_form(request: web.Request) -> dict[str, str]:
 
 
 def check_form(sessions: Sessions, request: web.Request, form: dict[str, str], why: str) -> None:
-    """Raises Forbidden for a form that this daemon did not make for this purpose and session."""
+    """Raises Forbidden if this daemon did not make the form for this purpose and session."""
     cookie = request.cookies.get(COOKIE)
     if not sessions.is_form_token(form.get("form_token", ""), cookie, why):
         raise Forbidden(
@@ -145,7 +147,7 @@ def check_form(sessions: Sessions, request: web.Request, form: dict[str, str], w
 
 
 def worded(error: LiftlogError) -> str:
-    """The text for the sign-in form."""
+    """Return the error's text for the sign-in form."""
     if isinstance(error, Unauthenticated):
         return "This token is not valid."
     return f"{error.message[:1].upper()}{error.message[1:]}."

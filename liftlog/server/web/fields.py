@@ -15,10 +15,10 @@ from liftlog.server.web.content import MAX_SHOWN_BYTES, visible
 MAX_FIELDS = 12
 MAX_CELL_CHARS = 200
 MAX_LINES = 500
-"""Of each value that is compared: the time grows with their product."""
+"""Lines of each of two compared values: the time grows with the product of both numbers."""
 _MAX_ITEMS = 20
 _AROUND = 3
-"""Equal lines that are shown before and after others."""
+"""Equal lines that are shown before and after a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Fields:
 
     @classmethod
     def parse(cls, text: str) -> Fields:
-        """From `customer.id, items[*].sku`. Raises InvalidArgument."""
+        """Parse a list such as `customer.id, items[*].sku`. Raises InvalidArgument."""
         names = list(dict.fromkeys(filter(None, map(str.strip, _parts(text)))))
         if not names:
             raise InvalidArgument("expected fields such as customer.id, items[0].sku")
@@ -37,7 +37,7 @@ class Fields:
         return cls(names, [parse_path(name) for name in names])
 
     def of(self, raw: bytes | None) -> list[str | None]:
-        """A text for each field; None where the value does not have it."""
+        """Return a text for each field; None if the value does not have it."""
         nothing: list[str | None] = [None] * len(self.names)
         if not raw or len(raw) > MAX_SHOWN_BYTES:
             return nothing
@@ -49,7 +49,7 @@ class Fields:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Between commas that are not in quotes."""
+    """Split at commas that are not in quotes."""
     start, is_quoted = 0, False
     for at, letter in enumerate(text):
         if letter == '"' and text[at - 1 : at] != "\\":
@@ -74,8 +74,8 @@ def _cell(value: Any, path: Path) -> str | None:
 
 
 class Pair(NamedTuple):
-    """One line of a comparison. `kind` is `same`, `changed`, or `skipped`: `left_out` equal lines
-    are not shown. A side without a line is None."""
+    """One line of a comparison. `kind` is `same`, `changed`, or `skipped`: then `left_out` equal
+    lines are not shown. The text of a side without a line is None."""
 
     kind: str
     left: str | None
@@ -84,7 +84,7 @@ class Pair(NamedTuple):
 
 
 def compared(left: str, right: str) -> list[Pair]:
-    """The lines of two texts beside each other; only the first MAX_LINES of each are compared."""
+    """Return the lines of two texts side by side; only the first MAX_LINES of each are compared."""
     old, new = left.split("\n")[:MAX_LINES], right.split("\n")[:MAX_LINES]
     pairs: list[Pair] = []
     for kind, old_from, old_to, new_from, new_to in _steps(old, new):
@@ -97,8 +97,8 @@ def compared(left: str, right: str) -> list[Pair]:
 
 
 def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """As of SequenceMatcher. Where both texts are different and long, it does not look for the
-    frequent lines, which may take a second."""
+    """Opcodes of SequenceMatcher. For two long, different texts it ignores frequent lines
+    (`autojunk`), which could take a second."""
     shorter = min(len(old), len(new))
     head = next((at for at in range(shorter) if old[at] != new[at]), shorter)
     rest = shorter - head
@@ -115,7 +115,7 @@ def _steps(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, int, i
 
 
 def _equal(lines: Sequence[str], *, is_first: bool, is_last: bool) -> Iterator[Pair]:
-    """Without those that are far from any change."""
+    """Equal lines, without those far from any change."""
     before = 0 if is_first else _AROUND
     after = 0 if is_last else _AROUND
     skipped = len(lines) - before - after

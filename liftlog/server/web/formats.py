@@ -1,5 +1,6 @@
-"""Numbers, sizes, times and drawings for people. `static/live.js` formats numbers, sizes and rates
-the same way. Pure."""
+"""Numbers, sizes, times and drawings for people. Pure.
+
+`static/live.js` formats numbers, sizes and rates in the same way."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def count(number: float) -> str:
 
 
 def tenths(number: float) -> str:
-    """With one decimal below 100. Halves are rounded up, as in JavaScript."""
+    """One decimal below 100. Halves are rounded up, as in JavaScript."""
     if number >= 99.95:
         return count(number)
     return f"{math.floor(number * 10 + 0.5) / 10:.1f}"
@@ -75,9 +76,10 @@ def ago(timestamp_ns: int, now_ns: int) -> str:
 
 
 def parse_moment(text: str) -> int | None:
-    """From ISO 8601 (UTC unless it names another zone; also with `today` or `yesterday` for the
-    date), seconds since 1970, or a time ago (`15m`, `2h`, `3d`) to ns since 1970; None for anything
-    else."""
+    """Parse a time to ns since 1970; return None for any other text.
+
+    Accepts ISO 8601 (UTC unless it names another zone; `today` or `yesterday` can replace the
+    date), seconds since 1970, and a time ago (`15m`, `2h`, `3d`)."""
     text = text.strip()
     for word, days in (("today", 0), ("yesterday", 1)):
         if text.startswith(word):
@@ -114,9 +116,9 @@ KINDS = ("compacted", "sealed", "active", "damaged")
 
 
 def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The segments of a stream as one bar: rectangles from left to right, each for one segment, or
-    for several neighbours where there are too many. Their widths show their sizes, with a minimum
-    so that each can be seen."""
+    """Draw the segments of a stream as one bar: rectangles from left to right, each for one
+    segment, or for several neighbours if there are too many. Their widths show their sizes, with a
+    minimum so that each can be seen."""
     groups = _grouped(segments)
     total = sum(group["size_bytes"] for group in groups) or 1
     room = WIDTH - _MIN_WIDTH * len(groups)
@@ -131,7 +133,7 @@ def segment_parts(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def damage_marks(
     parts: Sequence[dict[str, Any]], damaged: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Where these ranges of offsets lie in that bar, wide enough to be seen."""
+    """Marks of these ranges of offsets in that bar, wide enough to be seen."""
     marks = []
     for bad in damaged:
         for part in parts:
@@ -149,7 +151,7 @@ def damage_marks(
 
 
 def places(parts: Sequence[dict[str, Any]], offsets: Sequence[int | None]) -> list[float | None]:
-    """Where these offsets lie in that bar; None where that is not known."""
+    """Places of these offsets in that bar; None if the place is not known."""
     borders = [part["base_offset"] for part in parts]
     found: list[float | None] = []
     for offset in offsets:
@@ -182,7 +184,8 @@ def _grouped(segments: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def spark_points(history: Sequence[float], kept: int) -> str:
-    """Rates as the `points` of a polyline: the newest at the right edge, the highest at the top."""
+    """Return rates as the `points` of a polyline: the newest at the right edge, the highest at the
+    top."""
     if not history:
         return ""
     top = max(history) or 1.0
@@ -195,7 +198,7 @@ def spark_points(history: Sequence[float], kept: int) -> str:
 
 
 def spark_area(history: Sequence[float], kept: int) -> str:
-    """The area below that line."""
+    """Return the area below that line."""
     points = spark_points(history, kept)
     if not points:
         return ""

@@ -29,21 +29,25 @@ SPANS = {
 }
 FINEST = "5m"
 MAX_LONG = 2000
-"""Streams of which more than the finest span is kept: 18 KiB each. The others take 5 KiB."""
+"""Number of streams for which more than the finest span is kept: 18 KiB each. The others take 5
+KiB."""
 DAEMON = ""
-"""Stands for the daemon where there is a name of a stream, which is never empty."""
+"""Replaces the name of a stream, which is never empty, for the daemon as a whole."""
 _BETWEEN = "/"
-"""Not in a name of a stream, consumer or group."""
+"""Separator: it does not occur in names of streams, consumers or groups."""
 _PER_TURN = 100
 
 
 class Reading(NamedTuple):
-    """What one look found. Of `totals`, which only grow, a point is the growth per second; of
-    `events`, the growth; of `timings`, counts in the buckets of LATENCY_BOUNDS, the median and the
-    99th percentile of what came in between, in seconds; of `levels`, the value.
+    """The counters and levels at one moment.
 
-    `totals` begin with records and received bytes. Nothing in it changes: the same one as at the
-    look before says at little cost that nothing has happened."""
+    A point of the history is computed from two readings. For `totals`, which only grow, it is the
+    growth per second; for `events`, the growth; for `timings`, which are counts in the buckets of
+    LATENCY_BOUNDS, the median and the 99th percentile of the growth, in seconds; for `levels`, the
+    value itself.
+
+    `totals` begin with records and received bytes. A reading is immutable: passing the same object
+    as before shows cheaply that nothing has happened."""
 
     totals: Mapping[str, float]
     events: Mapping[str, float]
@@ -52,7 +56,8 @@ class Reading(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Per second. `history` holds a rate of records per `INTERVAL_SECONDS`, the oldest first."""
+    """Growth per second. `history` holds a rate of records per `INTERVAL_SECONDS`, the oldest
+    first."""
 
     records: float
     received_bytes: float
@@ -63,8 +68,8 @@ NOTHING = Rate(0.0, 0.0, [])
 
 
 class Points(NamedTuple):
-    """`times` in seconds since 1970, each the end of what its values are about. A value is NaN
-    where nothing was measured."""
+    """`times` in seconds since 1970, each the end of the interval that its values describe. A value
+    is NaN if nothing was measured."""
 
     times: Sequence[float]
     values: Mapping[str, Sequence[float]]
@@ -90,7 +95,7 @@ class _Series:
         self.times = array("d")
         self._values: dict[str, array[float]] = {}
         self._still = 0
-        """So many of the newest points have no values yet: nothing has changed since `_last`."""
+        """Number of newest points that have no values yet: nothing has changed since `_last`."""
 
     @property
     def values(self) -> dict[str, array[float]]:
@@ -98,12 +103,12 @@ class _Series:
         return self._values
 
     def add(self, reading: Reading, at: float, wall: float) -> None:
-        """Unless the last point is too young."""
+        """Add a point, unless the last one is less than a step old."""
         seconds, last = at - self._at, self._last
         if seconds < self._span.seconds - INTERVAL_SECONDS / 2:
             return
         self._at = at
-        if reading is last:  # so it is with most of a thousand streams
+        if reading is last:  # the usual case for most of a thousand streams
             self._still += 1
             self._note_time(wall)
             return
@@ -122,7 +127,7 @@ class _Series:
         del self.times[: -self._span.kept]
 
     def _append(self, found: dict[str, float], count: int) -> None:
-        """The values of the newest points, which are the same, so many times."""
+        """Append `count` points with the same values."""
         kept, values = self._span.kept, self._values
         for name in found.keys() | values.keys():
             column = values.get(name)
@@ -137,7 +142,7 @@ _ZERO = Reading({}, {}, {}, {})
 
 
 def _point(reading: Reading, last: Reading, seconds: float) -> dict[str, float]:
-    """What has happened between two looks."""
+    """The changes between two readings."""
     if any(now < last.totals.get(name, 0) for name, now in reading.totals.items()):
         last = _ZERO  # the stream was deleted and created again
     found: dict[str, float] = {}
@@ -155,8 +160,10 @@ def _point(reading: Reading, last: Reading, seconds: float) -> dict[str, float]:
 
 
 class History:
-    """Belongs to the event loop. The hot path only counts; the counters are read every few
-    seconds. Nothing survives a restart: for longer times there are the metrics."""
+    """The series of all streams. Belongs to the event loop.
+
+    The hot path only counts; the counters are read every few seconds. Nothing survives a restart:
+    metrics cover longer times."""
 
     def __init__(
         self,
@@ -180,11 +187,11 @@ class History:
             self._task = None
 
     def rate(self, name: str) -> Rate:
-        """How fast the stream has grown in the last minutes."""
+        """The growth of the stream in the last minutes."""
         series = self._series.get(name, {}).get(FINEST)
         if series is None or not series.times:
             return NOTHING
-        # Rounded as the page shows them: more digits would only make its twin longer.
+        # Rounded to what the page shows: more digits would only make its twin longer.
         history = [round(one, 2) for one in series.values["records"]]
         return Rate(history[-1], round(series.values["received_bytes"][-1], 1), history)
 

@@ -1,7 +1,7 @@
-"""A JSON or msgpack value as indented text, bounded while it is written; such a text with colours,
-and marks where a browser can fold it. Pure.
+"""JSON and msgpack values as indented text, bounded while it is written; and such a text with
+colours, and marks where a browser can fold it. Pure.
 
-A value of 64 KiB can take megabytes when it is indented, so the text is not made first and cut
+A value of 64 KiB can take megabytes when it is indented. The text is therefore not truncated
 afterwards: writing stops at the bounds.
 """
 
@@ -17,21 +17,21 @@ import msgpack
 MAX_DEPTH = 64
 MAX_CHARS = 256 * 1024
 MAX_LINES = 5_000
-"""Each line takes some microseconds."""
+"""Writing a line takes some microseconds."""
 
-_encoder = json.JSONEncoder(ensure_ascii=False)  # dumps() makes one a call
+_encoder = json.JSONEncoder(ensure_ascii=False)  # dumps() would make one at each call
 _UNPACKING = {"raw": True, "strict_map_key": False, "timestamp": 0}
 
 
 class Outline(NamedTuple):
-    """`is_whole` is False when a bound was reached."""
+    """`is_whole` is False if a bound was reached."""
 
     text: str
     is_whole: bool
 
 
 class TooDeep(ValueError):
-    """Nested deeper than MAX_DEPTH, in the part that was written."""
+    """The written part is nested deeper than MAX_DEPTH."""
 
 
 def outline_json(raw: bytes, *, max_chars: int = MAX_CHARS, max_lines: int = MAX_LINES) -> Outline:
@@ -53,7 +53,7 @@ def outline_msgpack(
 ) -> Outline:
     """Bytes for which `is_text` is false are written as `b"ff00"`.
 
-    Raises ValueError for what is not one msgpack value, and TooDeep.
+    Raises ValueError unless `raw` is one msgpack value, and TooDeep.
     """
     _check_msgpack(raw)
     unpacker = _unpacker(raw)
@@ -71,10 +71,11 @@ def _unpacker(raw: bytes) -> Any:
 
 
 def _check_msgpack(raw: bytes) -> None:
-    """Raises ValueError unless it is one value from end to end.
+    """Raises ValueError unless `raw` is one value from end to end.
 
-    The values are skipped, at the speed of the C library, and nothing is allocated for what a
-    header only declares. So what is unpacked later is no longer than the bytes that exist.
+    The values are skipped, at the speed of the C library, and nothing is allocated for a length
+    that a header only declares. So the values that are unpacked later are no longer than the bytes
+    that exist.
     """
     unpacker = _unpacker(raw)
     try:
@@ -86,7 +87,7 @@ def _check_msgpack(raw: bytes) -> None:
 
 
 class _Full(Exception):
-    """A bound is reached."""
+    """A bound was reached."""
 
 
 class _Writer:
@@ -118,7 +119,7 @@ class _Writer:
     def block(
         self, brackets: str, count: int, depth: int, write_one: Callable[[int], None]
     ) -> None:
-        """`count` things, each on a line of its own."""
+        """Write `count` items, each on a line of its own."""
         if not count:
             self.put(brackets)
             return
@@ -174,7 +175,7 @@ def _write_msgpack(
 
 
 def _leaf(value: Any, is_text: Callable[[bytes], bool]) -> str:
-    """Like JSON where JSON has it."""
+    """As in JSON, for values that JSON has."""
     if isinstance(value, bytes):
         if is_text(value):
             return _encoder.encode(value.decode("utf-8", "replace"))
@@ -194,22 +195,22 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _MAX_COLOURED = 2000
-"""Characters of a line; a longer one has a long text in it, not many small things."""
+"""Characters of a line; a longer line has a long text in it, not many small values."""
 
 Part = tuple[str, str]
 
 
 class Line(NamedTuple):
-    """`folds` is 1 where a block begins with this line, -1 where one ends with it, else 0. `parts`
-    are kinds (empty for signs and blanks) with their texts."""
+    """`folds` is 1 if a block begins with this line, -1 if one ends with it, else 0. `parts` are
+    kinds (empty for signs and blanks) with their texts."""
 
     folds: int
     parts: list[Part]
 
 
 def folded(text: str) -> list[Line]:
-    """The lines of what `outline` wrote. Blocks that were cut off are closed by lines without
-    parts, so that every block has its end."""
+    """Return the lines of a text that `outline` wrote. Blocks that were cut off are closed by lines
+    without parts, so that every block has its end."""
     lines: list[Line] = []
     depth = 0
     for text_line in text.split("\n"):

@@ -1,9 +1,9 @@
-"""How fast a search may go: not so fast that those who wait for acks notice it.
+"""How fast a search may go, so that publishers who wait for acks do not notice it.
 
-A search computes in a thread, and the commits, which are Python too, wait whenever it has the
-interpreter: each of the few steps to an ack costs half a millisecond then, or what one call into
-numpy takes. So a search that runs while messages are stored rests after every few milliseconds, for
-as long as it has worked. What came in meanwhile is acked in that time.
+A search computes in a thread. The commits, which are Python too, wait whenever it has the
+interpreter: each of the few steps to an ack then costs half a millisecond, or the time of one call
+into numpy. A search that runs while messages are stored therefore works for a few milliseconds and
+rests for the same time. Messages that arrived meanwhile are acked during the rest.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from liftlog.server.web.conditions import Condition, parts_of
 _WORK_SECONDS = 0.004
 _LONGEST_REST_SECONDS = 0.02
 _QUIET_SECONDS = 0.25
-"""So long after the last message, a search takes all it can get."""
+"""A search runs without rests once no message has arrived for this time."""
 _PART_BYTES = 64 * 1024
 """About a millisecond of work."""
 
 
 class Pace:
-    """For the searches of all viewers, of which one computes at a time. Call it between two small
+    """Paces the searches of all viewers, of which one computes at a time. Call it between two small
     pieces of work: it blocks while the search has to rest.
 
-    `stored` is a number that changes when messages arrive or are stored. It is called in a thread.
+    `stored` returns a number that changes when messages arrive or are stored. It is called in a
+    thread.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Pace:
         self._began = now()
 
     def begin(self) -> None:
-        """A piece of work begins now: the time before it was no work."""
+        """Begin a piece of work; the time before it does not count as work."""
         self._began = self._now()
 
     def __call__(self) -> None:
@@ -59,7 +60,8 @@ class Pace:
 
 
 class Paced:
-    """A condition that is asked for a part of the values at a time, with rests between."""
+    """A condition that is evaluated on a part of the values at a time, with rests between the
+    parts."""
 
     def __init__(self, condition: Condition, pace: Pace) -> None:
         self._condition, self._pace = condition, pace

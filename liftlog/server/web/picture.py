@@ -10,14 +10,14 @@ BOX = 30
 """Height of a box."""
 _STEP, _GAP = 36, 14
 _LEFT, _MIDDLE, _RIGHT = (0, 340), (440, 740), (840, 1140)
-"""Where the columns begin and end."""
+"""Horizontal bounds of the columns."""
 WIDTH = _RIGHT[1]
 _CHARACTER = 7.9
-"""Width of a letter of the fixed font, in the size of the picture."""
+"""Width of a letter of the fixed font, at the size of the picture."""
 
 
 class Box(NamedTuple):
-    """`text` fits into the box; `one` is what it shows."""
+    """`text` fits into the box; `one` is the object that it shows."""
 
     x: int
     y: float
@@ -27,7 +27,7 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """The `d` of a path. `is_open`: messages do not go this way at the moment."""
+    """The `d` of a path. If `is_open`, messages do not go this way at the moment."""
 
     path: str
     is_open: bool
@@ -96,7 +96,7 @@ def _tops(center: float, count: int) -> list[float]:
 def _box(
     column: tuple[int, int], center: float, text: str, one: dict[str, Any], reserved: int
 ) -> Box:
-    """`reserved`: letters that the template adds."""
+    """`reserved` counts the letters that the template adds."""
     width = column[1] - column[0]
     room = int(width / _CHARACTER) - reserved
     if len(text) > room:

@@ -1,4 +1,4 @@
-"""Who is signed in with a browser, and proof that a form came from this page.
+"""Sessions of signed-in browsers, and proof that a form came from this page.
 
 The session is kept here, and the cookie only names it: signing out ends it, and so does a reload of
 the ACL that withdraws the credential. Sessions are bounded in number and in time.
@@ -38,11 +38,11 @@ class WebSession:
 
 
 class Sessions:
-    """Belongs to one event loop. Only hashes of cookies are kept, with which no one can log in."""
+    """Belongs to one event loop. It keeps only hashes of cookies, with which no one can sign in."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()  # longest unused first
+        self._sessions: OrderedDict[bytes, WebSession] = OrderedDict()  # least recently used first
         self._secret = secrets.token_bytes(32)
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Sessions:
         return session
 
     def count(self, policy: Policy | None) -> int:
-        """How many are valid; a session that is not is kept until its cookie comes again."""
+        """Count the valid sessions; an invalid one is kept until its cookie arrives again."""
         now = self._now()
         return sum([one.holds(now, policy) for one in self._sessions.values()])
 
@@ -92,8 +92,8 @@ class Sessions:
     # --- forms ---
 
     def form_token(self, cookie: str | None, purpose: str) -> str:
-        """For a hidden field of the form for `purpose`. A page of another site cannot read the
-        pages of this one, so it cannot know the token."""
+        """Return the token for a hidden field of the form for `purpose`. A page of another site
+        cannot read the pages of this one, so it cannot learn the token."""
         text = f"{cookie or ''}\0{purpose}".encode("utf-8", "surrogatepass")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 

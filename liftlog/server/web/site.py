@@ -39,11 +39,11 @@ from liftlog.server.web.pages.topology import topology
 from liftlog.server.web.pages.versions import versions
 
 MAX_REQUESTS, MAX_OF_VIEWER = 16, 4
-"""Pages that are answered at once, and those of each viewer that always are. Each can hold the
-descriptions of all streams in memory."""
+"""Pages that are answered at once, in total and per viewer: each viewer can always have the second
+number. Each page can hold the descriptions of all streams in memory."""
 MAX_READS, MAX_READS_OF_VIEWER = 8, 2
-"""The same for pages that read records, each of which can hold a batch and search for a while. They
-are counted apart, so that searches keep no other page out."""
+"""The same limits for pages that read records: each can hold a batch and search for a while. They
+are counted separately, so that searches do not delay other pages."""
 
 View = Callable[[Asked], Awaitable[Shown]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -51,7 +51,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class Page(NamedTuple):
     """The `.json` twin of a page has the same path with `.json` appended. `is_live` pages update
-    themselves; `reads`: it reads records."""
+    themselves; pages with `reads` read records."""
 
     path: str
     template: str
@@ -69,7 +69,7 @@ class Form(NamedTuple):
 
 
 _MAX_NOTICED = 3
-"""Streams of one kind of condition that the top of a page names."""
+"""Number of streams that the top of a page names for one kind of condition."""
 _NUMBER = re.compile(r"\d+")
 _STREAM = "/ui/streams/{stream}"
 PAGES = (
@@ -187,7 +187,7 @@ class WebSite:
         return serve
 
     async def _shown(self, page: Page | Form, asked: Asked) -> Shown:
-        """The values of a page, and what is wrong with the daemon, which each page shows."""
+        """Return the values of a page, and the daemon's conditions, which each page shows."""
         shown = await page.view(asked)
         found = await self._parts.broker.conditions.now(partial(asked.may, "read"))
         listed = first_of_each_kind(found)
@@ -228,7 +228,7 @@ class WebSite:
             return answered
         if isinstance(error, Unauthenticated):
             if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-                # A browser does not send the session's cookie when it follows a link of another
+                # A browser does not send the session's cookie when it follows a link from another
                 # site; it does when a page of this site then loads the same address.
                 return answers.html(
                     await self._rendering.page("arriving.html", here=request.path_qs)
@@ -313,7 +313,7 @@ class WebSite:
 
 
 def twin_of(request: web.Request) -> str:
-    """The address of the `.json` twin of this page, with the same query."""
+    """Return the address of the `.json` twin of this page, with the same query."""
     query = f"?{request.query_string}" if request.query_string else ""
     return f"{request.path}.json{query}"
 

@@ -1,7 +1,7 @@
-"""What a page says where it cannot show what was asked for. Pure.
+"""The text of a page that cannot show the requested object. Pure.
 
-Messages and hints of errors are written for programs and for a shell. A visitor is told the same in
-words, and gets links where a hint names a command whose answer is a page.
+Messages and hints of errors are written for programs and for a shell. A visitor gets the same in
+words, with a link if a hint names a command that has a page.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from liftlog.server.web import formats
 
 _RANGE = re.compile(r"\bthe records \[(\d{1,19}), (\d{1,19})\)( are)?")
 _NEEDS_NO_HINT = (StreamNotFound.name, CorruptRange.name)
-"""There is a link instead."""
+"""Errors for which a link replaces the hint."""
 _PAGES = {"`liftlog cluster status`": ("/ui/cluster", "Cluster")}
-"""What a page shows as well as a command."""
+"""The pages that show the same as these commands."""
 
 
 class Trouble(NamedTuple):
@@ -58,7 +58,7 @@ def worded(error: Mapping[str, Any], asked: Mapping[str, str]) -> Trouble:
 
 
 def in_words(message: str) -> str:
-    """Ranges of offsets as one says them: `the records [2, 4) are lost` is `records 2 to 3 are
+    """Ranges of offsets in words: `the records [2, 4) are lost` becomes `records 2 to 3 are
     lost`."""
     return _RANGE.sub(_said, message)
 
@@ -76,7 +76,7 @@ def _range(first: int, end: int) -> str:
 
 
 def _not_there(asked: Mapping[str, str], start: int) -> str:
-    """Empty where the path names no offset."""
+    """Empty if the path names no offset."""
     offset = asked.get("offset", "")
     if not (offset.isascii() and offset.isdecimal() and "stream" in asked):
         return ""

@@ -1,8 +1,8 @@
-"""For how long the next record of a reader has been in its stream: its lag as a time.
+"""The time that the next record of a reader has been in its stream: its lag as a time.
 
-Every few seconds the end of each stream is noted. From these notes follows when the records of the
-last minutes came in, to a second or so, without reading any. Only for a reader that is farther
-behind its next record is read, and read again only after it has moved.
+Every few seconds, the end of each stream is noted. These notes give the arrival times of the
+records of the last minutes, to about a second, without reading any record. Only if a reader is
+farther behind, its next record is read, and read again only after the reader has moved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from liftlog.records.decode import decode_batch
 
 _NOTES = 60
 _READS = 100
-"""In one look; each takes a batch."""
+"""Records read in one look; each takes a batch."""
 
 
 class Place(NamedTuple):
@@ -30,8 +30,8 @@ class Place(NamedTuple):
 
 
 class Waiting:
-    """Belongs to the event loop. `read` gets the places whose records have to be read, and answers
-    when they were received, in ns since 1970, as `received_ns` does."""
+    """Belongs to the event loop. `read` receives the places whose records have to be read, and
+    returns their arrival times in ns since 1970, as `received_ns` does."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Waiting:
         self._known: dict[tuple[str, int], float] = {}
 
     async def seconds(self, places: Sequence[Place]) -> list[float]:
-        """Of each place, 0 at the end of the stream and NaN where it is not known. Call it every
-        few seconds, with all of them."""
+        """Return the time for each place, 0 at the end of the stream and NaN if it is not known.
+        Call it every few seconds, with all places."""
         now = self._now()
         self._note({place.log.incarnation: place.log for place in places}, now)
         found = [self._since(place) for place in places]
@@ -85,14 +85,14 @@ def _age(since: float | None, now: float) -> float:
 
 
 class _Notes:
-    """Ends of a stream, and when they were seen."""
+    """Ends of a stream, with the times at which they were seen."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []
         self._times: list[float] = []
 
     def add(self, end: int, now: float) -> None:
-        if self._ends and end < self._ends[-1]:  # a replica that was cut
+        if self._ends and end < self._ends[-1]:  # a replica that was truncated
             self._ends.clear()
             self._times.clear()
         self._ends.append(end)
@@ -100,7 +100,8 @@ class _Notes:
         del self._ends[:-_NOTES], self._times[:-_NOTES]
 
     def since(self, offset: int) -> float | None:
-        """When the record came in; infinity for one that has not; None if it was before."""
+        """Return when the record arrived; infinity if it has not; None if it arrived before the
+        first note."""
         following = bisect_right(self._ends, offset)
         if following == len(self._ends):
             return math.inf
@@ -112,8 +113,8 @@ class _Notes:
 
 
 def received_ns(places: Sequence[Place]) -> list[int | None]:
-    """When the first record from each place on was received; None if it cannot be read. Blocking: a
-    batch is read for each."""
+    """Return the arrival time of the first record at or after each place; None if it cannot be
+    read. Blocking: reads a batch for each place."""
     return [_received_ns(place) for place in places]
 
 

@@ -1,4 +1,4 @@
-"""The streams as the pages show them, described at most a second ago."""
+"""Descriptions of the streams for the pages, at most a second old."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_DESCRIBED = 10_000
 
 
 class Descriptions:
-    """Belongs to the event loop. To describe hundreds of streams takes a while, so it is done over
+    """Belongs to the event loop. Describing hundreds of streams takes a while, so it is spread over
     several turns of the loop."""
 
     def __init__(self, broker: Broker, now: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class Descriptions:
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, names: Sequence[str]) -> list[StreamInfo]:
-        """Descriptions of the streams of these names that exist."""
+        """Return descriptions of those streams that exist."""
         async with self._one_at_a_time:
             if len(self._kept) > _MAX_DESCRIBED:
                 self._kept.clear()
@@ -53,5 +53,5 @@ class Descriptions:
         return info
 
     def forget(self, name: str) -> None:
-        """Describe the stream again when it is asked for next: it has changed."""
+        """Describe the stream again at the next request: it has changed."""
         self._kept.pop(name, None)

@@ -1,5 +1,5 @@
-"""Who may do what, and why. All viewers may ask about themselves; about others only administrators
-of the stream."""
+"""Rights and their reasons. All viewers may ask about themselves; only administrators of a stream
+may ask about others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def access(asked: Asked) -> Shown:
 
 
 def _mine(asked: Asked, policy: Policy, me: str) -> list[dict[str, Any]]:
-    """Only streams that the viewer may read are named: the existence of others is not revealed."""
+    """Names only streams that the viewer may read: the existence of others is not revealed."""
     names = [name for name in asked.parts.broker.stream_names() if asked.may("read", name)]
     return [
         {
@@ -79,7 +79,7 @@ def _mine(asked: Asked, policy: Policy, me: str) -> list[dict[str, Any]]:
 def _answer(
     policy: Policy, principal: str, operation: Operation, stream: str, subject: str
 ) -> dict[str, Any]:
-    """`subjects` are those to which reading is limited; `allowed` is None when it depends on the
+    """`subjects` are those to which reading is limited; `allowed` is None if it depends on the
     subject."""
     subjects: tuple[str, ...] | None = None
     if operation == "read" and not subject:
@@ -89,7 +89,7 @@ def _answer(
     else:
         asked_for = subject if operation in ("read", "create") else ""
         allowed, explanation = policy.decide(principal, operation, stream, asked_for or None)
-    # Whether a stream may be created depends on its subject.
+    # The subject decides whether a stream may be created.
     open_question = operation == "create" and not subject and explanation.endswith(" to attach")
     return {
         "operation": operation,

@@ -1,7 +1,7 @@
 """Charts of one stream, and of the daemon: the last minutes or hours.
 
 They are lines in a box of WIDTH x HEIGHT, with round numbers at their axes. The page sets the texts
-beside the drawing, so that they do not shrink with it.
+next to the drawing, so that they do not shrink with it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COUNT = Unit(formats.count, 10, 2.0)
 AGE = Unit(formats.duration, 60, 2.0)
 _DAY = 86_400
 _AGES = (2, 4, 10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14_400, 28_800, 43_200, _DAY)
-"""Round numbers of seconds, minutes and hours; from there on of days."""
+"""Round numbers of seconds, minutes and hours; larger ones are whole days."""
 
 
 class Chart(NamedTuple):
@@ -76,7 +76,8 @@ DAEMON_CHARTS = (*STREAM_CHARTS[:3], _FSYNC, *STREAM_CHARTS[3:], _LOOP)
 
 
 def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any]:
-    """What the template needs of one chart. `now`: seconds since 1970, the right edge."""
+    """Return the template's values for one chart. `now` is the right edge, in seconds since
+    1970."""
     begin = now - span.seconds * span.kept
     points = _since(points, begin)
     columns = [points.values.get(name, ()) for _, name in chart.lines]
@@ -106,8 +107,8 @@ def drawn(chart: Chart, points: Points, span: Span, now: float) -> dict[str, Any
 
 
 def _since(points: Points, begin: float) -> Points:
-    """Without what is older: the points of a machine that was suspended, or busy, are further apart
-    than they should be."""
+    """Leave out points before `begin`: the points of a machine that was suspended, or busy, are
+    further apart than usual."""
     left_out = bisect_left(points.times, begin)
     if not left_out:
         return points
@@ -120,7 +121,7 @@ def _text(unit: Unit, value: float | None) -> str:
 
 
 def _round_top(highest: float, unit: Unit) -> float:
-    """The next round number whose half is round, too."""
+    """Return the next round number whose half is round, too."""
     if highest <= unit.least:
         return unit.least
     if unit.base == 1024:
@@ -133,7 +134,7 @@ def _round_top(highest: float, unit: Unit) -> float:
 
 
 def _paths(places: Sequence[float], column: Sequence[float], top: float) -> Iterable[str]:
-    """The `points` of a polyline for each stretch that was measured."""
+    """Yield the `points` of a polyline for each measured stretch."""
     stretch: list[str] = []
     for x, value in zip(places, column, strict=False):
         if value == value:
@@ -146,7 +147,7 @@ def _paths(places: Sequence[float], column: Sequence[float], top: float) -> Iter
 
 
 def _joined(stretch: list[str]) -> str:
-    """A single point is drawn as a short line, which lies in the picture also at its edges."""
+    """A single point is drawn as a short line, which stays inside the picture at its edges too."""
     if len(stretch) == 1:
         x, _, y = stretch[0].partition(",")
         middle = min(max(float(x), _LONE_WIDTH / 2), WIDTH - _LONE_WIDTH / 2)
@@ -164,7 +165,7 @@ def _spots(
     places: Sequence[float],
     columns: Sequence[Sequence[float]],
 ) -> Iterable[dict[str, Any]]:
-    """Where the pointer finds the values of one moment."""
+    """The places at which the pointer finds the values of one moment."""
     left = 2 * places[0] - places[1] if len(places) > 1 else places[0] - 2
     for i, (at, x) in enumerate(zip(times, places, strict=True)):
         values = [column[i] for column in columns if i < len(column)]
@@ -177,22 +178,22 @@ def _spots(
 
 
 def clock(at: float, step: float) -> str:
-    """The time of day, UTC; with seconds where labels are less than a minute apart."""
+    """Return the time of day, UTC; with seconds if labels are less than a minute apart."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S" if step < 60 else "%H:%M")
 
 
 def time_labels(span: Span, now: float) -> list[str]:
-    """From the left edge to the right one, evenly spaced."""
+    """Return labels from the left edge to the right one, evenly spaced."""
     whole = span.seconds * span.kept
     step = whole / (_TIME_LABELS - 1)
-    # Seconds are shown where the labels are not whole minutes apart.
+    # Show seconds if the labels are not whole minutes apart.
     return [
         clock(now - whole + step * i, step if step % 60 == 0 else 1) for i in range(_TIME_LABELS)
     ]
 
 
 async def stream_charts(asked: Asked) -> Shown:
-    """With `consumer` or `group`, the lag of that one alone."""
+    """With `consumer` or `group`, only the lag of that reader."""
     name = asked.authorize("read")
     described = await asked.parts.broker.describe_stream(name)
     asked.authorize("read")  # again after the await
@@ -205,7 +206,8 @@ async def stream_charts(asked: Asked) -> Shown:
 
 
 async def daemon_charts(asked: Asked) -> Shown:
-    """For who may read every stream: the sums tell about all of them. Raises Forbidden."""
+    """For viewers who may read every stream, since the sums reveal facts about all of them. Raises
+    Forbidden."""
     for name in asked.parts.broker.stream_names():
         if not asked.may("read", name):
             raise Forbidden(
@@ -216,7 +218,8 @@ async def daemon_charts(asked: Asked) -> Shown:
 
 
 class _Wanted(NamedTuple):
-    """`name` is that of the stream, if it is one. `reader`: whose lag it is, and of which kind."""
+    """`name` is the stream, if there is one. `reader` is the consumer or group whose lag is shown,
+    with its kind."""
 
     name: str
     series: str

@@ -1,5 +1,5 @@
-"""The cluster as this node sees it: the nodes, and where each replicated stream stands. What needs
-help comes first."""
+"""The cluster as this node sees it: the nodes, and the state of each replicated stream, with
+problems first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from liftlog.server.replication.serving import ServedStream
 from liftlog.server.web.asking import Asked, Shown
 
 MAX_STREAMS = 200
-"""Shown; a search finds the others."""
+"""Number of streams shown; a search finds the others."""
 NO_LEADER, TOO_FEW, MISSING, IN_SYNC = "no leader", "too few in sync", "under-replicated", "in sync"
 _STATES = (NO_LEADER, TOO_FEW, MISSING, IN_SYNC)
 
@@ -63,14 +63,14 @@ async def cluster(asked: Asked) -> Shown:
 
 
 def _lags(led: ServedStream | None, own: dict[str, int]) -> dict[str, int]:
-    """By node: of all followers where the stream is led here, else of the copy here."""
+    """Lag by node: of all followers if this node leads the stream, else of the copy here."""
     return own if led is None else led.leader.lags()
 
 
 def standing(
     streams: ReplicatedStreams, record: StreamRecord, lags: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Where a stream stands. `lag` is the largest that is known here."""
+    """The state of a stream. `lag` is the largest that is known here."""
     leader = streams.view.leader_of(record) or ""
     silent = {node for node in record.isr if streams.view.silent_seconds(node)}
     return {
@@ -92,7 +92,7 @@ def standing(
 
 
 def without_lags(row: dict[str, Any]) -> list[Any]:
-    """What a page has to be loaded again for, when it has changed."""
+    """The part of a row whose change requires loading the page again."""
     return [value for key, value in row.items() if key not in ("lag", "copies")]
 
 
@@ -127,7 +127,8 @@ def _node(
 
 
 def page_of(streams: ReplicatedStreams, node: str, stream: str) -> str:
-    """The page of the stream on that node; empty if it is this one, or its address is not known."""
+    """Return the page of the stream on that node; empty if it is this node, or its address is not
+    known."""
     info = _known(streams).get(node)
     if info is None or node == streams.member.name or not _is_url(info.web):
         return ""
@@ -142,7 +143,7 @@ def _is_url(text: str) -> bool:
 
 
 def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
-    """Where the stream stands in the cluster; None if it has no record there."""
+    """The state of the stream in the cluster; None if it has no record there."""
 
     def lags(streams: ReplicatedStreams) -> dict[str, int]:
         followed = streams.followed.get(name)
@@ -153,7 +154,7 @@ def replication_of(asked: Asked, name: str) -> dict[str, Any] | None:
 
 
 def leader_of(asked: Asked, name: str) -> dict[str, Any] | None:
-    """As `replication_of`, for a row of a list: the leader and the state."""
+    """Like `replication_of`, for a row of a list: only the leader and the state."""
     found = _standing_of(asked, name, lambda streams: {})
     return found and {key: found[key] for key in ("state", "leader", "leader_page")}
 

@@ -1,5 +1,5 @@
 """All consumers of all streams that the viewer may read, the largest lag first; and a form that
-moves the checkpoint of one, with a preview of what follows from it."""
+moves the checkpoint of one, with a preview of the consequences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_DIGITS = 19
 
 
 _BLANK = {**Checkpoint().to_wire(), "lag_seconds": None, "may_move": False}
-"""Another node may be of another version, and tell less."""
+"""Another node may run another version, and report fewer fields."""
 
 
 async def consumers(asked: Asked) -> Shown:
@@ -93,7 +93,7 @@ async def consumers(asked: Asked) -> Shown:
 
 
 async def all_consumers(asked: Asked) -> tuple[list[dict[str, Any]], bool]:
-    """The checkpoints, and whether there are more than are looked at."""
+    """Return the checkpoints, and True if more exist than are examined."""
     found: list[dict[str, Any]] = []
     after: str | None = None
     while True:
@@ -114,7 +114,7 @@ def _matches(row: dict[str, Any], wanted: str) -> bool:
 
 
 _ORDER: dict[str, Any] = {
-    # What cannot continue comes first: its lag is not known.
+    # Consumers that cannot continue come first: their lag is not known.
     "lag": lambda row: (not row["problem"], -(row["lag"] or 0), row["id"]),
     "consumer": lambda row: row["id"],
     "stream": lambda row: (row["stream"], row["consumer"]),
@@ -123,7 +123,7 @@ _ORDER: dict[str, Any] = {
 
 
 async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
-    """For how long the oldest record that a consumer, or a group, has not read has been in the
+    """Add the time that the oldest unread record of each consumer, or group, has been in the
     stream."""
     behind: list[tuple[dict[str, Any], Place]] = []
     for row in rows:
@@ -132,7 +132,7 @@ async def _add_seconds(asked: Asked, rows: list[dict[str, Any]]) -> None:
         elif row["lag"]:
             try:
                 log = asked.parts.broker.readable_stream(row["stream"]).log
-            except LiftlogError:  # deleted meanwhile, or it cannot be read: the lag stays unknown
+            except LiftlogError:  # deleted meanwhile, or not readable: the lag stays unknown
                 continue
             first = max(log.high_watermark - row["lag"], log.log_start_offset)
             behind.append((row, Place(log, row.get("offset", first))))
@@ -157,7 +157,7 @@ def _consumer(asked: Asked) -> str:
 
 
 async def moving(asked: Asked) -> Shown:
-    """Opening the page changes nothing; with `to`, it shows what moving there would mean."""
+    """Opening the page changes nothing; with `to`, it shows the consequences of moving there."""
     consumer, stream = _consumer(asked), asked.stream
     present = await _present(asked, consumer)
     log = asked.parts.broker.readable_stream(stream).log
@@ -189,7 +189,8 @@ async def moving(asked: Asked) -> Shown:
 
 
 async def begin(asked: Asked) -> web.Response:
-    """From the form for a consumer that has no checkpoint yet, to the page that gives it one."""
+    """Redirect from the form for a consumer that has no checkpoint yet to the page that gives it
+    one."""
     asked.authorize("commit")
     consumer = asked.text("name")
     check_consumer_name(consumer)
@@ -198,7 +199,7 @@ async def begin(asked: Asked) -> web.Response:
 
 
 def _target(log: Log, wanted: str) -> int:
-    """The offset that these words mean now. Blocking. Raises InvalidArgument."""
+    """Return the offset that these words mean at this moment. Blocking. Raises InvalidArgument."""
     first, end = log.log_start_offset, log.high_watermark
     if wanted in ("start", "end"):
         return first if wanted == "start" else end
@@ -218,8 +219,8 @@ def _target(log: Log, wanted: str) -> int:
 
 
 def _preview(log: Log, present: Checkpoint | None, target: int) -> dict[str, Any]:
-    """`moved_by` counts offsets, backwards if negative; None if it is not known where the consumer
-    stands."""
+    """`moved_by` counts offsets, backwards if negative; None if the position of the consumer is not
+    known."""
     stands = None if present is None or present.problem else present.offset
     return {
         "offset": target,
@@ -232,7 +233,7 @@ def _preview(log: Log, present: Checkpoint | None, target: int) -> dict[str, Any
 
 
 async def move(asked: Asked) -> web.Response:
-    """Refused if the checkpoint has moved since the preview, or the stream is another one."""
+    """Refused if the checkpoint has moved since the preview, or if the stream has been replaced."""
     consumer, stream = _consumer(asked), asked.stream
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, _purpose(consumer, stream))

@@ -1,5 +1,5 @@
-"""Forms that create a stream, and change the settings of one after a preview. The daemon checks
-what they ask for as it checks what the command line asks for."""
+"""Forms that create a stream, and that change the settings of one after a preview. The daemon
+applies the same checks as to the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIELDS = {
     "durability": "durability",
     "compression": "compression",
 }
-"""Fields of the forms, and the settings that they stand for. All others go into `more`."""
+"""Fields of the forms, and their settings. All other settings go into `more`."""
 CHOICES = {
     "compaction": ("off", "on"),
     "acks": ("on", "envelope", "off"),
@@ -72,14 +72,14 @@ async def create(asked: Asked) -> Shown:
     except LiftlogError as error:
         return _create_form(asked, texts, error)
     asked.parts.descriptions.forget(name)
-    # The page of the stream may be forbidden to who has created it.
+    # The user who created the stream may not be allowed to see its page.
     readable = asked.may("read", name)
     where = f"/ui/streams/{name}?done=create" if readable else "/ui/streams"
     return Shown("Created", {"stream": name}, moved_to=where)
 
 
 def _check_may_create(asked: Asked) -> None:
-    """Raises Forbidden. Which streams, is checked when the form has come."""
+    """Raises Forbidden. The name of the stream is checked when the form arrives."""
     who = asked.viewer.principal
     if not asked.gate.may_somewhere(who, "create"):
         raise Forbidden(f"{who or ANONYMOUS!r} may not create streams", hint="no rule allows it")
@@ -102,7 +102,7 @@ async def editing(asked: Asked) -> Shown:
 
 
 async def edit(asked: Asked) -> Shown:
-    """Shows first what would change; carries out what was shown."""
+    """Show a preview of the change first; then carry out what the preview showed."""
     check_changeable(asked)
     form = await read_form(asked.request)
     check_form(asked.parts.sessions, asked.request, form, _edits(asked))
@@ -124,7 +124,7 @@ async def edit(asked: Asked) -> Shown:
 
 
 async def _update(asked: Asked, changes: Tree, agreed: Texts | None) -> StreamUpdate:
-    """A preview without `agreed`, which says whether records may be deleted."""
+    """A preview if `agreed` is None; otherwise `agreed` says whether records may be deleted."""
     answer = await asked.carry_out(
         UpdateStream(
             asked.stream,
@@ -138,7 +138,7 @@ async def _update(asked: Asked, changes: Tree, agreed: Texts | None) -> StreamUp
 
 
 def _agreed(form: Texts) -> Tree:
-    """What the preview has put into its form. Raises InvalidArgument."""
+    """Return the values that the preview has put into its form. Raises InvalidArgument."""
     try:
         found = json.loads(form["settings"])
     except (ValueError, RecursionError):
@@ -174,7 +174,7 @@ def _edits(asked: Asked) -> str:
 
 
 def _present(settings: Mapping[str, Any]) -> Texts:
-    """What the fields show of a stream that exists."""
+    """The content of the fields for a stream that exists."""
     found = {name: _text(_at(settings, path)) for name, path in FIELDS.items()}
     compaction = settings.get("compaction")
     is_on = isinstance(compaction, Mapping) and compaction.get("enabled", True)
@@ -182,7 +182,7 @@ def _present(settings: Mapping[str, Any]) -> Texts:
 
 
 def _changes(texts: Texts, present: Texts, settings: Mapping[str, Any]) -> Tree:
-    """The settings whose fields say something else than before. Raises InvalidArgument."""
+    """Return the settings whose fields have changed. Raises InvalidArgument."""
     changed = [name for name in FIELDS if name not in _FIXED and texts[name] != present[name]]
     kept = {name: texts[name] for name in changed if name != "compaction"}
     tree = _settings({**kept, "more": texts["more"]})
@@ -219,7 +219,7 @@ def _texts(form: Texts, names: tuple[str, ...], instead: Mapping[str, str] | Non
 
 
 def _settings(texts: Texts) -> Tree:
-    """The settings of all fields that are filled in; those in `more` are the last word. Raises
+    """Return the settings of all non-empty fields; those in `more` take precedence. Raises
     InvalidArgument."""
     tree: Tree = {}
     for name, path in FIELDS.items():
@@ -238,7 +238,7 @@ def _is_number(text: str) -> bool:
 
 
 def _more(text: str) -> Tree:
-    """Settings as in the YAML file. Raises InvalidArgument."""
+    """Parse settings in the form of the YAML file. Raises InvalidArgument."""
     document = read_document(text)
     if document.findings:
         _, line, what = document.findings[0]

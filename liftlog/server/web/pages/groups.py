@@ -1,5 +1,5 @@
 """Consumer groups: a list of them, and one of them with its members, the slots that each owns, and
-how far each slot is behind."""
+the lag of each slot."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from liftlog.server.web import formats
 from liftlog.server.web.asking import Asked, Shown
 
 MAX_GROUPS = 50
-"""Shown, those that are farthest behind first; a search finds the others."""
+"""Number of groups shown, those with the largest lag first; a search finds the others."""
 MAX_MEMBERS = 100
 STRIP_HEIGHT = 20
 _LOOKED_AT = 10_000
 
 
 async def groups(asked: Asked, wanted: str) -> dict[str, Any]:
-    """Groups whose name, or that of their stream, contains `wanted`."""
+    """Groups whose name, or stream, contains `wanted`."""
     lowered = wanted.lower()
     rows = [
         _row(one)
@@ -40,7 +40,7 @@ async def groups(asked: Asked, wanted: str) -> dict[str, Any]:
 
 
 async def all_groups(asked: Asked) -> list[GroupInfo]:
-    """The first of them, where there are too many; without their slots."""
+    """Return the first of them if there are too many; without their slots."""
     found: list[GroupInfo] = []
     after: str | None = None
     while True:
@@ -66,7 +66,7 @@ def _row(one: GroupInfo) -> dict[str, Any]:
 
 
 async def group(asked: Asked) -> Shown:
-    """A group that does not exist has a page that says so."""
+    """The page of a group that does not exist says that it does not exist."""
     stream, name = asked.authorize("read"), asked.request.match_info["group"]
     check_consumer_name(name)
     answer = await asked.carry_out(DescribeGroup(stream, name))
@@ -77,7 +77,7 @@ async def group(asked: Asked) -> Shown:
     data: dict[str, Any] = {"stream": stream, "group": name, "exists": info is not None}
     if info is not None:
         data |= _described(info, lags)
-    # The pictures are drawn here: also a slot that no one commits falls further behind.
+    # The daemon draws the pictures: the lag of a slot without commits changes, too.
     data["shape"] = [data.get(name) for name in ("generation", "members", "without_owner", "lags")]
     top = max(lags or [0])
     strips = {
@@ -90,7 +90,7 @@ async def group(asked: Asked) -> Shown:
 
 
 async def _lags(asked: Asked, info: GroupInfo) -> list[int] | None:
-    """How far each slot is behind; None if that is not known here."""
+    """Return the lag of each slot; None if it is not known here."""
     try:
         stream = await asked.describe()
     except LiftlogError:
@@ -124,8 +124,8 @@ def _described(info: GroupInfo, lags: list[int] | None) -> dict[str, Any]:
 
 
 def _strip(owned: Sequence[int], lags: Sequence[int], top: int) -> dict[str, Any]:
-    """What the template needs to draw the slots of one member: a block for each, and in it a bar as
-    high as it is behind."""
+    """Return the template's values for the slots of one member: a block for each slot, with a bar
+    whose height is the lag."""
     texts = [_range(first, last) for first, last in _ranges(owned)]
     label = f"slots {', '.join(texts)}" if texts else "no slots"
     worst = max(owned, key=lambda slot: lags[slot], default=None) if lags else None
@@ -141,7 +141,7 @@ def _strip(owned: Sequence[int], lags: Sequence[int], top: int) -> dict[str, Any
 
 
 def _ranges(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each stretch without a hole."""
+    """First and last of each stretch without a gap."""
     if not slots:
         return
     first = slots[0]

@@ -1,4 +1,4 @@
-"""The daemon as a whole: the streams that the viewer may read, a page at a time, and its health."""
+"""The daemon as a whole: its health, and the streams that the viewer may read, a page at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from liftlog.server.web.pages.cluster import leader_of
 
 PER_PAGE = 50
 _MAX_DAMAGED = 100
-"""Streams that the page of health names."""
+"""Number of streams that the page of health names."""
 ONLY = ("", "problems")
 SORTS = ("name", "rate", "records", "size", "state")
 
@@ -120,7 +120,7 @@ _ORDER: dict[str, Any] = {
 
 
 async def health(asked: Asked) -> Shown:
-    """What `/livez` and `/readyz` answer, and what the daemon tells about itself."""
+    """The answers of `/livez` and `/readyz`, and the conditions that the daemon reports."""
     parts = asked.parts
     ready, readiness = await parts.health.readiness(partial(asked.may, "read"))
     data: dict[str, Any] = {"ready": ready, **readiness, "live": parts.health.liveness()}
@@ -142,7 +142,7 @@ def _damaged_offsets(info: StreamInfo) -> int:
 
 
 async def _damaged(asked: Asked) -> list[dict[str, Any]]:
-    """The streams with records that cannot be read, and how many offsets that is in each."""
+    """The streams with unreadable records, with the number of unreadable offsets in each."""
     parts = asked.parts
     names = [name for name in parts.broker.stream_names() if asked.may("read", name)]
     infos = await parts.descriptions.of(names)

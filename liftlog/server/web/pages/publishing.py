@@ -1,4 +1,5 @@
-"""A form that publishes one message on NATS for a stream, and says at which offset it is stored."""
+"""A form that publishes one message on NATS for a stream, and reports the offset at which it is
+stored."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ async def publishing(asked: Asked) -> Shown:
 
 
 async def publish(asked: Asked) -> Shown:
-    """As with the log API, whoever may administer the stream may publish on behalf of the
+    """As in the log API, a principal that may administer the stream may publish on behalf of the
     daemon."""
     check_changeable(asked)
     form = await read_form(asked.request)
@@ -93,7 +94,7 @@ def _message(texts: dict[str, str]) -> PostedMessage:
 
 
 def _headers(text: str) -> list[tuple[HeaderText, HeaderText]]:
-    """From lines `Name: value`, of which names may repeat. Raises InvalidArgument."""
+    """Parse lines `Name: value`, whose names may repeat. Raises InvalidArgument."""
     found: list[tuple[HeaderText, HeaderText]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

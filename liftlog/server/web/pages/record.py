@@ -70,8 +70,8 @@ async def record(asked: Asked) -> Shown:
 
 
 def _header_values(record: Record) -> tuple[HeaderValues, str | None]:
-    """The first headers: a record may have hundreds of thousands. And all of them in base64, if the
-    first ones are not what the record has."""
+    """Return the first headers, since a record can have hundreds of thousands; and all of them in
+    base64, if the first ones do not represent the record exactly."""
     found: HeaderValues = {}
     block = record.raw_headers
     in_order = group_headers(found, header_lines(block, _MAX_HEADERS))

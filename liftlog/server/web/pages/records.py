@@ -1,5 +1,4 @@
-"""The records of a stream, a page at a time, and the form above them: what is filled in, and what
-is wrong with it."""
+"""The records of a stream, a page at a time, and the form above them with its values and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from liftlog.server.web.fields import Fields
 from liftlog.server.web.formats import parse_moment
 
 LIMITS = (50, 25, 100, 250)
-"""The first is meant if none is named."""
+"""The first is the default."""
 ORDERS = ("newest", "oldest")
 
 Parsed = TypeVar("Parsed")
@@ -28,7 +27,7 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`texts` is what the fields show, and `problems` says which of them are wrong, and why."""
+    """`texts` are the contents of the fields; `problems` holds the reason for each wrong field."""
 
     texts: dict[str, str]
     problems: dict[str, str]
@@ -37,7 +36,7 @@ class Form:
     fields: Fields | None
 
     def link(self, **changes: object) -> str:
-        """The query for the same form with other values; None leaves one out."""
+        """Return the query for the same form with other values; None removes a value."""
         usual = {
             "kind": KINDS[0],
             "limit": str(LIMITS[0]),
@@ -51,12 +50,12 @@ class Form:
 
 
 async def read_form(asked: Asked) -> Form:
-    """Raises InvalidArgument only for what no form sends: a choice that does not exist."""
+    """Raises InvalidArgument only for input that no form sends: a choice that does not exist."""
     return await _Reading(asked).read()
 
 
 class _Reading:
-    """`above` is not a field: with it the script of the page asks for what is new."""
+    """`above` is not a field: the script of the page uses it to request new records."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -74,7 +73,7 @@ class _Reading:
         headers = self._field("header", lambda text: parse_selection(headers=[text]).headers)
         values = await self._values()
         fields = self._field("fields", Fields.parse)
-        # An address with an offset and nothing else shows what follows it.
+        # An address with only an offset shows the records that follow it.
         order = asked.choice("order", ORDERS) if asked.text("order") or offset is None else "oldest"
         limit = int(asked.choice("limit", tuple(map(str, LIMITS))))
         wanted = Wanted(
@@ -91,7 +90,7 @@ class _Reading:
         return Form(self._texts, self._problems, wanted, view, fields)
 
     def _field(self, name: str, parse: Callable[[str], Parsed]) -> Parsed | None:
-        """None for a field that is empty, or wrong."""
+        """Returns None for a field that is empty, or wrong."""
         try:
             text = self._texts[name] = self._asked.text(name)
             return parse(text) if text else None
@@ -106,7 +105,7 @@ class _Reading:
         if text is None:
             return None
         try:
-            # A large expression takes a while to prepare.
+            # Preparing a large expression takes a while.
             return await self._asked.scan(parse_condition, kind, text)
         except (InvalidArgument, MissingDependency) as error:
             self._problems["value"] = error.message
@@ -124,11 +123,11 @@ def _moment(text: str) -> int:
 
 
 _MAX_KEY_BYTES = 1000
-"""The part of a key that is shown in a list of records."""
+"""Bytes of a key that a list of records shows."""
 _MAX_HEADERS = 20
 _MAX_HEADER_BYTES = 200
 _EXPANDED_CHARS = 256 * 1024
-"""Of all values of a page, expanded; the others are shown on the pages of their records."""
+"""Limit for all expanded values of a page together; the pages of the records show the others."""
 
 
 async def records(asked: Asked) -> Shown:
@@ -155,7 +154,7 @@ async def records(asked: Asked) -> Shown:
         return Shown(title, data, choices, InvalidArgument(reasons))
     rows = _Rows(form.view, form.fields)
     found = await browse(asked, stream, form.wanted, rows.row)
-    # Read again: records have arrived since.
+    # Read again: records have arrived in the meantime.
     limits = bounds(asked.parts.broker.readable_stream(stream).log)
     data = {
         "stream": stream,
@@ -174,7 +173,7 @@ async def records(asked: Asked) -> Shown:
 
 
 _RARE = {"until", "key", "header", "offset", "fields"}
-"""Fields that a phone shows only if they are filled in, or asked for; and these choices."""
+"""Fields that a phone shows only if they are filled in, or requested; likewise these choices."""
 
 
 def _is_unusual(texts: dict[str, str]) -> bool:
@@ -183,7 +182,7 @@ def _is_unusual(texts: dict[str, str]) -> bool:
 
 
 def _means_json(texts: dict[str, str]) -> bool:
-    """Whether the text to search for says how a field compares."""
+    """Return True if the text to search for is a comparison with a field."""
     if texts["kind"] != KINDS[0] or not texts["value"]:
         return False
     try:
@@ -193,13 +192,13 @@ def _means_json(texts: dict[str, str]) -> bool:
 
 
 def _searched(found: Found) -> float:
-    """The part of the span that was looked at, from 0 to 1."""
+    """Return the examined part of the span, from 0 to 1."""
     length = found.span.high - found.span.low
     return 1.0 if found.at_end or not length else round(min(found.looked_at / length, 1.0), 4)
 
 
 class _Rows:
-    """Makes the rows of one page; bounds how much of them is shown expanded."""
+    """Makes the rows of one page; limits how much of them is expanded."""
 
     def __init__(self, view: str, fields: Fields | None) -> None:
         self._view, self._fields = view, fields
@@ -237,7 +236,7 @@ def _headers(block: bytes) -> list[tuple[str, str]]:
 
 
 def _links(form: Form, data: dict[str, Any], found: Found) -> dict[str, Any]:
-    """Links to other pages of the same list. In a search only the browser's button goes back."""
+    """Links to other pages of the same list. In a search, only the browser's button leads back."""
     wanted = form.wanted
     first, span = data["first_offset"], found.span
     follows = wanted.is_newest_first and wanted.until_ns is None and first >= span.high - 1
@@ -257,7 +256,7 @@ def _links(form: Form, data: dict[str, Any], found: Found) -> dict[str, Any]:
         "has_condition": wanted.has_condition,
         "as_json": form.link(kind="json") if _means_json(form.texts) else "",
         "is_newest_first": wanted.is_newest_first,
-        # What arrives from now on: the script of the page asks for it.
+        # The script of the page asks for the records that arrive from now on.
         "follow": form.link(offset=None) if follows else "",
         "above": span.high,
     }

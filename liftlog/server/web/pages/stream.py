@@ -24,7 +24,7 @@ from liftlog.server.web.formats import damage_marks, places, segment_parts
 from liftlog.server.web.pages.cluster import replication_of, without_lags
 
 MAX_SEGMENTS = 1000
-"""The newest; each is shown."""
+"""Number of segments shown, the newest ones."""
 MAX_CONSUMERS = 1000
 _MAX_TOLD = 100
 _MAX_MARKS = 500
@@ -94,7 +94,8 @@ PROBLEMS = {
     Diverged.name: "from a different history",
     CheckpointUncertain.name: "unknown",
 }
-"""Why a consumer cannot continue at its checkpoint. Other errors are shown by their names."""
+"""Reasons why a consumer cannot continue at its checkpoint. Other errors are shown by their
+names."""
 
 
 def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
@@ -119,7 +120,7 @@ def _segments(asked: Asked, name: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def _is_elsewhere(asked: Asked, replication: dict[str, Any] | None) -> bool:
-    """Whether the stream is served, by nodes of which this is none."""
+    """Return True if the stream is served by other nodes than this one."""
     if replication is None or not replication["leader"]:
         return False
     return needed_node_of(asked.parts.broker).member.name not in replication["replicas"]
@@ -128,8 +129,8 @@ def _is_elsewhere(asked: Asked, replication: dict[str, Any] | None) -> bool:
 def _undamaged(
     segments: list[dict[str, Any]], damaged: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Segments with ranges that are known to be damaged, as if they were whole: the picture shows
-    the ranges. Other damaged segments are damaged as a whole."""
+    """Segments with ranges that are known to be damaged, shown as undamaged: the picture shows the
+    ranges. Other damaged segments are damaged as a whole."""
     files = {one["segment"] for one in damaged}
     return [
         {**one, "kind": "active" if one is segments[-1] else "sealed"}
@@ -150,7 +151,7 @@ def _kind(log: Log, segment: Segment, damaged: frozenset[str]) -> str:
 def _history(asked: Asked, name: str) -> list[dict[str, Any]]:
     try:
         return asked.parts.broker.compaction_history(name)
-    except LiftlogError:  # the stream could not be opened, so nothing was compacted
+    except LiftlogError:  # the stream could not be opened, so it was not compacted
         return []
 
 
@@ -164,7 +165,7 @@ async def _leases(asked: Asked, name: str) -> list[dict[str, Any]]:
 
 
 async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], bool]:
-    """The consumers with their checkpoints and lags, and whether there are more of them."""
+    """Return the consumers with their checkpoints and lags, and True if there are more of them."""
     found: list[dict[str, Any]] = []
     after: str | None = None
     try:
@@ -184,7 +185,7 @@ async def _consumers(asked: Asked, name: str) -> tuple[list[dict[str, Any]], boo
 
 
 def _settings(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """A flat list; settings of a group are named `group.name`."""
+    """Return a flat list; nested settings are named `group.name`."""
     found: list[tuple[str, str]] = []
     for key, value in tree.items():
         if isinstance(value, dict) and value:

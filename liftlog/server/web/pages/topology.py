@@ -1,4 +1,4 @@
-"""Where messages go: the filters of the streams, the streams, and who reads them; and, for one
+"""The ways of messages: the filters of the streams, the streams, and their readers; and, for one
 subject, which streams record it and why."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from liftlog.server.web.picture import drawn
 PER_PAGE = 25
 """Streams in one picture."""
 MAX_READERS = 5
-"""Shown of one stream; the others are counted."""
+"""Number of readers shown for a stream; the others are counted."""
 _MAX_NEAR = 5
 
 Row = dict[str, Any]
@@ -72,7 +72,7 @@ async def topology(asked: Asked) -> Shown:
 
 
 async def _rows(asked: Asked, subject: str) -> tuple[list[Row], bool]:
-    """All streams that the viewer may read; and whether some consumers were not looked at."""
+    """Return all streams that the viewer may read; and True if some consumers were not examined."""
     parts = asked.parts
     readers: dict[str, list[Row]] = defaultdict(list)
     consumers, has_more = await all_consumers(asked)
@@ -113,7 +113,7 @@ def _reader(
 
 
 def _row(asked: Asked, info: StreamInfo, subject: str, readers: list[Row]) -> Row:
-    # What cannot continue comes first, then what is farthest behind.
+    # Readers that cannot continue come first, then those with the largest lag.
     readers.sort(key=lambda one: (not one["problem"], -(one["lag"] or 0), one["id"]))
     replication = leader_of(asked, info.name)
     filters = info.recorded_subjects
@@ -134,7 +134,7 @@ def _row(asked: Asked, info: StreamInfo, subject: str, readers: list[Row]) -> Ro
 
 
 _RECORDING = frozenset({"attached", "follower", "elsewhere"})
-"""In the other states, messages are refused or missed."""
+"""In all other states, messages are refused or missed."""
 
 
 def _is_about(row: Row, wanted: str) -> bool:
@@ -147,8 +147,8 @@ def _is_about(row: Row, wanted: str) -> bool:
 
 
 def why_recorded(filters: list[str], subject: str) -> str | None:
-    """Why a stream with these filters records messages on `subject`, which may be a pattern; None
-    if it does not."""
+    """Return the reason why a stream with these filters records messages on `subject`, which may be
+    a pattern; None if it does not."""
     for one in filters:
         if not overlaps(one, subject):
             continue
@@ -174,7 +174,7 @@ def _stands_for(pattern: str, subject: str) -> str:
 
 
 def why_not(pattern: str, subject: str) -> str:
-    """The first place where they differ. `subject` is one that `pattern` does not match."""
+    """Describe the first difference. `pattern` does not match `subject`."""
     wanted, given = pattern.split("."), subject.split(".")
     for number, (want, have) in enumerate(zip(wanted, given, strict=False), 1):
         if want in ("*", have) or have in ("*", ">"):
@@ -190,7 +190,7 @@ def why_not(pattern: str, subject: str) -> str:
 
 
 def _near(rows: list[Row], subject: str) -> list[Row]:
-    """Streams whose filters begin as the subject does, the closest first."""
+    """Return streams whose filters begin like the subject, the closest first."""
     found = sorted(
         (-shared, row["name"], one)
         for row in rows
@@ -204,8 +204,8 @@ def _near(rows: list[Row], subject: str) -> list[Row]:
 
 
 def _shared(pattern: str, subject: str) -> int:
-    """How many tokens at the beginning are the same but for upper and lower case; a wildcard first
-    is like everything and counts as nothing."""
+    """Count the leading tokens that are equal without regard to case. A wildcard as the first token
+    matches everything, and counts as 0."""
     count = literal = 0
     for want, have in zip(pattern.lower().split("."), subject.lower().split("."), strict=False):
         if want not in ("*", have):

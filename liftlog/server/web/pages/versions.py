@@ -22,7 +22,8 @@ Row = dict[str, Any]
 
 
 async def versions(asked: Asked) -> Shown:
-    """`before` and `after` are the offsets of what is compared: without them, the newest two."""
+    """`before` and `after` are the offsets of the two records to compare; the newest two by
+    default."""
     stream = asked.authorize("read")
     key = asked.text("key")
     if not key:
@@ -79,7 +80,7 @@ def _row(item: Item) -> Row:
 
 
 async def _side(asked: Asked, stream: str, offset: int) -> Row | None:
-    """None if there is no such record, or it may not be read."""
+    """Return None if the record does not exist, or may not be read."""
     if offset < 0:
         return None
     try:
