@@ -1,4 +1,4 @@
-"""How answers look: JetStream's errors, times and JSON, and the NATS commands that carry them.
+"""The form of answers: JetStream's errors, times and JSON, and the NATS commands that carry them.
 
 The codes are those of nats-server's server/errors.json (2.15), because clients switch on them.
 """
@@ -28,11 +28,11 @@ _MAX_DESCRIPTION = 1024
 PREAMBLE = b"NATS/1.0\r\n"
 _NO_STATUS = (b"", PREAMBLE)
 ZERO_TIME = "0001-01-01T00:00:00Z"
-"""What a Go program shows for a time that is not set."""
+"""The value that a Go program shows for an unset time."""
 
 
 class JetStreamError(Exception):
-    """A refusal, with JetStream's codes. `code` is like the status of an HTTP answer."""
+    """A refusal, with JetStream's codes. `code` is like the status of an HTTP response."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(description)
@@ -69,7 +69,8 @@ def unavailable(why: str) -> JetStreamError:
 
 
 def too_large_for_nats(limit: int) -> JetStreamError:
-    """JetStream sends its answers inside of nats-server, of any size; we are a client of it."""
+    """JetStream, inside nats-server, sends answers of any size; this daemon is a client of
+    nats-server."""
     return JetStreamError(
         400,
         10054,
@@ -83,7 +84,8 @@ def too_many_requests() -> JetStreamError:
 
 
 def from_liftlog(error: LiftlogError) -> JetStreamError:
-    """The error of another part of the daemon, in the code whose meaning is closest."""
+    """Return the JetStream error whose meaning is closest to an error of another part of the
+    daemon."""
     text = f"{error.message}; {error.hint}" if error.hint else error.message
     match error:
         case StreamNotFound():
@@ -124,21 +126,22 @@ DIRECT_GET = "direct_get"
 
 
 def refusal(reply: Destination, kind: str, error: JetStreamError) -> bytes:
-    """The command that tells the client: JSON, or for a direct get a status in the headers."""
+    """Return the command that tells the client: JSON, or for a direct get a status in the
+    headers."""
     if kind == DIRECT_GET:
         return command(reply, b"", status(error.code, error.description))
     return command(reply, answer_text(kind, {"error": error.to_json()}))
 
 
 def status(code: int, words: str) -> bytes:
-    """A header block of a status alone."""
+    """Return a header block that contains only a status."""
     line = " ".join([str(code), *words.split()])[:200]
     return f"NATS/1.0 {line}\r\n\r\n".encode("ascii", "replace")
 
 
 def without_statuses(blocks: list[bytes]) -> list[bytes]:
-    """Header blocks of records as JetStream has them: without the status line that a publisher may
-    have put there. Clients take a message with a status for one of the server's."""
+    """Return header blocks of records in JetStream's form: without the status line that a publisher
+    may have put there. Clients take a message with a status for one from the server."""
     if not any(blocks):
         return blocks
     return [one if one[:10] in _NO_STATUS else _without_status(one) for one in blocks]
@@ -150,7 +153,7 @@ def _without_status(block: bytes) -> bytes:
 
 
 def time_text(ns: int) -> str:
-    """RFC 3339 with nanoseconds, as Go writes a time."""
+    """Return a time in RFC 3339 with nanoseconds, in Go's format."""
     seconds, rest = divmod(ns, 1_000_000_000)
     try:
         text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
@@ -161,7 +164,8 @@ def time_text(ns: int) -> str:
 
 
 def is_utf8(value: str) -> bool:
-    """JSON can encode a lone surrogate, which nothing else here can carry."""
+    """Return False for a text with a lone surrogate: JSON can encode it, but nothing else here
+    can."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -19,8 +19,8 @@ def is_empty(value: object) -> bool:
 
 
 class ConfigFields:
-    """What was read is taken out of `_left`, so what is unknown remains. All readers take null for
-    a field that is not there, and raise JetStreamError for a value of another type."""
+    """Takes each field out of `_left` as it is read, so that unknown fields remain there. All
+    readers treat null as a missing field, and raise JetStreamError for a value of another type."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._left = dict(config)
@@ -34,7 +34,7 @@ class ConfigFields:
         return value
 
     def _choice(self, key: str, known: tuple[str, ...]) -> str:
-        """The first one is the default."""
+        """The first of `known` is the default."""
         value = self._left.pop(key, None)
         if value is None:
             return known[0]

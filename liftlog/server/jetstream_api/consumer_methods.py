@@ -76,7 +76,8 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
 
     def may_read() -> bool:
-        """As when it was created: the ACL may change. `may` leaves no line in the audit."""
+        """The rights must be the same as when the consumer was created: the ACL can change. `may`
+        writes no line to the audit log."""
         return (
             gate.may(OVER_NATS, "read", host.name)
             and gate.readable_subjects(OVER_NATS, host.name, peer="nats") == readable
@@ -87,8 +88,8 @@ async def _made(request: Request, config: dict[str, Any], action: str) -> Answer
 
 
 def _named(rest: Sequence[str], config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the name that the request's subject has. The subject may repeat the
-    filter, too."""
+    """Return the configuration with the name from the request's subject. The subject may also
+    repeat the filter."""
     if not rest:
         return config
     for key in ("name", "durable_name"):
@@ -188,7 +189,7 @@ def _pull_request(request: Request, spec: ConsumerSpec) -> PullRequest:
         min(batch, _MAX_BATCH),
         max_bytes=max_bytes,
         no_wait=no_wait,
-        # Without a limit it waits for long; with no_wait it then does not wait at all.
+        # Without a time limit it waits for long; with no_wait it then does not wait at all.
         expires_at=(
             None
             if no_wait and not expires

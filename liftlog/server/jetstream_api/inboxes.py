@@ -1,7 +1,7 @@
-"""Tells clients over NATS apart by their inboxes.
+"""Distinguishes clients of NATS by their inboxes.
 
-NATS does not say who publishes. JetStream's clients use one inbox for each connection, so its name
-stands for the client. But a client can use another inbox for each request.
+A NATS message does not name its publisher. JetStream's clients use one inbox for each connection,
+so its name identifies the client. But a client can use another inbox for each request.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def party_of(reply: bytes) -> bytes:
 
 
 class Inboxes:
-    """Remembers the inboxes that have been used before. One that is used once is never known, so no
-    number of new inboxes displaces known ones."""
+    """Remembers inboxes that are used repeatedly. An inbox that is used once does not become known,
+    so no number of new inboxes displaces known ones."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

@@ -1,8 +1,8 @@
 """Finds single records of a log: by offset, the last or the next of a subject, the last of each.
 
-The log has no index by subject. The last offset of a subject is mostly known (`subject_sequences`);
-everything else is searched in bounded pieces, in the threads that all readers share fairly, and a
-search that takes too long is given up.
+The log has no index by subject. The last offset of a subject is usually known
+(`subject_sequences`). All other searches run in bounded pieces, in the threads that all readers
+share fairly, and end with an error if they take too long.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from liftlog.server.reading.walking import Backward, Damage, Span
 from liftlog.stream.subject_sequences import deletes_subject
 
 _SEARCH_SECONDS = 4.0
-"""Clients wait for 5 s."""
+"""Clients time out after 5 s."""
 MAX_RESULTS = 1024
 MAX_HOLES = 50_000
 MAX_SUBJECTS = 250_000
@@ -53,7 +53,7 @@ class TooManyResults(Exception):
 
 class Lookup:
     """One request's view of a stream. Belongs to the event loop; methods raise LiftlogErrors, and
-    LimitExceeded when a search takes too long."""
+    LimitExceeded if a search takes too long."""
 
     def __init__(
         self,
@@ -67,19 +67,19 @@ class Lookup:
         self._log: Log = shown.host.log
         self._subjects = shown.host.sequencer.subjects
         self._readable = readable
-        # All clients of NATS are one party, as in `cursor`, however many inboxes they use.
+        # As in `cursor`, all clients of NATS are one party, however many inboxes they use.
         self._threads = services.scanners.of(OVER_NATS, member)
         self._cold = services.cold_readers
         self._until = time.monotonic() + _SEARCH_SECONDS
 
     async def at(self, offset: int) -> Found | None:
-        """The record at an offset, if it is shown."""
+        """Return the record at an offset, if it is shown."""
         found = await self.stored(offset)
         return found if found is not None and await self._shown.shows(found.record) else None
 
     async def stored(self, offset: int) -> Found | None:
-        """The record at an offset that was found a moment ago: a newer one of its subject may be
-        there by now."""
+        """Return the record at an offset that was found a moment ago: a newer one of its subject
+        may exist by now."""
         try:
             record, block = await self._run(read_record, self._log, offset, cold=True)
         except (NoRecord, OffsetOutOfRange):
@@ -91,11 +91,12 @@ class Lookup:
         return Found(record, without_statuses([block])[0])
 
     async def offset_at(self, timestamp_ns: int) -> int:
-        """Of the first record from that time on; the high watermark if there is none."""
+        """Return the offset of the first record from that time on; the high watermark if there is
+        none."""
         return await self._run(self._log.offset_for_timestamp, timestamp_ns, cold=True)
 
     async def last(self, pattern: str) -> Found | None:
-        """The last record on the subjects of a pattern."""
+        """Return the last record on the subjects of a pattern."""
         while (known := self._known_last(pattern)) is not None:
             found = await self.stored(known) if known else None
             if found is not None or known == self._known_last(pattern):
@@ -114,7 +115,7 @@ class Lookup:
         return None
 
     def _known_last(self, pattern: str) -> int | None:
-        """0: there is no such record; None: not known."""
+        """Returns 0 if there is no such record, None if it is not known."""
         if self._subjects is None or not is_literal(pattern):
             return None
         offset = self._subjects.last_committed(pattern.encode())
@@ -123,9 +124,9 @@ class Lookup:
     async def following(
         self, offset: int, subjects: Sequence[str], limit: int, max_bytes: int
     ) -> tuple[list[Found], int]:
-        """The next records from `offset` on, on any of the subjects (none: all), and the offset to
-        continue at: the end, if there are no more. At most `limit`, and about `max_bytes`, but
-        at least one if there is one."""
+        """Return the next records from `offset` on, on any of the subjects (empty: all), and the
+        offset to continue at, which is the end if there are no more. At most `limit` records and
+        about `max_bytes`, but at least one record if there is one."""
         log, selection = self._log, self._selection(subjects)
         at = max(offset, self._shown.first_offset)
         while at < log.high_watermark:
@@ -136,7 +137,7 @@ class Lookup:
         return [], max(at, log.high_watermark)
 
     async def count(self, offset: int, subjects: Sequence[str]) -> int:
-        """The records from `offset` on, on any of the subjects (none: all)."""
+        """Count the records from `offset` on, on any of the subjects (empty: all)."""
         if self._shown.history is not None:
             newest = await self._newest(subjects, self._log.high_watermark)
             return sum(one >= offset for one in newest.offsets())
@@ -153,8 +154,8 @@ class Lookup:
         return count
 
     async def last_of_each(self, patterns: Sequence[str], first: int, end: int) -> list[int]:
-        """The offsets of the last record below `end` of each subject that matches, ascending, as
-        far as they are at or above `first`. Raises TooManyResults."""
+        """Return the offset of the last record below `end` of each matching subject, ascending;
+        only those at or above `first`. Raises TooManyResults."""
         log = self._log
         if end >= log.high_watermark and all(self._known_last(one) is not None for one in patterns):
             known = {self._known_last(one) or 0 for one in patterns}
@@ -170,8 +171,8 @@ class Lookup:
         count: int | None = None,
         most: int = MAX_SUBJECTS,
     ) -> Newest:
-        """The last `count` records below `end` of each subject that matches; those that are shown
-        by default. Raises TooManyResults for more than `most`."""
+        """Return the last `count` records below `end` of each matching subject; by default as many
+        as are shown. Raises TooManyResults if there are more than `most`."""
         newest = newest_of(self._shown.history, end, count=count)
         selection = self._selection(patterns, columns=newest.columns)
         at = max(self._shown.first_offset, 1)
@@ -183,13 +184,13 @@ class Lookup:
         return newest
 
     async def of_subjects(self, pattern: str) -> dict[bytes, Sequence[int]]:
-        """The offsets that are shown of each subject that matches, ascending. For a stream with a
+        """Return the shown offsets of each matching subject, ascending. For a stream with a
         history. Raises TooManyResults."""
         return (await self._newest((pattern,), self._log.high_watermark)).by_subject()
 
     async def holes(self, most: int) -> list[int]:
-        """The offsets between log start and high watermark that no record has any more. Raises
-        TooManyResults."""
+        """Return the offsets between log start and high watermark that have no record any more.
+        Raises TooManyResults."""
         log, end, first = self._log, self._log.high_watermark, self._shown.first_offset
         if self._shown.history == 1:  # superseded records are deleted later
             kept = set((await self._newest((), end)).offsets())
@@ -207,7 +208,7 @@ class Lookup:
         return [*found, *range(expected, end)]
 
     async def subjects(self, pattern: str, most: int) -> dict[bytes, int]:
-        """How many records each subject that matches has. Raises TooManyResults."""
+        """Return the number of records of each matching subject. Raises TooManyResults."""
         if self._shown.history is not None:
             found = await self._newest((pattern,), self._log.high_watermark, most=most)
             return {subject: len(some) for subject, some in found.by_subject().items()}
@@ -254,7 +255,8 @@ class Lookup:
 
 
 def open_lookup(request: Request) -> tuple[StreamHost, Lookup]:
-    """The request's stream, and what its client may find there. Raises LiftlogError."""
+    """Return the request's stream, and a lookup of the records that its client may read. Raises
+    LiftlogError."""
     gate = request.parts.gate
     readable = gate.readable_subjects(OVER_NATS, request.stream, peer="nats")
     host = request.led_stream()
@@ -263,7 +265,7 @@ def open_lookup(request: Request) -> tuple[StreamHost, Lookup]:
 
 
 def open_whole_lookup(request: Request) -> tuple[StreamHost, Lookup]:
-    """As `open_lookup`, of all subjects, whoever may read them. Raises LiftlogError."""
+    """Like `open_lookup`, but for all subjects, regardless of read rights. Raises LiftlogError."""
     host = request.led_stream()
     shown = Shown(host, request.parts.ages, request.parts.buckets)
     return host, Lookup(request.parts.services, shown, None, _member(request))
@@ -277,8 +279,8 @@ def _member(request: Request) -> Hashable:
 
 
 def _piece(log: Log, scan: Scan) -> tuple[bytes, int]:
-    """The encoded batches of a piece, and where it ends. What is damaged or gone is skipped: the
-    daemon reports it elsewhere, and the sequences show it."""
+    """Return the encoded batches of a piece, and its end. Damaged and missing batches are skipped:
+    the daemon reports them elsewhere, and the sequences show the gap."""
     try:
         scanned = scan_log(log, scan)
     except CorruptRange as damage:

@@ -1,7 +1,7 @@
 """STREAM.MSG.GET and DIRECT.GET: single records, and batches of them.
 
-A direct get is answered with the message itself, and says in headers where it comes from; refusals
-are a status in the headers. The other one is answered with JSON.
+The answer to a direct get is the message itself, with headers that name its origin; a refusal is a
+status in the headers. The answer to STREAM.MSG.GET is JSON.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from liftlog.server.jetstream_api.methods import (
 )
 
 _BATCH_BYTES = 4 * 2**20
-"""Sent for one request, at most; the client asks for the rest."""
+"""Maximum for one request; the client requests the rest."""
 _PIECE_BYTES = 128 * 1024
 _EARLIEST_NS, _LATEST_NS = 0, 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The fields of a request; 0, empty and None where nothing was said."""
+    """The fields of a request; 0, empty or None if they are missing."""
 
     seq: int
     last_for: str
@@ -78,7 +78,7 @@ class Wish:
 
     @property
     def is_contradictory(self) -> bool:
-        """What no one message or batch can fulfil."""
+        """Return True if no message or batch can match all fields."""
         has_start = self.start_ns is not None
         return (
             (self.seq > 0 and has_start)
@@ -90,7 +90,7 @@ class Wish:
 
 
 def parse_wish(body: dict[str, Any]) -> Wish:
-    """Raises JetStreamError. Unknown fields are ignored, as JetStream does."""
+    """Raises JetStreamError. Unknown fields are ignored, as in JetStream."""
     patterns = body.get("multi_last") or []
     if not isinstance(patterns, list) or len(patterns) > MAX_RESULTS:
         raise invalid_json(f"multi_last: expected a list of at most {MAX_RESULTS} subjects")
@@ -114,7 +114,8 @@ def parse_wish(body: dict[str, Any]) -> Wish:
 
 
 def _time(body: dict[str, Any], name: str) -> int | None:
-    """RFC 3339, in nanoseconds since 1970; what lies outside 64 bits becomes the nearest end."""
+    """Parse RFC 3339 to ns since 1970; a time outside 64 bits becomes the nearest end of the
+    range."""
     value = text(body, name)
     if not value:
         return None
@@ -166,7 +167,7 @@ async def _get(request: Request) -> Answer:
 
 
 def _check_still_readable(request: Request, host: StreamHost) -> None:
-    """The ACL may have changed, or the stream been deleted, since the search began."""
+    """The ACL may have changed, or the stream may have been deleted, since the search began."""
     request.authorize("read")
     if request.led_stream() is not host:
         raise no_message()
@@ -189,9 +190,9 @@ async def _one(lookup: Lookup, wish: Wish) -> Found | None:
 
 
 class _Status(Exception):
-    """The answer is only a status. 503 without words is what NATS says where no one subscribes: so
-    it is in JetStream for a stream that does not exist, or does not allow direct gets, and clients
-    look for exactly that."""
+    """The answer is only a status. 503 without text is the answer of NATS if a subject has no
+    subscriber. JetStream sends it for a stream that does not exist, or does not allow direct gets,
+    and clients check for exactly that."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -251,7 +252,7 @@ def _direct_wish(request: Request) -> Wish:
 
 
 def _headers(host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
-    """The header block of the answer that is this record."""
+    """Return the header block of the answer that carries this record."""
     if wish.no_headers:
         return b""
     record = found.record
@@ -260,14 +261,14 @@ def _headers(host: StreamHost, wish: Wish, found: Found, more: bytes) -> bytes:
         f"Nats-Sequence: {record.offset}\r\n"
         f"Nats-Time-Stamp: {time_text(record.timestamp_ns)}\r\n"
     )
-    # Last, as in JetStream: of a name that is there twice clients take the last value, so no header
-    # of a publisher, or of a republished message, can pretend to be one of these.
+    # Last, as in JetStream: if a name occurs twice, clients use the last value, so no header of a
+    # publisher, or of a republished message, can pretend to be one of these.
     own = found.headers[:-2] if found.headers else PREAMBLE
     return b"%b%b%b\r\n" % (own, place.encode(), more)
 
 
 async def _send(request: Request, host: StreamHost, wish: Wish, one: Found, more: bytes) -> None:
-    """Raises JetStreamError if NATS would not take it."""
+    """Raises JetStreamError if the message is too large for NATS."""
     headers, value = _headers(host, wish, one, more), one.record.value or b""
     limit = request.parts.max_payload_bytes()
     if limit and len(headers) + len(value) > limit:
@@ -321,7 +322,7 @@ async def _send_last_of_each(
     for offset in offsets:
         found = await lookup.stored(offset)
         pending -= 1
-        if found is None:  # retention was faster
+        if found is None:  # retention has deleted it
             continue
         _check_still_readable(request, host)
         await _send(request, host, wish, found, _progress(pending, last))

@@ -1,4 +1,5 @@
-"""Which function answers which request. Modules register their functions with `answers`."""
+"""The table of methods, and the functions that answer them, which modules register with
+`answers`."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ Answer = dict[str, Any]
 
 
 class ApiCounters:
-    """Since the start."""
+    """Counters since the start of the process."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -55,23 +56,23 @@ class ApiCounters:
 
 
 ANSWERED, REFUSED, FAILED, TOO_MANY = "ok", "refused", "failed", "too many"
-"""Results. `TOO_MANY`: it was not looked at."""
+"""Results. `TOO_MANY`: the request was not processed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the daemon that answers need."""
+    """The parts of the daemon that the answering functions need."""
 
     broker: Broker
     services: PullServices
     mark: str
-    """Who answers: this daemon, or its cluster."""
+    """The name in answers: this daemon, or its cluster."""
     send: Callable[[Callable[[], bytes]], Awaitable[None]]
     """Waits for room, then queues the NATS commands that a function returns. The function composes
-    them only then, since allowed subjects can change. Raises NatsUnavailable, and what the function
-    raises."""
+    them only then, since allowed subjects can change. Raises NatsUnavailable, and the errors of the
+    function."""
     max_payload_bytes: Callable[[], int]
-    """Of one message; 0 if not known."""
+    """Limit of one message; 0 if not known."""
     consumers: Consumers
     ages: Ages
     buckets: Buckets
@@ -80,7 +81,7 @@ class Parts:
 
     @property
     def gate(self) -> Gate:
-        """Its decisions may change at each await."""
+        """Its decisions can change at each await."""
         return self.services.gate
 
 
@@ -111,7 +112,7 @@ class Request:
         return Caller(OVER_NATS, self.parts.gate, self.parts.broker, "nats")
 
     def authorize(self, operation: Operation, *, subjects: Sequence[str] = ()) -> None:
-        """May the clients of NATS do that to the request's stream? Raises Forbidden,
+        """Check that clients of NATS may do this to the request's stream. Raises Forbidden,
         InvalidArgument."""
         gate = self.parts.gate
         gate.authorize(OVER_NATS, operation, self.stream, peer="nats", subjects=subjects)
@@ -120,14 +121,14 @@ class Request:
         return self.parts.gate.may(OVER_NATS, "read", stream)
 
     def target(self) -> Destination:
-        """The subject for the answer. Raises NoDestination."""
+        """Return the subject for the answer. Raises NoDestination."""
         found = self.broker.destinations.for_answer(self.reply)
         if found is None:
             raise NoDestination
         return found
 
     def record_target(self) -> Destination:
-        """The subject for a record. Raises NoDestination, Forbidden."""
+        """Return the subject for a record. Raises NoDestination, Forbidden."""
         found = record_target(self.broker, self.parts.gate, self.reply)
         if found is Why.NOT_GRANTED:
             shown = self.reply.decode("utf-8", "replace")
@@ -137,17 +138,17 @@ class Request:
         return found
 
     def check_exists(self) -> None:
-        """Raises StreamNotFound for a stream that was deleted in the cluster, though this node has
+        """Raises StreamNotFound for a stream that was deleted in the cluster, even if this node has
         not closed its copy yet."""
         if self.parts.broker.catalog.was_deleted(self.stream):
             raise StreamNotFound(f"there is no stream {self.stream!r}")
 
     def led_stream(self) -> StreamHost:
-        """The request's stream, of which this node is the leader. Raises LiftlogError."""
+        """Return the request's stream, which this node must lead. Raises LiftlogError."""
         return self.parts.broker.led_stream(self.stream)
 
     def body(self) -> dict[str, Any]:
-        """The payload, a JSON object; an empty one stands for `{}`. Raises JetStreamError."""
+        """Parse the payload, a JSON object; an empty one means `{}`. Raises JetStreamError."""
         return read_object(self.payload)
 
 
@@ -160,7 +161,7 @@ def read_object(payload: bytes) -> dict[str, Any]:
         content = json.loads(payload, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise invalid_json(str(error)[:200]) from None
-    if content is None:  # as a Go program reads it; async-nats sends it
+    if content is None:  # as a Go program parses it; async-nats sends it
         return {}
     if not isinstance(content, dict):
         raise invalid_json("expected an object")
@@ -172,7 +173,7 @@ def _no_constant(word: str) -> None:
 
 
 Perform = Callable[[Request], Awaitable[Answer | None]]
-"""Returns the body of a JSON answer, or None when it has sent what there is to send."""
+"""Returns the body of a JSON answer, or None if it has sent the answer itself."""
 
 
 IsCheap = Callable[[Sequence[str], bytes], bool]
@@ -199,15 +200,16 @@ def without(*words: bytes) -> IsCheap:
 class Method(NamedTuple):
     name: str
     kind: str
-    """Of the answer, as in `stream_info`."""
+    """The kind of answer, as in `stream_info`."""
     perform: Perform
     arguments: tuple[int, int | None]
-    """How many tokens follow the method, at least and at most."""
+    """Least and greatest number of tokens after the method."""
     at_leader: bool
     """Only the leader of the stream can answer."""
     is_cheap: IsCheap
     """Returns True if a request with these arguments and this payload is answered in a moment.
-    Requests that may search a log, write, or describe many streams wait apart (`waiting`)."""
+    Requests that may search a log, write, or describe many streams wait in a separate lane
+    (`waiting`)."""
 
 
 METHODS: dict[str, Method] = {}
@@ -231,8 +233,9 @@ def answers(
 
 
 def find_method(tokens: Sequence[str]) -> tuple[Method, Sequence[str]] | None:
-    """The method of a subject without `PREFIX`, and the tokens after it; the longest name counts,
-    as CONSUMER.MSG.NEXT before CONSUMER.MSG. None if there is none, or too few or many tokens."""
+    """Return the method of a subject without `PREFIX`, and the tokens after it. The longest name
+    matches: CONSUMER.MSG.NEXT before CONSUMER.MSG. None if no method matches, or the number of
+    tokens is wrong."""
     for length in (3, 2, 1):
         method = METHODS.get(".".join(tokens[:length]))
         if method is not None:
@@ -248,7 +251,7 @@ def find_method(tokens: Sequence[str]) -> tuple[Method, Sequence[str]] | None:
 
 
 def whole(body: dict[str, Any], name: str, *, least: int = 0) -> int:
-    """A whole number of 64 bits; 0 if it is missing. Raises JetStreamError."""
+    """Return a whole number of 64 bits; 0 if it is missing. Raises JetStreamError."""
     value = body.get(name)
     if value is None:
         return 0
@@ -258,7 +261,7 @@ def whole(body: dict[str, Any], name: str, *, least: int = 0) -> int:
 
 
 def text(body: dict[str, Any], name: str) -> str:
-    """Raises JetStreamError unless it is text that UTF-8 can hold; empty if it is missing."""
+    """Return a text, empty if it is missing. Raises JetStreamError unless UTF-8 can encode it."""
     value = body.get(name)
     if value is None:
         return ""

@@ -1,8 +1,8 @@
-"""How much of the event loop requests and their answers may take.
+"""Limits the share of the event loop that requests and their answers take.
 
-A message that is stored passes through the loop two or three times before its ack leaves. Between
-any two of these turns, all answers together get a bounded time; and while messages come, the loop
-is left to them for as long again.
+A stored message passes through the loop two or three times before its ack is sent. Between any two
+of these turns, all answers together get a limited time; and while messages arrive, the answers then
+pause for the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 TURN_SECONDS = 0.001
 FLOOD_PAUSE_SECONDS = 0.02
-"""One read brings 256 KB at most, which take some milliseconds."""
+"""One read brings at most 256 KB of requests, which take some milliseconds."""
 
 Result = TypeVar("Result")
 
@@ -25,8 +25,9 @@ class Pace:
     def __init__(
         self, ingested_bytes: Callable[[], int], clock: Callable[[], float] | None = None
     ) -> None:
-        """`ingested_bytes`: the size of all messages that came for streams so far. `clock`: that of
-        the processor, if the time in which the thread waits for one is not to count."""
+        """`ingested_bytes` returns the total size of the messages that have arrived for streams.
+        Pass the processor's clock as `clock` to exclude the time in which the thread waits for a
+        processor."""
         self._ingested_bytes = ingested_bytes
         self._clock = perf_counter if clock is None else clock
         self._seen_bytes = ingested_bytes()
@@ -40,7 +41,8 @@ class Pace:
             await self._open.wait()
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Await `work`, and count the time that it takes from the loop; not what it waits."""
+        """Await `work`, and count the time that it spends in the loop, without the time that it
+        waits."""
         result: Result = await _Timed(work, self._clock, self._count)
         return result
 
@@ -49,7 +51,7 @@ class Pace:
         if self._spent < TURN_SECONDS or not self._open.is_set():
             return
         seen, self._seen_bytes = self._seen_bytes, self._ingested_bytes()
-        # What was spent beyond the turn is a debt.
+        # Time spent beyond the turn is a debt.
         pause = self._spent if self._seen_bytes != seen else 0.0
         self._spent = 0.0
         self._open.clear()
@@ -57,9 +59,10 @@ class Pace:
 
 
 class ReadingPause:
-    """After a read that brought more requests than can wait, the next read waits, too: what comes
-    stays with NATS, and acks, which have a connection of their own, pass. Belongs to the event
-    loop."""
+    """Delays the next read after a read that brought more requests than can wait.
+
+    The data stays in NATS meanwhile. Acks have a connection of their own and are not delayed.
+    Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._is_flooded = False
@@ -83,7 +86,7 @@ class ReadingPause:
 
 
 class _Timed(Generator[Any, Any, Any]):
-    """Awaits a coroutine, and tells how long each of its steps ran."""
+    """Awaits a coroutine, and reports the running time of each of its steps."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Whether JetStream, or another daemon, answers on `$JS.API`: then this daemon must not.
+"""Finds out if JetStream, or another daemon, answers on `$JS.API`: then this daemon must not.
 
-A client takes the first answer it gets. With two that answer, it would create a stream in one and
-ask the other about it.
+A client uses the first answer that arrives. If two servers answered, a client could create a stream
+in one and ask the other about it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Presence:
     """Belongs to the event loop."""
 
     def __init__(self, link: NatsLink, name: str) -> None:
-        """`name`: what `MARK` names in the answers of this daemon, and of its cluster."""
+        """`name` is the value of `MARK` in the answers of this daemon, and of its cluster."""
         self._link = link
         self._name = name
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
@@ -39,8 +39,8 @@ class Presence:
         link.on_publish_refused.append(self._refused)
 
     async def rival(self) -> str:
-        """Who else answers, in words; empty if no one does. Raises NatsUnavailable, and NatsRefused
-        if NATS does not allow the question."""
+        """Describe the other server that answers; empty if no other does. Raises NatsUnavailable,
+        and NatsRefused if NATS does not allow the request."""
         if self._link.server_has_jetstream:
             return "JetStream is on on the NATS server"
         await self._link.attach(self._wanted)
@@ -53,7 +53,8 @@ class Presence:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return self._judge(await self._answer)
         except TimeoutError:
-            # Someone listens and says nothing: a witness of all subjects. JetStream would answer.
+            # A subscriber receives the request and does not answer: it observes all subjects.
+            # JetStream would answer.
             return ""
         finally:
             self._answer = None

@@ -1,8 +1,8 @@
-"""STREAM.PURGE: the oldest messages of a stream, or what there is of some subjects.
+"""STREAM.PURGE: deletes the oldest messages of a stream, or the messages on some subjects.
 
-Records never change. The oldest are deleted by moving the start of the log. A subject of a stream
-with `max_msgs_per_subject` is deleted by a tombstone: a record like any other, so it is durable and
-on all replicas before the answer, and readers find nothing before it. Compaction deletes the bytes
+Records never change. The oldest are deleted by moving the log start. A subject of a stream with
+`max_msgs_per_subject` is deleted by a tombstone: a record like any other, so it is durable and on
+all replicas before the answer, and readers find nothing before it. Compaction deletes the bytes
 later.
 """
 
@@ -24,9 +24,9 @@ from liftlog.server.jetstream_api.methods import Answer, Request, answers, text,
 from liftlog.server.jetstream_api.streams import asked, description, settings_of
 
 _AT_ONCE = 500
-"""Tombstones that are written before others have a turn."""
+"""Number of tombstones that are written before other tasks have a turn."""
 _COMMIT_SECONDS = 4.0
-"""Clients wait for 5 s."""
+"""Clients time out after 5 s."""
 
 
 @answers("STREAM.PURGE", "stream_purge", arguments=(1, 1), at_leader=True)
@@ -72,7 +72,7 @@ async def _purge_oldest(request: Request, info: StreamInfo, keep: int, seq: int)
 
 
 def _purge_below(info: StreamInfo, keep: int, seq: int) -> int:
-    """The offset of the first record that stays."""
+    """Return the offset of the first record that is kept."""
     end = info.high_watermark
     if keep:
         if end - info.log_start_offset != info.record_count:
@@ -104,7 +104,8 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
         if request.led_stream() is not host:
             raise NotReady("the stream was deleted or moved meanwhile", hint="try again")
         wanted = going[start : start + _AT_ONCE]
-        # No await between this look and the tombstones: what came meanwhile stays if it is to.
+        # No await between this look and the tombstones: a message that has arrived since is kept,
+        # unless the purge covers it.
         keys = [_key(host, one, found[one][doomed[one] :], seq) for one in wanted]
         named = {one: key for one, key in zip(wanted, keys, strict=True) if key}
         await _delete(host, list(named), list(named.values()))
@@ -113,15 +114,15 @@ async def _purge_subjects(request: Request, pattern: str, keep: int, seq: int) -
 
 
 def _doomed(offsets: Sequence[int], keep: int, seq: int) -> int:
-    """How many of the oldest records of a subject are to be deleted."""
+    """Return how many of the oldest records of a subject are to be deleted."""
     if seq:
         return sum(offset < seq for offset in offsets)
     return max(0, len(offsets) - keep)
 
 
 def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> bytes:
-    """Of the tombstone. Where a record stays, it says below which offset all is deleted. Empty if
-    the newest record stays that alone is shown."""
+    """Return the key of the tombstone. If a record is kept, the key names the offset below which
+    all are deleted. Empty if no tombstone is needed: the one record that is shown is kept."""
     if not rest and not (seq and _last_offset(host, subject) >= seq):
         return subject
     own = host.settings.jetstream
@@ -131,7 +132,7 @@ def _key(host: StreamHost, subject: bytes, rest: Sequence[int], seq: int) -> byt
 
 
 async def _delete(host: StreamHost, subjects: Sequence[bytes], keys: Sequence[bytes]) -> None:
-    """Returns when that is committed. Raises LiftlogError."""
+    """Returns when the tombstones are committed. Raises LiftlogError."""
     committed: asyncio.Future[LiftlogError | None] = asyncio.get_running_loop().create_future()
 
     def told(error: LiftlogError | None) -> None:

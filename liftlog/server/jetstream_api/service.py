@@ -1,10 +1,12 @@
-"""Takes requests from `$JS.API.>`, has them answered, and sends the answers.
+"""Receives requests from `$JS.API.>`, has them answered, and sends the answers.
 
-In a cluster, NATS gives each request to one of the nodes, as members of one queue group. What only
-the leader of a stream can answer is passed on to it, once, as a NATS message; it then answers.
+In a cluster, NATS gives each request to one of the nodes, as members of one queue group. A request
+that only the leader of a stream can answer is passed on to it, once, as a NATS message; the leader
+sends the answer.
 
-None of this may delay an ack. What waits is bounded, for each client and altogether; a few requests
-are answered at a time; an answer waits until NATS has taken those before it.
+None of this may delay an ack. The number of waiting requests is limited, for each client and in
+total; a few requests are answered at a time; an answer is sent only after NATS has accepted the
+answers before it.
 """
 
 from __future__ import annotations
@@ -62,19 +64,19 @@ from liftlog.stream.run import MessageRun
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _STALE_SECONDS = 10.0
-"""Clients wait for 5 s: what has waited for longer is answered to no one."""
+"""Clients time out after 5 s: a request that has waited for longer is dropped."""
 _MAX_UNSENT_BYTES = 64 * 1024
 _TAKEOVER_SECONDS = 2.0
 _TAKEOVER_LOOK_SECONDS = 0.02
 _MAX_AT_TAKEOVER = WORKERS // 2
-"""Requests that wait until this node, which was made the leader of their stream, leads it; for the
-rest of the requests there are always workers left."""
+"""Limit of requests that wait while this node takes over the leadership of their stream; it always
+leaves workers for other requests."""
 _LOOK_SECONDS = 15.0
 _LOOK_AGAIN_SECONDS = 1.0
 
 __all__ = ["JetStreamApi"]
 _REGISTERED = (consumer_methods, message_methods, purging, streams)
-"""Imported for the methods that they register."""
+"""Imported because these modules register methods."""
 
 
 class JetStreamApi:
@@ -83,16 +85,16 @@ class JetStreamApi:
     def __init__(
         self, broker: Broker, servers: list[str], seam: str, services: PullServices
     ) -> None:
-        """`servers` and `seam` as for the link on which messages come. This one is another, so
+        """`servers` and `seam` as for the link on which messages arrive. This link is separate, so
         that messages do not wait behind requests, of which one client can send any number."""
         settings = broker.settings
         self.problem = "not yet known whether JetStream is off"
-        """Why nothing is answered; empty if requests are."""
+        """The reason why requests are not answered; empty if they are."""
         self.counters = ApiCounters()
         cluster = settings.cluster
         self._mark = f"{settings.name} {broker.server_id}"
         self._own_prefix = b""
-        """Of what other nodes pass on."""
+        """Prefix of the requests that other nodes pass on."""
         if cluster is not None:
             self._mark = f"cluster {cluster.name}"
             self._own_prefix = passed_on_prefix(cluster.name, cluster.node)
@@ -130,10 +132,10 @@ class JetStreamApi:
         self._presence: Presence | None = None
         self._subscriptions: list[LinkSubscription] = []
         self._checked = -1
-        """The connection for which it is known that no one else answers."""
+        """The connection on which no other server answers, as a check has shown."""
         self._look = asyncio.Event()
         self._looked = asyncio.Event()
-        """Set when the present connection was looked at."""
+        """Set once the present connection has been checked."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def _ingested_bytes(self) -> int:
@@ -184,7 +186,7 @@ class JetStreamApi:
                 self._pause(f"not connected to NATS: {error.message}")
             except NatsRefused as error:
                 self._pause(error.message)
-                # What NATS allows later is subscribed to after a look, not before.
+                # If NATS allows the subjects later, they must not be subscribed to before a check.
                 await self._unsubscribe()
             except Exception as error:  # a supervisor: the next look may succeed
                 self._pause("the look for JetStream failed")
@@ -204,7 +206,7 @@ class JetStreamApi:
             return
         is_new = not self._subscriptions
         if is_new:
-            self._looked.clear()  # what comes from now on is answered, but for a refusal below
+            self._looked.clear()  # requests are answered from now on, unless refused below
             self._subscribe()
         for wanted in self._subscriptions:
             await self.link.attach(wanted)
@@ -242,7 +244,7 @@ class JetStreamApi:
     # --- requests ---
 
     def _take(self, run: MessageRun) -> None:
-        """The handler of the subscription: it only puts aside what came."""
+        """The handler of the subscription: it only queues the requests."""
         now = repeat(time.monotonic(), len(run))
         refused: list[Message] = []
         full: set[bytes] = set()
@@ -251,7 +253,7 @@ class JetStreamApi:
             if not message[1]:
                 continue
             party = party_of(message[1])
-            if party in full:  # of thousands, the others are not looked at
+            if party in full:  # of thousands; the others are not examined
                 unseen += 1
             elif not self._waiting.add(message):
                 refused.append(message)
@@ -282,8 +284,8 @@ class JetStreamApi:
             try:
                 if time.monotonic() - message[3] > _STALE_SECONDS:
                     self.counters.requests[self._method_of(message[0]), TOO_MANY] += 1
-                    continue  # `finally` gives its place back
-                # While a new connection is looked at, requests wait.
+                    continue  # `finally` releases its place
+                # Requests wait while a new connection is checked.
                 await self._looked.wait()
                 await self._pace.turn()
                 if not self.problem and self._checked == self.link.generation:
@@ -360,8 +362,9 @@ class JetStreamApi:
         return await method.perform(request)
 
     async def _take_over(self, catalog: Catalog, stream: str) -> None:
-        """Returns when this node leads the stream, if it is about to: programs use a stream in the
-        moment in which its creation is answered. What does not wait is refused later, for now."""
+        """Returns when this node leads the stream, if it is about to: programs use a stream at the
+        moment its creation is answered. If too many requests wait already, it returns at once, and
+        this one is refused later."""
         if self._at_takeover >= _MAX_AT_TAKEOVER:
             return
         self._at_takeover += 1
@@ -375,7 +378,7 @@ class JetStreamApi:
             self._at_takeover -= 1
 
     async def _pass_on(self, node: str, subject: bytes, reply: bytes, payload: bytes) -> None:
-        """Have the leader's node answer."""
+        """Pass the request on to the leader's node, which answers it."""
         cluster = self._broker.settings.cluster
         assert cluster is not None, "only a cluster has other nodes"
         target = passed_on_prefix(cluster.name, node) + subject.removeprefix(PREFIX.encode())
@@ -385,7 +388,7 @@ class JetStreamApi:
         return bool(self._own_prefix) and subject.startswith(self._own_prefix)
 
     def _tokens(self, subject: bytes) -> Sequence[str]:
-        """Without the prefix."""
+        """Return the tokens after the prefix."""
         prefix = self._own_prefix if self._is_passed_on(subject) else PREFIX.encode()
         return subject.removeprefix(prefix).decode("utf-8", "replace").split(".")
 
@@ -413,5 +416,6 @@ def _leaf_link(broker: Broker) -> LeafLink | None:
 
 
 def passed_on_prefix(cluster: str, node: str) -> bytes:
-    """Of the subjects on which a node gets requests that other nodes pass on."""
+    """Return the prefix of the subjects on which a node receives requests that other nodes pass
+    on."""
     return f"liftlog.{cluster}.jsapi.{node}.".encode()

@@ -1,7 +1,7 @@
-"""JetStream's configuration of a stream, from our settings and into them. Pure.
+"""Converts JetStream's configuration of a stream from and to our settings. Pure.
 
-What cannot be promised is refused, never ignored. Settings that JetStream does not know
-(durability, batches, compaction's times ...) keep their defaults when a stream is created, and stay
+Settings that cannot be fulfilled are refused, never ignored. Settings that JetStream does not have
+(durability, batches, compaction's times ...) get their defaults when a stream is created, and stay
 when it is updated.
 """
 
@@ -34,7 +34,8 @@ _MAX_NS = 100 * 365 * 86_400 * _NS
 _MIN_SEGMENT_BYTES, _MAX_SEGMENT_BYTES = 64 * 1024, 256 * 2**20
 _MIN_SEGMENT_SECONDS, _MAX_SEGMENT_SECONDS = 1.0, 86_400.0
 _SEGMENTS_PER_LIMIT = 8
-"""A limit holds to the segment: so many fit into it, so it is exceeded by an eighth at most."""
+"""Segments that fit into a limit. Limits apply to whole segments, so a limit is exceeded by an
+eighth at most."""
 
 _REFUSED = {
     "mirror": "mirrors are not supported",
@@ -51,11 +52,11 @@ _REFUSED = {
     "allow_msg_schedules": "message schedules are not supported",
     "allow_batched": "fast batch publishing is not supported",
 }
-"""Refused with a value other than the empty one of its type."""
+"""Settings that are refused unless they have the empty value of their type."""
 
 
 def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
-    """What JetStream would call the configuration of this stream."""
+    """Return the configuration of this stream in JetStream's terms."""
     own = settings.jetstream or JetStreamSettings()
     limits = settings.retention
     config: dict[str, Any] = {"name": name}
@@ -96,8 +97,8 @@ def config_of(name: str, settings: StreamSettings) -> dict[str, Any]:
 
 
 def settings_from(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings for a new stream of this configuration, as `parse_stream_settings` takes them.
-    Raises JetStreamError."""
+    """Return our settings for a new stream of this configuration, as input for
+    `parse_stream_settings`. Raises JetStreamError."""
     if not is_stream_name(name):
         raise invalid_config(f"stream name {name[:80]!r}: expected {NAME_HELP}")
     return _Reader(name, config).read()
@@ -111,19 +112,20 @@ _CHANGEABLE = {
     "compression": "compression",
     "read_only": "sealed",
 }
-"""Our settings that say more than JetStream's fields."""
+"""Our settings that carry more information than JetStream's fields."""
 
 
 def changes_from(
     settings: Mapping[str, Any], have: Mapping[str, Any], want: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What `update_stream` is to change for `settings`, which come from `settings_from`. `have` and
-    `want` are what `config_of` says before and after: what is the same there stays as it is here,
-    and so does what was derived when the stream was created."""
+    """Return the changes for `update_stream` that lead to `settings`, the result of
+    `settings_from`. `have` and `want` are the results of `config_of` before and after: a setting
+    that is equal in both is not changed here, nor is one that was derived when the stream was
+    created."""
     changes = {key: settings[key] for key in ("retention", "jetstream")}
     history = settings["jetstream"]["max_msgs_per_subject"]
     is_longer = history is not None and history > 1
-    # A longer history takes its `null` along even if `have` says the same: it may be out of date.
+    # A longer history needs its `null` even if `have` has the same value, which may be out of date.
     if is_longer or have.get("max_msgs_per_subject") != want.get("max_msgs_per_subject"):
         changes["compaction"] = settings["compaction"]
     for key, field in _CHANGEABLE.items():
@@ -135,7 +137,8 @@ def changes_from(
 
 
 def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
-    """Raises JetStreamError if two configurations of one stream differ in what cannot change."""
+    """Raises JetStreamError if two configurations of one stream differ in a setting that cannot
+    change."""
     for key in ("first_seq", "num_replicas"):
         if have.get(key) != want.get(key):
             raise invalid_config(
@@ -152,7 +155,8 @@ def check_unchangeable(have: Mapping[str, Any], want: Mapping[str, Any]) -> None
 
 
 class _Reader(ConfigFields):
-    """The fields of one configuration; each is taken once, and what is left over is unknown."""
+    """The fields of one configuration. Each is taken out when it is read; the remaining ones are
+    unknown."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self._name = name
@@ -201,7 +205,7 @@ class _Reader(ConfigFields):
 
     def _refuse_what_is_not_promised(self) -> None:
         if self._left.get("max_msgs_per_subject") not in (None, 0, -1):
-            # Some clients ask for it with each bucket. The answer says that it is off, and a
+            # Some clients request it with each bucket. The answer says that it is off, and a
             # message with a TTL is refused.
             self._left.pop("allow_msg_ttl", None)
         if self._flag("mirror_direct"):
@@ -218,7 +222,7 @@ class _Reader(ConfigFields):
                 raise invalid_config(f"{key}: {why}")
 
     def _is_object_store(self) -> bool:
-        """By the names that all clients give them."""
+        """Return True if the name and subjects are those that all clients give to object stores."""
         subjects = self._left.get("subjects")
         named = subjects if isinstance(subjects, list) else []
         return self._name.startswith("OBJ_") and any(
@@ -304,7 +308,7 @@ class _Reader(ConfigFields):
         }
 
     def _history(self) -> int | None:
-        """Of a key-value bucket, to which roll-ups belong."""
+        """The history of a key-value bucket; roll-ups require one."""
         limit = self._limit("max_msgs_per_subject")
         if limit is not None and limit > MAX_HISTORY:
             raise invalid_config(f"max_msgs_per_subject: expected at most {MAX_HISTORY}")
@@ -343,7 +347,7 @@ class _Reader(ConfigFields):
     # --- one field ---
 
     def _limit(self, key: str) -> int | None:
-        """None without a limit: JetStream takes 0 and every negative number for that."""
+        """Return None for no limit, which is 0 or any negative number in JetStream."""
         value = self._whole(key, least=-(2**63))
         return value if value > 0 else None
 
@@ -357,7 +361,7 @@ class _Reader(ConfigFields):
 
 
 def _segment(max_age_ns: int, max_bytes: int | None) -> dict[str, Any]:
-    """Small enough that the limits hold well: whole segments are deleted."""
+    """Segments are small enough that the limits are close: whole segments are deleted."""
     segment: dict[str, Any] = {}
     if max_age_ns:
         seconds = max_age_ns / _NS / _SEGMENTS_PER_LIMIT
@@ -373,5 +377,5 @@ def _to_ns(seconds: float) -> int:
 
 
 def _shown_size(size_bytes: int) -> int:
-    """NATS itself accepts nothing larger than the largest limit."""
+    """NATS itself accepts no message above the maximum limit."""
     return -1 if size_bytes >= MAX_MESSAGE_BYTES else size_bytes

@@ -1,4 +1,4 @@
-"""INFO and STREAM.*: streams described, created, changed and deleted."""
+"""INFO and STREAM.*: describes, creates, changes and deletes streams."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ from liftlog.server.requests.rights import carry_out
 from liftlog.settings import StreamSettings, parse_stream_settings
 
 _NAMES_LIMIT, _LIST_LIMIT = 1024, 256
-"""Of one page, as in JetStream."""
+"""Streams of one page, as in JetStream."""
 _PAGE_SHARE = 0.9
-"""Of the largest message, what a page of descriptions may take."""
+"""The share of the largest message that a page of descriptions may take."""
 _DEFAULT_PAYLOAD = 2**20
 _SUBJECTS_LIMIT = 100_000
-"""Of one page, as in JetStream."""
+"""Subjects of one page, as in JetStream."""
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*")
-"""Takes as many bytes in JSON as it has."""
+"""Text whose length does not change in JSON."""
 
 _NO_LIMITS = {
     "max_memory": 0,
@@ -140,16 +140,16 @@ async def _stream_info(request: Request) -> Answer:
 async def _subjects_page(
     request: Request, state: dict[str, Any], pattern: str, offset: int
 ) -> dict[str, Any]:
-    """Adds to `state` how many messages each subject has, as many subjects as fit; returns the
-    fields of the page."""
+    """Adds the number of messages of each subject to `state`, for as many subjects as fit; returns
+    the fields of the page."""
     counts = await open_lookup(request)[1].subjects(pattern, MAX_SUBJECTS)
     names = sorted(counts)
     offset = max(0, min(offset, len(names)))
     most_bytes = _PAGE_SHARE * (request.parts.max_payload_bytes() or _DEFAULT_PAYLOAD)
     longest = max(map(len, names), default=0)
     if not _PLAIN.fullmatch(b"".join(names)):
-        longest = 6 * longest + 12  # as long as JSON can make it
-    # All pages have as many: clients multiply the limit of the first one.
+        longest = 6 * longest + 12  # the longest form in JSON
+    # All pages have the same number: clients multiply the limit of the first one.
     limit = int((most_bytes - len(to_text(state))) / (longest + 12))
     limit = max(1, limit) if len(names) > limit else _SUBJECTS_LIMIT
     limit = min(limit, _SUBJECTS_LIMIT)
@@ -163,7 +163,7 @@ async def description(request: Request) -> StreamInfo:
 
 
 async def asked(request: Request, message: Message, kind: type[Kind]) -> Kind:
-    """The answer of the node that knows, to a request that is authorized."""
+    """Return the answer of the responsible node to a request that is authorized."""
     answer = await carry_out(request.caller, message)
     if not isinstance(answer, kind):
         raise InternalError(f"{message.KIND} was answered with {answer.KIND}")
@@ -171,7 +171,7 @@ async def asked(request: Request, message: Message, kind: type[Kind]) -> Kind:
 
 
 async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
-    """What JetStream says of a stream."""
+    """Return JetStream's description of a stream."""
     host = request.broker.hosts.get(info.name)
     if host is not None and host.log.incarnation != info.incarnation:
         host = None
@@ -195,7 +195,7 @@ async def _described(request: Request, info: StreamInfo) -> dict[str, Any]:
 
 
 async def _count_shown(request: Request, host: StreamHost, state: dict[str, Any]) -> None:
-    """In a bucket, records that newer ones supersede are not delivered, and wait for compaction."""
+    """In a bucket, superseded records are not delivered; compaction deletes them later."""
     known, own = host.sequencer.subjects, host.settings.jetstream
     subjects = None if known is None else known.count()
     history = None if own is None else own.max_msgs_per_subject
@@ -272,7 +272,7 @@ def _page(total: int, offset: int, limit: int) -> dict[str, Any]:
 
 
 async def _listed(request: Request, body: dict[str, Any]) -> list[StreamInfo]:
-    """The streams that may be read, those of a failed disk too; by name."""
+    """Return the streams that may be read, including those on a failed disk, by name."""
     subject = _subject_in(body)
     answer = await asked(request, ListStreams(), StreamsAnswer)
     found = [StreamInfo.from_wire(one) for one in answer.streams]
@@ -287,8 +287,8 @@ def _subject_in(body: dict[str, Any]) -> str:
 
 
 async def _readable_names(request: Request, subject: str) -> list[str]:
-    """Of the streams that `_listed` would give. Each new stream asks who else records its subjects,
-    so none is described for its name."""
+    """Return the names of the streams that `_listed` would return. Every new stream is compared
+    with these names, so streams are not described for them."""
     return [
         name
         for name in filter(request.may_read, request.broker.stream_names())
@@ -314,7 +314,7 @@ async def _create(request: Request) -> Answer:
     try:
         answer = await asked(request, CreateStream(request.stream, settings), StreamAnswer)
     except Conflict:
-        # Another client has created it meanwhile.
+        # Another client has created it in the meantime.
         return await _same(request, await description(request), wanted)
     except (NatsRefused, NatsUnavailable) as error:
         raise JetStreamError(500, 10049, str(error)) from None
@@ -322,11 +322,11 @@ async def _create(request: Request) -> Answer:
 
 
 def _wanted(request: Request) -> dict[str, Any]:
-    """The settings of the configuration in the request."""
+    """Return the settings of the configuration in the request."""
     body = request.body()
     if not body:
         raise invalid_json("expected the configuration of a stream")
-    body.pop("pedantic", None)  # always: nothing is changed silently to what is possible
+    body.pop("pedantic", None)  # always: no setting is silently replaced by a supported one
     return settings_from(request.stream, body)
 
 
@@ -339,7 +339,7 @@ async def _existing(request: Request) -> StreamInfo | None:
 
 
 async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) -> Answer:
-    """The answer to a second creation with the same configuration."""
+    """Return the answer to a second creation with the same configuration."""
     if config_of(existing.name, settings_of(existing)) != wanted:
         raise JetStreamError(
             400, 10058, "stream name already in use with a different configuration"
@@ -350,11 +350,11 @@ async def _same(request: Request, existing: StreamInfo, wanted: dict[str, Any]) 
 
 
 async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
-    """Two streams that ack the same message would confuse its publisher; JetStream refuses that.
-    Over the pull socket it is allowed, with a warning."""
+    """Refuse overlapping subjects, as JetStream does: two streams that ack the same message would
+    confuse its publisher. Over the pull socket this is allowed, with a warning."""
     if wanted.get("no_ack"):
         return
-    # Those, too, that this client may not read: it learns that the subject is taken.
+    # Streams that this client may not read count, too: it learns that the subject is taken.
     for name in request.broker.stream_names():
         if name == request.stream:
             continue
@@ -364,12 +364,12 @@ async def _check_neighbours(request: Request, wanted: dict[str, Any]) -> None:
 
 
 async def _recorded(request: Request, name: str) -> tuple[Sequence[str], str]:
-    """The subjects that a stream records, and its `acks`. Of one that is here its settings say it:
-    a description takes long, and programs create hundreds of streams."""
+    """Return the subjects that a stream records, and its `acks`. If the stream is here, they come
+    from its settings: a description takes long, and programs create hundreds of streams."""
     host = request.broker.hosts.get(name)
     if host is not None:
         return host.settings.subjects, host.settings.acks
-    with contextlib.suppress(StreamNotFound):  # deleted meanwhile
+    with contextlib.suppress(StreamNotFound):  # deleted in the meantime
         info = await request.broker.describe_stream(name)
         return info.recorded_subjects, info.acks
     return (), "off"
@@ -387,7 +387,8 @@ async def _update(request: Request) -> Answer:
         await _check_neighbours(request, want)
 
     def changes(present: StreamSettings) -> dict[str, Any]:
-        """What changes depends on what is there, which others may have changed since."""
+        """The change depends on the present settings, which other clients may have changed
+        since."""
         have = config_of(request.stream, present)
         check_unchangeable(have, want)
         return changes_from(settings, have, want)
@@ -402,7 +403,8 @@ async def _update(request: Request) -> Answer:
 
 @answers("STREAM.DELETE", "stream_delete", arguments=(1, 1), at_leader=True)
 async def _delete(request: Request) -> Answer:
-    # Any node could; but those that do not know of it yet ask the leader, which then does.
+    # Any node could do it; but nodes that do not have the record yet ask the leader, which then
+    # does it.
     request.authorize("delete")
     _expect_empty(request)
     try:

@@ -1,9 +1,9 @@
-"""Requests of JetStream's API that wait to be answered: bounded, and in turns.
+"""Requests of JetStream's API that wait for their answer: limited in number, and served in turns.
 
-NATS does not tell who publishes. The clients of JetStream use one inbox for each connection, so its
-name tells the parties apart; but a client may send each request from another inbox. So requests
-from known inboxes and from new ones wait apart, and so do those that can take long. No flood from
-random inboxes, and none of searches, gets all turns.
+A NATS message does not name its publisher. The clients of JetStream use one inbox for each
+connection, so its name distinguishes the parties; but a client may send each request from another
+inbox. So requests from known inboxes and from new ones wait in separate lanes, and so do slow
+requests. No flood from random inboxes, and none of searches, gets all turns.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import NamedTuple
 from liftlog.server.jetstream_api.inboxes import Inboxes, party_of
 
 Message = tuple[bytes, bytes, bytes, float]
-"""(subject, reply, payload, arrival); the subject of one that another node has passed on is that of
-this node."""
+"""(subject, reply, payload, arrival). If another node has passed the request on, the subject is
+that of this node."""
 
 MAX_OF_PARTY = 64
 _MAX_WAITING = 1024
 _MAX_KNOWN_WAITING = 2048
-"""Requests from known inboxes still find room when those from new ones do not."""
+"""Limit for known inboxes. Their requests still find room when those from new inboxes do not."""
 _MAX_WAITING_BYTES = 8 * 2**20
 _AT_A_TIME = 4
-"""Requests of one client that are answered at the same time."""
+"""Number of requests of one client that are answered at the same time."""
 
 
 class Lane(NamedTuple):
@@ -39,13 +39,13 @@ LANES = {
     Lane(False, False): 2,
     Lane(False, True): 2,
 }
-"""Requests of each lane that are answered at the same time."""
+"""Number of requests of each lane that are answered at the same time."""
 WORKERS = sum(LANES.values())
 
 
 class Waiting:
-    """The parties of a lane take turns, and so do the lanes. `is_costly` judges a request by its
-    subject and payload."""
+    """The parties of a lane take turns, and so do the lanes. `is_costly` classifies a request by
+    its subject and payload."""
 
     def __init__(
         self, inboxes: Inboxes, is_costly: Callable[[bytes, bytes], bool] = lambda *_: False
@@ -55,14 +55,14 @@ class Waiting:
         self._is_costly = is_costly
         self._lanes: dict[Lane, dict[bytes, deque[Message]]] = {lane: {} for lane in LANES}
         self._under_way: Counter[Lane] = Counter()
-        self._lane_of: dict[int, Lane] = {}  # by the identity of what is being answered
+        self._lane_of: dict[int, Lane] = {}  # by the identity of the request that is being answered
         self._served: Counter[bytes] = Counter()
         self._waiting_of: Counter[bytes] = Counter()
         self._size_bytes = 0
         self._news = asyncio.Event()
 
     def add(self, message: Message) -> bool:
-        """False if there are too many already."""
+        """Returns False if too many requests wait already."""
         subject, reply, payload, _ = message
         party, size = party_of(reply), len(payload)
         is_known = self._inboxes.note(party)
@@ -88,7 +88,7 @@ class Waiting:
         self._size_bytes = 0
 
     async def take(self) -> Message:
-        """The next one; call `done` with it when it is answered."""
+        """Return the next request; call `done` with it when it is answered."""
         while True:
             for lane, parties in self._lanes.items():
                 if self._under_way[lane] >= LANES[lane]:
@@ -101,7 +101,7 @@ class Waiting:
 
     def _take(self, lane: Lane, party: bytes, queue: deque[Message]) -> Message:
         message = queue.popleft()
-        # Both to the end of their line.
+        # Move both to the end of their line.
         parties = self._lanes.pop(lane)
         self._lanes[lane] = parties
         del parties[party]

@@ -1,11 +1,11 @@
-"""What all consumers share: a bound on a resource that one of them cannot use up. Pure."""
+"""A limit on a resource that all consumers share, and that no single one can exhaust. Pure."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """`total` for all; a part that takes no more than `share` always gets it, so there may be
-    `total` and a `share` for each part at most."""
+    """`total` is for all parts. A part that takes no more than its `share` always gets it:
+    therefore the parts together may use up to `total` plus one `share` for each part."""
 
     def __init__(self, total: int, share: int) -> None:
         self._total, self._share = total, share
@@ -19,15 +19,15 @@ class Budget:
 
 
 class Part:
-    """Of one consumer or search. `close` it."""
+    """The part of one consumer or search. `close` it."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.amount = 0
 
     def resize(self, amount: int) -> bool:
-        """Take so much in all, more or less than now; False, and nothing changed, if it is more
-        than there is."""
+        """Change the part to `amount`. Returns False, and changes nothing, if the budget does not
+        allow it."""
         if amount > self.amount and not self._budget.fits(self.amount, amount):
             return False
         self._budget.used += amount - self.amount

@@ -1,7 +1,8 @@
-"""JetStream's configuration of a consumer, as far as ordered reading goes. Pure.
+"""JetStream's configuration of a consumer, restricted to ordered reading. Pure.
 
-A consumer here keeps a position for one reader and forgets it with the reader. What needs acks per
-message or outlives its client is refused, and the refusal names what liftlog has for that.
+A consumer here keeps a position for one reader, and is deleted with the reader. Settings that need
+acks per message, or a consumer that outlives its client, are refused; the refusal names liftlog's
+alternative.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_INACTIVE_SECONDS = 3600.0
 MAX_WAITING = 512
 _MAX_FILTERS = 256
 _MAX_CONFIG_BYTES = 16 * 1024
-"""It is kept as long as the consumer, and shown again."""
+"""It is kept as long as the consumer, and repeated in answers."""
 _MAX_NAME = 255
 _FAR = 2**63
 _PAGER = "stream_pager_"
@@ -54,10 +55,10 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSpec:
-    """`filters` empty: all records. `heartbeat_seconds` 0: none."""
+    """Empty `filters`: all records. `heartbeat_seconds` 0: no heartbeats."""
 
     config: dict[str, Any]
-    """As the answers repeat it."""
+    """The configuration as answers repeat it."""
     name: str
     policy: str
     start_sequence: int
@@ -84,7 +85,7 @@ def parse_consumer(config: Mapping[str, Any], default_name: str) -> ConsumerSpec
 
 
 def parse_time(text: str) -> int:
-    """RFC 3339 to ns since 1970. Raises ValueError."""
+    """Convert RFC 3339 to ns since 1970. Raises ValueError."""
     found = _TIME.fullmatch(text)
     if found is None:
         raise ValueError("expected a time like 2026-01-31T12:00:00Z")
@@ -155,8 +156,9 @@ class _Reader(ConfigFields):
                 raise refused(f"{key}: {why}")
 
     def _is_pager(self) -> bool:
-        """Whether `nats stream view` asks: it makes what it names durable, with acks, but in memory
-        and for a while, deletes it at its end, and never acks."""
+        """Return True for the consumer of `nats stream view`: durable by name and with acks, but in
+        memory and with an inactivity threshold. The command deletes it at its end, and never
+        acks."""
         durable = self._left.get("durable_name")
         return (
             isinstance(durable, str)
@@ -254,5 +256,5 @@ class _Reader(ConfigFields):
         return min(seconds or _DEFAULT_INACTIVE_SECONDS, _MAX_INACTIVE_SECONDS)
 
     def _natural(self, key: str) -> int:
-        """Negative numbers count as 0, as JetStream takes them."""
+        """Negative numbers count as 0, as in JetStream."""
         return max(self._whole(key, least=-_FAR), 0)

@@ -1,7 +1,8 @@
-"""Where a consumer reads in the log: the records that it wants, in order, a piece at a time.
+"""The position of a consumer in the log: reads the records that it wants, in order, a piece at a
+time.
 
-The pieces are those of filtered fetches (`pull.filtering`): bounded, read in the threads that all
-readers share fairly.
+The pieces are those of filtered fetches (`pull.filtering`): bounded, and read in the threads that
+all readers share fairly.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 PIECE_BYTES = 128 * 1024
 _COUNT_SECONDS = 2.0
 _SEARCH_SECONDS = 4.5
-"""Clients wait for 5 s."""
+"""Clients time out after 5 s."""
 _CLOSE = 512
-"""Wanted records that are not further apart are read in one piece."""
+"""Wanted records at most this many offsets apart are read in one piece."""
 _LONGEST_RUN = 4096
-"""Records of one piece: to look for its end takes the event loop no longer than that."""
+"""Maximum number of records in one piece: the search for its end runs in the event loop."""
 
 Result = TypeVar("Result")
 
@@ -64,8 +65,8 @@ class Row(NamedTuple):
 
 
 class Budgets(NamedTuple):
-    """Of all cursors together: the offsets that are noted while one looks for the newest records,
-    some 200 bytes each, and those that wait to be delivered, 8 bytes each."""
+    """Limits for all cursors together: the offsets that are noted during a search for the newest
+    records, some 200 bytes each, and those that wait to be delivered, 8 bytes each."""
 
     noted: Budget
     chosen: Budget
@@ -86,12 +87,12 @@ class Cursor:
         self._shown = shown
         self.log: Log = shown.host.log
         self.next_offset = shown.first_offset
-        """Everything below was looked at."""
+        """All offsets below it have been examined."""
         self.left = 0
-        """How many wanted records there are from `next_offset` on, as far as they were counted."""
+        """Number of wanted records from `next_offset` on, as far as they have been counted."""
         self._selection = Selection(subjects=filters or None, readable=readable)
         self.read_bytes = 0
-        """Upper bound of the bytes that were read last, with everything around the records."""
+        """Upper bound of the bytes of the last read, including everything around the records."""
         self._is_all = not filters and readable is None
         self._keeps_tombstones = shown.history is None
         self._threads = services.scanners.of("(nats)", member)
@@ -99,14 +100,14 @@ class Cursor:
         self._noted = budgets.noted
         self._kept: Part = budgets.chosen.part()
         self._chosen: Sequence[int] = ()
-        self._chosen_end = 0  # below it only `_chosen` are wanted
+        self._chosen_end = 0  # below it, only `_chosen` are wanted
         self._counted_to = 0
 
     # --- where to begin ---
 
     async def begin(self, offset: int, newest: int | None) -> None:
-        """Begin there. `newest`: of each subject only so many of the records that there are now.
-        Raises LimitExceeded if that takes too long to find out."""
+        """Begin at this offset. `newest`: deliver only that many of the existing records of each
+        subject. Raises LimitExceeded if the search for them takes too long."""
         self.next_offset = max(offset, self._shown.first_offset)
         if newest is None:
             await self.count()
@@ -134,8 +135,8 @@ class Cursor:
         await self.begin(found[-1] if found else self.log.high_watermark, None)
 
     async def count(self) -> None:
-        """Count what there is. It is exact unless that takes long; then records without a match are
-        counted, too."""
+        """Count the wanted records. The count is exact unless that takes long; then records that do
+        not match are counted, too."""
         log, end = self.log, self.log.high_watermark
         at = max(self.next_offset, self._counted_to)
         if at >= end:
@@ -156,7 +157,8 @@ class Cursor:
         self._counted_to = end
 
     async def _newest(self, count: int, end: int) -> array[int]:
-        """The offsets of the newest `count` records of each subject below `end`, ascending."""
+        """Return the offsets of the newest `count` records of each subject below `end`,
+        ascending."""
         newest = newest_of(self._shown.history, end, count=count)
         selection = replace(self._selection, columns=newest.columns)
         noted = self._noted.part()
@@ -175,7 +177,8 @@ class Cursor:
     # --- reading on ---
 
     async def read(self) -> tuple[list[Row], bool]:
-        """The next wanted records, perhaps none, and whether the high watermark was reached."""
+        """Return the next wanted records, perhaps none, and True if the high watermark was
+        reached."""
         at, stop = self.next_offset, None
         if at < self._chosen_end:
             place = bisect_left(self._chosen, at)
@@ -194,7 +197,7 @@ class Cursor:
         scanned = await self._scan(Scan(at, stop, PIECE_BYTES, self._selection), take)
         end = max(scanned.next_offset, at)
         if stop is not None:
-            end = min(end, stop)  # a piece may end behind the stop only where nothing is chosen
+            end = min(end, stop)  # a piece may end after the stop only if nothing is chosen
             wanted = self._chosen[bisect_left(self._chosen, at) : bisect_left(self._chosen, end)]
             chosen = set(wanted)
             rows = [row for row in rows if row.offset in chosen]
@@ -202,15 +205,15 @@ class Cursor:
         return rows, scanned.caught_up and stop is None
 
     def _advance(self, rows: Sequence[Row], end: int) -> None:
-        """These are the wanted records between `next_offset` and `end`."""
+        """Note that these are the wanted records between `next_offset` and `end`."""
         self.next_offset = end
         if end > self._counted_to:
             self.left += len([row for row in rows if row.offset >= self._counted_to])
             self._counted_to = end
 
     def read_now(self, group: TailGroup) -> tuple[list[Row], bool] | None:
-        """As `read`, in the event loop, for records that were just written: a thread takes longer
-        to begin than that takes. None, and nothing changed, where `read` is needed."""
+        """Like `read`, but in the event loop, for records that were just written: starting a thread
+        takes longer than reading them. Returns None, and changes nothing, if `read` is needed."""
         if self.next_offset < self._chosen_end:
             return None
         view = self.log.view
@@ -221,12 +224,12 @@ class Cursor:
             rows = self._rows_in(tail)
             self.read_bytes = PIECE_BYTES
         except (CorruptBatch, CorruptRange, OffsetOutOfRange, UnsupportedFormat):
-            return None  # `read` finds out what is wrong
+            return None  # `read` reports the problem
         self._advance(rows, tail.next_offset)
         return rows, tail.next_offset >= view.committed.offset
 
     def _tail(self, group: TailGroup, view: ReadView) -> Tail | None:
-        """The next piece, if it is in memory."""
+        """Return the next piece, if it is in memory."""
         question = (self.next_offset, PIECE_BYTES, None)
         known = group.recall(view, *question)
         if known is not None:
@@ -250,24 +253,24 @@ class Cursor:
         return [row for row in rows if row.offset >= self.next_offset]
 
     def close(self) -> None:
-        """It reads no more."""
+        """The cursor reads no more."""
         self._chosen = ()
         self._kept.close()
 
     def go_back(self, row: Row) -> None:
-        """Read from `row` on again."""
+        """Read again from `row` on."""
         self.next_offset = row.offset
 
     async def _scan(self, scan: Scan, take: Callable[[bytes], None] = lambda body: None) -> Scanned:
-        """What was found, after `take` has seen its batches. Skips what cannot be read: it is
-        reported by the daemon, and the sequence numbers show it."""
+        """Return the result after passing its batches to `take`. Unreadable records are skipped:
+        the daemon reports them, and a gap in the sequence numbers shows them."""
         while True:
             try:
                 return await self._run(_scan_and_take, self.log, scan, take)
             except OffsetOutOfRange:
                 first = self.log.log_start_offset
                 if scan.offset >= first:
-                    # Above the end: nothing is there yet.
+                    # Beyond the end: no records exist there yet.
                     return Scanned(self.log.incarnation, scan.offset, scan.offset, 0, (), True)
             except CorruptRange as damage:
                 first = max(damage.next_offset, scan.offset + 1)
@@ -300,7 +303,7 @@ def _rows(body: bytes, *, keeps_tombstones: bool) -> Iterable[Row]:
 
 
 def _rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool) -> Iterable[Row]:
-    """The records of a batch for which `wanted` is true; all, if it is None."""
+    """Yield the records of a batch for which `wanted` is true; all records if it is None."""
     values = batch.values()
     rows: Iterable[Row] = map(
         Row,
@@ -319,7 +322,7 @@ def _rows_of(batch: RecordBatch, wanted: Flags | None, *, keeps_tombstones: bool
 
 
 def _inflated_bytes(body: bytes) -> int:
-    """The size of some batches without compression."""
+    """Return the size of some batches without compression."""
     size = position = 0
     while position < len(body):
         header = parse_header(body, position)
@@ -344,7 +347,7 @@ def _too_many() -> LimitExceeded:
 
 
 def _end_of_run(chosen: Sequence[int], place: int) -> int:
-    """Behind the last of those that follow closely."""
+    """Return the offset after the last of the chosen records that follow each other closely."""
     end = chosen[place]
     for at in range(place + 1, min(place + _LONGEST_RUN, len(chosen))):
         if chosen[at] - end > _CLOSE:

@@ -1,7 +1,7 @@
-"""Decides to which subjects clients of JetStream's API may have records sent.
+"""Decides to which subjects records may be sent for clients of JetStream's API.
 
-`Destinations` knows the subjects that streams record, the ACL those that clients of NATS may name
-in addition to inboxes. Both can change, so each delivery is decided anew.
+`Destinations` has the subjects that streams record, the ACL the subjects that clients of NATS may
+name in addition to inboxes. Both can change, so each delivery is decided again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from liftlog.stream.destinations import Destination, Destinations, Why
 
 
 def record_target(broker: Broker, gate: Gate, reply: bytes) -> Destination | Why:
-    """The subject for records that a client has requested with this reply subject."""
+    """Return the subject for records that a client has requested with this reply subject."""
     return broker.destinations.for_records(reply, gate.deliverable)
 
 
 class Deliveries:
-    """The subjects to which records of one consumer may go. Belongs to the event loop."""
+    """The subjects to which records of one consumer may be sent. Belongs to the event loop."""
 
     def __init__(self, broker: Broker, gate: Gate, host: StreamHost, deliver_subject: str) -> None:
-        """`deliver_subject` empty: a pull consumer."""
+        """An empty `deliver_subject` means a pull consumer."""
         self._broker = broker
         self._gate = gate
         self._host = host
@@ -32,8 +32,8 @@ class Deliveries:
         self._pushes: Destination | Why = Why.RESERVED
 
     def pushes(self) -> Destination | Why:
-        """The subject of a push consumer. Called at each step; decided again only when streams or
-        the ACL have changed."""
+        """Return the subject of a push consumer. Called at each step; decided again only if streams
+        or the ACL have changed."""
         destinations, granted = self._broker.destinations, self._gate.deliverable
         judged = self._judged
         if judged is None or destinations is not judged[0] or granted is not judged[1]:
@@ -46,7 +46,7 @@ class Deliveries:
         return record_target(self._broker, self._gate, reply)
 
     def statuses(self, reply: bytes) -> Destination | None:
-        """The subject for a status, which is no record."""
+        """Return the subject for a status, which contains no record."""
         return self._broker.destinations.for_answer(reply)
 
     def check(self) -> None:

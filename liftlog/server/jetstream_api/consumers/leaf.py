@@ -1,10 +1,10 @@
-"""The connection over which consumers deliver: to NATS, the daemon is a leaf node there.
+"""The connection over which consumers deliver: on it, the daemon is a leaf node of NATS.
 
-A record reaches a client of JetStream on the client's inbox, but under the record's own subject. A
-NATS client cannot send that. A leaf node can: of a message whose reply subject is
-`$JS.ACK.<...>@<subject>`, the server takes the part after the `@` for the subject, as it does for
-the messages that the servers of a cluster send to each other. A leaf node is also told which
-subjects have subscribers, so a consumer whose client is gone is noticed.
+JetStream delivers a record to a client's inbox, but under the record's own subject. An ordinary
+NATS client cannot send such a message. A leaf node can: if the reply subject of a message is
+`$JS.ACK.<...>@<subject>`, the server uses the part after the `@` as the subject, as for messages
+between the servers of a cluster. A leaf node also receives the subjects that have subscribers, so a
+consumer whose client is gone is detected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from liftlog.stream.destinations import Destination
 logger = logging.getLogger("liftlog.server.jetstream_api")
 
 FLOW_PREFIX = "$JS.FC."
-"""Clients answer a request of flow control below it."""
+"""Prefix of the subjects on which clients answer a request of flow control."""
 
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
@@ -35,20 +35,20 @@ _MAX_LINE_BYTES = 256 * 1024
 _MAX_PAYLOAD_BYTES = 64 * 2**20
 _UNSENT_BYTES = 1024 * 1024
 _PROTOCOL_VERSION = "2.10.0"
-"""The version of nats-server whose protocol for leaf nodes this is."""
+"""The version of nats-server whose leaf node protocol is implemented here."""
 
 
 class LeafLink:
     """Belongs to the event loop."""
 
     def __init__(self, addresses: Sequence[str], login: LeafLogin, *, name: str) -> None:
-        """`addresses`: HOST:PORT of the `leafnodes` listeners of one server or several. The link
-        is to one of them at a time, and to the next when that fails."""
-        self._addresses = random.sample(addresses, len(addresses))  # daemons spread over them
+        """`addresses` are HOST:PORT of the `leafnodes` listeners of one or several servers. The
+        link is connected to one of them at a time, and switches to the next if that one fails."""
+        self._addresses = random.sample(addresses, len(addresses))  # spreads the daemons
         self.problem = "no connection was made yet"
-        """Why there is no connection; empty while there is one."""
+        """The reason why there is no connection; empty if there is one."""
         self._told: dict[str, str] = {}
-        """The last problem of each address, since there was a connection."""
+        """The last problem of each address since the last connection."""
         self.on_flow: Callable[[bytes], None] = lambda subject: None
         """Called with the subject of each answer to a request of flow control."""
         self._name = name
@@ -61,14 +61,14 @@ class LeafLink:
         self._ready = asyncio.Event()
         self._heard = False
         self.max_payload_bytes = 0
-        """Limit of one message; NATS ends the connection after a longer one. 0: not known."""
+        """Limit of one message; NATS ends the connection after a longer one. 0 if unknown."""
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- what others use ---
 
     @property
     def address(self) -> str:
-        """Of the server that is tried, or connected."""
+        """The server that is tried or connected."""
         return self._addresses[0]
 
     @property
@@ -76,7 +76,7 @@ class LeafLink:
         return self._ready.is_set()
 
     async def send(self, commands: bytes) -> None:
-        """Returns when the server has taken most of what was sent. Raises NatsUnavailable."""
+        """Returns when the server has accepted most of the bytes sent. Raises NatsUnavailable."""
         if not self.connected or self._writer is None:
             raise self._unavailable()
         try:
@@ -100,7 +100,7 @@ class LeafLink:
             raise self._unavailable() from None
 
     def has_interest(self, subject: str) -> bool:
-        """Whether NATS has a subscriber for it."""
+        """Return True if NATS has a subscriber for this subject."""
         return subject in self._literals or any(
             matches(pattern, subject) for pattern in self._patterns
         )
@@ -152,7 +152,7 @@ class LeafLink:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await writer.wait_closed()
-        except (OSError, TimeoutError):  # a server that is gone does not end TLS
+        except (OSError, TimeoutError):  # a server that is gone does not close TLS
             writer.transport.abort()
 
     async def _serve(self) -> None:
@@ -200,7 +200,7 @@ class LeafLink:
             case [b"PING"]:
                 writer.write(b"PONG\r\n")
             case [b"PONG"]:
-                # The interests that there are have come before it.
+                # The existing interests have arrived before it.
                 if not self.connected:
                     logger.info("nats-leaf-connected server=%s", self.address)
                     self.problem = ""
@@ -250,7 +250,7 @@ class LeafLink:
 
 
 def leaf_message(target: Destination, reply: bytes, headers: bytes, body: bytes) -> bytes:
-    """The command with which one leaf node sends a message to another."""
+    """Return the command with which one leaf node sends a message to another."""
     place = b"%b %b" % (target, reply) if reply else target
     if not headers:
         return b"LMSG %b %d\r\n%b\r\n" % (place, len(body), body)

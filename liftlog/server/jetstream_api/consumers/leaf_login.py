@@ -1,7 +1,7 @@
-"""How the daemon logs in as a leaf node: with the settings of its other connection to NATS.
+"""The daemon's login as a leaf node: uses the settings of its other connection to NATS.
 
-What the servers ask for may differ between the two listeners, so TLS is also used if the leafnodes
-listener alone requires it. A login is never sent in the clear where the settings want TLS.
+The requirements of the two listeners can differ, so TLS is also used if only the leafnodes listener
+requires it. A login is never sent unencrypted if the settings require TLS.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _CREDENTIALS = re.compile(
 
 
 class LeafLogin:
-    """Reads the files of the settings at each login: they may have changed."""
+    """Reads the files named in the settings at each login, since they can change."""
 
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
         self.first = settings.tls.handshake_first
-        """Whether TLS begins before the server has said anything."""
+        """True if TLS begins before the server sends its first message."""
 
     def tls(self, info: Mapping[str, Any]) -> ssl.SSLContext | None:
-        """None: without TLS. Raises NatsUnavailable, OSError, ssl.SSLError."""
+        """Return None for a connection without TLS. Raises NatsUnavailable, OSError,
+        ssl.SSLError."""
         context = tls_context(self._settings, self._settings.servers)
         demanded, offered = info.get("tls_required"), info.get("tls_available")
         if context is None and demanded:
@@ -52,7 +53,7 @@ class LeafLogin:
         return self._settings.tls.hostname or host
 
     def fields(self, nonce: str, host: str = "") -> dict[str, str]:
-        """The login in the CONNECT for this host. Raises NatsUnavailable, OSError."""
+        """Return the login in the CONNECT for this host. Raises NatsUnavailable, OSError."""
         settings = self._settings
         if settings.credentials is not None:
             found = _CREDENTIALS.search(settings.credentials.read_text())
@@ -73,8 +74,9 @@ class LeafLogin:
         return fields or self._of_url(host)
 
     def _of_url(self, host: str) -> dict[str, str]:
-        """The login in the URL of the server at this host; if the listener has an address of its
-        own, in the first URL with a login. As in nats-py, a name without a password is a token."""
+        """Return the login in the URL of the server at this host; if the listener has a different
+        address, that of the first URL with a login. As in nats-py, a name without a password is a
+        token."""
         found = [parts for parts in map(urlsplit, self._settings.servers) if parts.username]
         here = [parts for parts in found if parts.hostname == host.lower()] or found
         if not here:
@@ -84,7 +86,7 @@ class LeafLogin:
 
 
 def _signature(path: Path, seed: str, nonce: str) -> tuple[str, str]:
-    """The public key, and what it signed."""
+    """Return the public key, and the signature of `nonce`."""
     try:
         key = SigningKey(seed)
     except NotAnNkey as error:

@@ -22,15 +22,18 @@ from liftlog.server.streams.broker import Broker
 
 MAX_CONSUMERS = 512
 MAX_OF_PARTY = 128
-"""Of one client."""
+"""Consumers of one client."""
 IDLE_SECONDS = 5.0
-"""When there are as many as there may be, one that no one has asked for so long makes room."""
+"""If the maximum number of consumers is reached, one that has received no request for this time is
+ended."""
 _MAX_NOTED, _MAX_CHOSEN, _MAX_WAITING = 1_000_000, 8_000_000, 16_384
 _NOTED_SHARE = 60_000
-"""Searches are few at a time; the others are shared by all consumers."""
+"""Share of one search, in offsets; few searches run at a time. All consumers share the other
+budgets."""
 _MAX_WINDOWS_BYTES = 16 * 2**20
-"""A client that answers no question may be two windows behind with each of its consumers: with as
-many as it may have that is less than the 64 MiB that NATS keeps for a client by default."""
+"""A client that does not answer can be two windows behind with each of its consumers: for the
+maximum number of consumers, that is less than the 64 MiB that NATS buffers for a client by
+default."""
 
 NO_LEAF = (
     "consumers deliver over a leaf node connection: set nats.leafnode to a server's leafnodes "
@@ -100,7 +103,7 @@ class Consumers:
         return sum(one.is_there() for one in self._all.values())
 
     def of(self, stream: str) -> list[Consumer]:
-        """Those that can still deliver."""
+        """Return the consumers that can still deliver."""
         found = [one for (name, _), one in sorted(self._all.items()) if name == stream]
         return [one for one in found if one.is_there()]
 
@@ -123,8 +126,8 @@ class Consumers:
         may_read: Callable[[], bool],
         party: bytes,
     ) -> Consumer:
-        """Raises LiftlogError, JetStreamError. `party` asks for it. It ends when it may no longer
-        read what is `readable`, as `may_read` says."""
+        """Raises LiftlogError, JetStreamError. `party` is the client. The consumer ends when it may
+        no longer read the `readable` subjects, as `may_read` reports."""
         leaf = self._leaf
         if leaf is None:
             raise refused(NO_LEAF)
@@ -169,7 +172,7 @@ class Consumers:
         return consumer
 
     async def _make_room(self, host: StreamHost, party: bytes) -> None:
-        """For one more, which counts as being made already. Raises JetStreamError."""
+        """Make room for one more consumer, and reserve it. Raises JetStreamError."""
         own = host.settings.jetstream
         most = None if own is None else own.max_consumers
         of_party = sum(one.party == party for one in self._all.values())
@@ -190,7 +193,7 @@ class Consumers:
 
 
 async def _place(cursor: Cursor, spec: ConsumerSpec, shown: Shown) -> None:
-    """Move the cursor to where this consumer begins."""
+    """Move the cursor to the start of this consumer."""
     limit = shown.history
     match spec.policy:
         case "new":

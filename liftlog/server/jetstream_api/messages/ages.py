@@ -1,4 +1,5 @@
-"""Which records of a stream are older than its `max_age`: whole segments are deleted, later."""
+"""The records of a stream that are older than its `max_age`: their segments are deleted later, as a
+whole."""
 
 from __future__ import annotations
 
@@ -19,20 +20,21 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
-"""The share of its time that the task spends on looks at logs; more streams wait longer."""
+"""The share of its time that the task spends on looking at logs; with more streams, each look comes
+later."""
 _NS = 1_000_000_000
 
 
 class Ages:
-    """Keeps for each stream that JetStream's clients have given a `max_age` the offset below which
-    records are older. Belongs to the event loop; `keep` is a task."""
+    """Keeps the offset of the first record that is not too old, for each stream with a `max_age`
+    set by JetStream's clients. Belongs to the event loop; `keep` is a task."""
 
     def __init__(self, broker: Broker, threads: Executor) -> None:
         self._broker, self._threads = broker, threads
         self._known: WeakKeyDictionary[StreamHost, _Age] = WeakKeyDictionary()
 
     def first_offset(self, host: StreamHost) -> int:
-        """Of what is shown; late by a fraction of a second."""
+        """Return the first shown offset; it lags behind the clock by a fraction of a second."""
         age = self._known.get(host)
         start = host.log.log_start_offset
         return start if age is None else max(start, age.first_offset)
@@ -54,7 +56,7 @@ class Ages:
                 self._threads.submit(_age_of, host.log, max_age_ns, now_ns)
             )
             self._known[host] = age
-        _expire(host, age.first_offset)  # perhaps another table than before
+        _expire(host, age.first_offset)  # may be another table than before
 
 
 def _expire(host: StreamHost, below: int) -> None:
@@ -64,7 +66,7 @@ def _expire(host: StreamHost, below: int) -> None:
 
 
 async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None]]) -> None:
-    """At each stream, for ever."""
+    """Look at each stream, forever."""
     while True:
         began = time.monotonic()
         for host in list(broker.hosts.values()):
@@ -78,7 +80,7 @@ async def look_often(broker: Broker, look: Callable[[StreamHost], Awaitable[None
 
 
 class _Age:
-    """`first_offset` is that of the first record that is young enough, up to `until_ns`."""
+    """`first_offset` is the first record that is young enough, valid until `until_ns`."""
 
     __slots__ = ("first_offset", "max_age_ns", "until_ns")
 
@@ -96,7 +98,7 @@ def _age_of(log: Log, max_age_ns: int, now_ns: int) -> _Age:
 
 
 def timestamp_at(log: Log, offset: int) -> int:
-    """Of the first record from there on; 0 if it cannot be told. Blocking."""
+    """Return the time of the first record from there on; 0 if it is not known. Blocking."""
     try:
         piece = log.read(offset, 1, 1)
         if piece is None:

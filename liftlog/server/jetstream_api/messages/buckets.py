@@ -1,8 +1,8 @@
-"""Which records of a bucket are shown, and how large they are: noted in memory, and read on from
-where the last look ended.
+"""The shown records of a bucket and their sizes: kept in memory, and updated from where the last
+look ended.
 
-For what a description of a bucket counts, for revisions of a longer history, and for a limit of
-bytes: older records are deleted later, and must not keep new values out.
+They serve the counts in a description of a bucket, the revisions of a longer history, and a limit
+of bytes: older records are deleted later, and must not prevent new values.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ logger = logging.getLogger("liftlog.server.jetstream_api")
 
 _PIECE_BYTES = 256 * 1024
 _TURN_SECONDS = 0.02
-"""Of one bucket, in a thread; then it is the turn of another, or of a scan."""
+"""Time for one bucket, in a thread; then another bucket, or a scan, has its turn."""
 _MAX_RECORDS = 2_000_000
-"""Shown of all buckets, some 250 bytes each. Of one that has more nothing is noted."""
+"""Shown records of all buckets, some 250 bytes each. A bucket that exceeds it has no index."""
 _PATIENCE_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
 _MOST_OF_TIME = 0.2
 """The share of time in which a bucket is read for its limit of bytes."""
 _OVERHEAD_BYTES = 24
-"""Of a record that shares its batch with others."""
+"""Overhead of a record that shares its batch with others."""
 _TUPLE_RECORDS = 64
-"""More of one subject are in a deque, which takes little to drop the first, and more memory."""
+"""A subject with more records has a deque: dropping its first item is cheap, but it takes more
+memory."""
 _SIZE_BITS = 32
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
 
 _Some = tuple[int, ...] | deque[int]
-"""Offsets and, in the lowest bits, sizes, ascending. Garbage collection, which stops the whole
-process, passes over tuples of numbers only once: millions of lists would take it half a second."""
+"""Offsets, ascending, with sizes in the lowest bits. Garbage collection, which stops the whole
+process, visits tuples of numbers only once: millions of lists would take it half a second."""
 
 
 class Buckets:
@@ -54,10 +55,10 @@ class Buckets:
     def __init__(self, broker: Broker, threads: Executor, ages: Ages) -> None:
         self._broker, self._threads, self._ages = broker, threads, ages
         self._known: WeakKeyDictionary[StreamHost, BucketIndex] = WeakKeyDictionary()
-        self._turn = asyncio.Lock()  # those who wait get it in the order in which they came
+        self._turn = asyncio.Lock()  # waiters get it in the order of their arrival
 
     async def keep(self) -> None:
-        """Count what limits of bytes need."""
+        """Count the bytes for limits of bytes."""
         await look_often(self._broker, self._look)
 
     async def close(self) -> None:
@@ -67,8 +68,9 @@ class Buckets:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def index(self, host: StreamHost) -> BucketIndex | None:
-        """Of all that is committed now; None for a stream without a history, and for one that has
-        too many records, or more than can be read while the caller waits."""
+        """Return the index of everything that is committed now; None for a stream without a
+        history, and for one that has too many records, or more than can be read while the caller
+        waits."""
         known = self._index_of(host)
         if known is None:
             return None
@@ -97,7 +99,8 @@ class Buckets:
         return index.next_offset < end or index.first_offset != self._ages.first_offset(host)
 
     def _begin(self, index: BucketIndex, host: StreamHost) -> bool:
-        """Read on, unless that is being done. False if it would be too much."""
+        """Continue reading, unless that is already running. Returns False if it would be too
+        much."""
         if index.advancing is None:
             refused, log = index.refused, host.log
             if refused is not None and refused.still(
@@ -111,13 +114,13 @@ class Buckets:
         return _MAX_RECORDS - sum(one.count for one in self._known.values() if one is not index)
 
     async def _advance(self, index: BucketIndex, host: StreamHost) -> bool:
-        """False if it cannot be read, or is too much."""
+        """Returns False if the bucket cannot be read, or has too many records."""
         log, end, took = host.log, host.log.high_watermark, 0.0
         try:
             while True:
                 async with self._turn:
                     first_offset, most = self._ages.first_offset(host), self._most(index)
-                    at_bytes = log.size_bytes  # what comes meanwhile may count twice
+                    at_bytes = log.size_bytes  # messages that arrive meanwhile may count twice
                     began = time.monotonic()
                     future = self._threads.submit(
                         index.advance, log, first_offset, most, _TURN_SECONDS
@@ -145,7 +148,7 @@ class Buckets:
             host.newest.count(index.size_bytes, at_bytes)
 
     async def _look(self, host: StreamHost) -> None:
-        """Waits for nothing: while one bucket is read, the others are counted."""
+        """Does not wait: while one bucket is read, the others are counted."""
         index = self._index_of(host) if host.is_leading and counts_newest(host.settings) else None
         if index is None:
             host.newest.count(None)
@@ -158,18 +161,21 @@ class Buckets:
 
 
 class Refused:
-    """A bucket had more than `most`: to read it again would take long, and mostly say the same."""
+    """A bucket had more than `most` records: another attempt would take long, with the same result
+    in most cases."""
 
     def __init__(self, log: Log, first_offset: int, most: int) -> None:
         self._first_offset, self._end, self._most = first_offset, log.high_watermark, most
         self._size_bytes = log.size_bytes
 
     def still(self, log: Log, first_offset: int, most: int) -> bool:
-        """False when it has lost, or deleted, or there is room for, an eighth more or so."""
+        """Return False once about an eighth of the bucket has been lost or deleted, or there is
+        room for about an eighth more."""
         extent = max(1, self._end - self._first_offset)
         return (
             self._first_offset <= first_offset < self._first_offset + extent / 8
-            # An end that is lower: records were lost. Twice as many: many may be tombstones.
+            # A lower end means that records were lost. Twice as many offsets: many may be
+            # tombstones.
             and self._end <= log.high_watermark < self._end + extent
             and log.size_bytes > self._size_bytes * 7 / 8
             and most < self._most + _MAX_RECORDS / 8
@@ -177,26 +183,26 @@ class Refused:
 
 
 class BucketIndex:
-    """What is shown of one bucket. `advance` is for a thread; all else is for the event loop, while
-    none runs: see `advancing`."""
+    """The shown records of one bucket. `advance` runs in a thread; all other methods belong to the
+    event loop, and must not run at the same time: see `advancing`."""
 
     def __init__(self, history: int) -> None:
         self.history = history
         self.advancing: asyncio.Task[bool] | None = None
         self.refused: Refused | None = None
         self.look_at = 0.0
-        """When to read on for a limit of bytes, on the monotonic clock."""
-        # What is shown of each subject, by the newest of it.
+        """Time of the next read for a limit of bytes, on the monotonic clock."""
+        # The shown records of each subject, ordered by the newest of each.
         self._shown: dict[bytes, _Some] = {}
         self._start_over()
 
     def _start_over(self) -> None:
-        while self._shown:  # `clear` of millions would keep the interpreter from the event loop
+        while self._shown:  # `clear` of millions of items would block the event loop
             self._shown.popitem()
         self._shown = {}
         self.count = self.size_bytes = 0
         self.next_offset = 0
-        """Everything below was noted."""
+        """All offsets below it have been noted."""
         self.first_offset = 0
 
     @property
@@ -209,9 +215,9 @@ class BucketIndex:
         return at < len(some) and some[at] >> _SIZE_BITS == offset
 
     def advance(self, log: Log, first_offset: int, most: int, seconds: float | None = None) -> bool:
-        """Note what is committed now, from `first_offset` on, up to `next_offset`: all of it, or as
-        much as takes about so many seconds. False if that is more than `most`. Blocking. Raises
-        LiftlogError, OSError."""
+        """Note the records that are committed now, from `first_offset` up to `next_offset`: all of
+        them, or as many as take about `seconds`. Returns False if there are more than `most`.
+        Blocking. Raises LiftlogError, OSError."""
         until = None if seconds is None else time.monotonic() + seconds
         if log.high_watermark < self.next_offset or first_offset < self.first_offset:
             self._start_over()  # records were lost, or are shown again
@@ -229,7 +235,7 @@ class BucketIndex:
         return True
 
     def _take(self, log: Log, at: int, end: int) -> int:
-        """Returns where to continue; what cannot be read is not shown."""
+        """Returns where to continue; unreadable records are not shown."""
         try:
             piece = log.read(at, _PIECE_BYTES)
             if piece is None:
@@ -268,7 +274,7 @@ class BucketIndex:
             self.size_bytes += size
 
     def _keep(self, subject: bytes, first_offset: int) -> None:
-        """Of one subject nothing below that is shown any more."""
+        """Hide the records of one subject below `first_offset`."""
         some = self._drop(self._shown.get(subject, ()), first_offset)
         if some:
             self._shown[subject] = some

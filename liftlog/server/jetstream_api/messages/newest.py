@@ -1,6 +1,7 @@
-"""Which records of a stream are the newest of their subjects: what JetStream would have kept.
+"""The newest records of each subject of a stream: those that JetStream would have kept.
 
-`note` runs in a thread, on pieces of the log in their order; the rest where it is asked.
+`note` runs in a thread, on pieces of the log in their order; the other methods run in the caller's
+thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from liftlog.records.message_headers import ROLLUP
 from liftlog.stream.subject_sequences import PARTIAL
 
 ROLLUP_LINE = b"\r\n%b:" % ROLLUP.encode()
-"""A record with this header stands for all before it of its subject."""
+"""A record with this header replaces all earlier records of its subject."""
 
 
 def deleted_below(key: bytes | None, offset: int) -> int:
@@ -26,13 +27,14 @@ def deleted_below(key: bytes | None, offset: int) -> int:
 
 
 def partial_key(below: int) -> bytes:
-    """Of a tombstone that deletes only what is below this offset; see `deleted_below`."""
+    """Return the key of a tombstone that deletes only records below this offset; see
+    `deleted_below`."""
     return PARTIAL + b"%d" % below
 
 
 class LastOf:
-    """The last offset of each subject below `end`, of those whose last record is no tombstone, if
-    `tombstones_delete`."""
+    """The last offset of each subject below `end`. With `tombstones_delete`, without the subjects
+    whose last record is a tombstone."""
 
     def __init__(self, end: int, *, tombstones_delete: bool) -> None:
         self._end, self._tombstones_delete = end, tombstones_delete
@@ -41,7 +43,7 @@ class LastOf:
 
     @property
     def size(self) -> int:
-        """The offsets that are noted."""
+        """Number of offsets that are noted."""
         return len(self._last)
 
     def note(self, body: bytes) -> None:
@@ -70,8 +72,8 @@ class LastOf:
 
 
 class NewestOf:
-    """The last `count` offsets of each subject below `end`, none before its last roll-up, and none
-    that a tombstone deletes."""
+    """The last `count` offsets of each subject below `end`, without those before its last roll-up
+    and those that a tombstone deletes."""
 
     columns = frozenset((OFFSET, SUBJECT, HEADERS, KEY))
 
@@ -114,8 +116,8 @@ Newest = LastOf | NewestOf
 
 
 def newest_of(history: int | None, end: int, *, count: int | None = None) -> Newest:
-    """What to note of a stream that shows `history` records of each subject (None: all) in order
-    to find the last `count`."""
+    """Return the object that finds the last `count` records in a stream that shows `history`
+    records of each subject (None: all)."""
     wanted = count or history or 1
     if wanted == 1 and history in (None, 1):
         return LastOf(end, tombstones_delete=history == 1)
@@ -123,6 +125,6 @@ def newest_of(history: int | None, end: int, *, count: int | None = None) -> New
 
 
 def _below(body: bytes, end: int) -> Iterable[RecordBatch]:
-    """A piece may end behind the offset at which a search stops."""
+    """A piece may end after the offset at which a search stops."""
     for batch in iter_batches(body, verify=False):
         yield batch.trim(batch.base_offset, end)

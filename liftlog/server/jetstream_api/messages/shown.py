@@ -1,7 +1,7 @@
-"""What of a stream the clients of JetStream are shown: what JetStream would still have.
+"""The part of a stream that clients of JetStream see: the messages that JetStream would still have.
 
-Whole segments are deleted by age, and older records of a subject by compaction, both later than
-JetStream does it. Until then these records are in the log, and not shown.
+Retention deletes whole segments by age, and compaction older records of a subject, both later than
+JetStream does. Until then, these records are in the log, but not shown.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from liftlog.server.jetstream_api.messages.buckets import Buckets
 
 
 class Shown:
-    """Of one stream, at the moment of each call. Belongs to the event loop."""
+    """The shown part of one stream, at the moment of each call. Belongs to the event loop."""
 
     def __init__(self, host: StreamHost, ages: Ages, buckets: Buckets | None) -> None:
         self.host = host
         own = host.settings.jetstream
         self.history = None if own is None else own.max_msgs_per_subject
-        """How many records of each subject are shown; None: all, and a tombstone is one of them."""
+        """Number of shown records of each subject; None: all, including tombstones."""
         self._ages, self._buckets = ages, buckets
 
     @property
     def first_offset(self) -> int:
-        """Nothing below it is shown."""
+        """The first offset that is shown."""
         return self._ages.first_offset(self.host)
 
     async def shows(self, record: Record) -> bool:
-        """Whether JetStream would still have it. Where it cannot be told, it is shown for as long
-        as it is there."""
+        """Return True if JetStream would still have the record. If this is not known, it is shown
+        as long as it exists."""
         if record.offset < self.first_offset:
             return False
         if self.history is None:
@@ -37,7 +37,7 @@ class Shown:
         if record.value is None:
             return False
         if "\\x" in record.subject:
-            return True  # it may be the escape of bytes that are no text
+            return True  # may be the escaped form of bytes that are not text
         subject = record.subject.encode()
         table = self.host.sequencer.subjects
         last = None if table is None else table.last_committed(subject)
